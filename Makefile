@@ -1,0 +1,51 @@
+# Holdfast's few commands. Needs Python 3.11+ (with venv), make and pip; nothing else.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+# A suite joins `make test` as soon as its directory exists.
+SUITES := $(wildcard tests/unit tests/integration tests/faults tests/docs)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check static unit bench clean
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) ## make .venv with everything, pinned (quick when nothing changed)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "$(PYTHON) is missing or older than 3.11: install Python 3.11+," \
+	       "or name one: make setup PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make virtual environments: install its venv package" \
+	       "(Debian, Ubuntu: apt install python3-venv)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --editable '.[dev]' --constraint constraints.txt
+	@touch $@
+
+demo: setup ## see it work: a server, workers, and faults, on this machine
+	$(BIN)/holdfast demo
+
+test: static ## everything: lint, format, types, layers, then every test suite
+	$(BIN)/python -m pytest $(SUITES)
+
+check: static unit ## the quick part of `test`: all but the tests with a server
+
+static: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+unit: setup
+	$(BIN)/python -m pytest -q tests/unit
+
+bench: setup ## measure throughput and recovery times
+	$(BIN)/python -m benchmarks
+
+clean: ## remove .venv, caches and build output
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
