@@ -127,7 +127,10 @@ class _Reader(Protocol):
 
 class _MsgspecReader:
     def __init__(self, annotation: Any) -> None:
-        msgspec.json.schema(annotation)  # raises where the decoder would wait for a custom type
+        try:
+            msgspec.json.schema(annotation)  # the decoder itself would take any class
+        except TypeError as error:
+            raise TypeError(str(error).splitlines()[-1]) from error
         self.read = msgspec.json.Decoder(annotation).decode
 
     def plain(self, value: Any) -> Any:
@@ -242,9 +245,9 @@ def _encode(value: Any, plain: Callable[[Any], Any], advice: str) -> bytes:
         raise InvalidPayload("a text has half a surrogate pair: UTF-8 cannot carry it") from None
     except Exception as error:
         raise InvalidPayload(f"not possible as JSON: {_one_line(str(error))}; {advice}") from error
-    if b"null" in body and any(_is_endless(leaf) for leaf in _leaves(value)):
+    if b"null" in body and any(map(_is_endless, _inside(value))):
         raise InvalidPayload("NaN and Infinity do not exist in JSON: send None or a text instead")
-    if _MASK in body and any(hasattr(leaf, "get_secret_value") for leaf in _leaves(value)):
+    if _MASK in body and any(map(_is_secret, _inside(value))):
         raise InvalidPayload(
             "a pydantic secret would be sent as asterisks: send the name under which the receiver "
             "finds it, or give its field a serializer"
@@ -274,11 +277,16 @@ def _is_endless(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    """Every value inside a value that was encoded before, so that it cannot contain itself."""
+def _is_secret(value: object) -> bool:
+    return hasattr(type(value), "get_secret_value")
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    """A value that was encoded before (so it cannot contain itself) and every value inside it."""
     rest = [value]
     while rest:
         value = rest.pop()
+        yield value
         if isinstance(value, Mapping):
             rest += value.values()
         elif isinstance(value, (list, tuple, set, frozenset)):
@@ -288,9 +296,7 @@ def _leaves(value: Any) -> Iterator[Any]:
         elif dataclasses.is_dataclass(value):
             rest += (getattr(value, field.name, None) for field in dataclasses.fields(value))
         elif _dumps_itself(value):
-            rest += (vars(value), getattr(value, "__pydantic_extra__", None))
-        else:
-            yield value
+            rest += (getattr(value, "__dict__", None), getattr(value, "__pydantic_extra__", None))
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_foreign)
@@ -341,7 +347,7 @@ class _One:
     def _decode_again(self, body: bytes, error: Exception) -> dict[str, Any]:
         """The forms that are not simply the value; the first error counts when none fits."""
         empty = not body.strip()
-        if self._optional and (empty or body.strip() == b"null"):
+        if self._optional and empty:
             return {}
         raw: bytes | msgspec.Raw = b"null" if empty else body
         prefix = ""
@@ -492,11 +498,13 @@ def _parts(name: str, func: Callable[..., Any], injected: tuple[type, ...]) -> _
 
 
 def _check_kind(name: str, parameter: inspect.Parameter) -> None:
-    if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
-        shown = str(parameter.replace(annotation=parameter.empty, default=parameter.empty))
+    if parameter.kind is parameter.POSITIONAL_ONLY:
         raise DefinitionError(
-            f"{name}(): parameter {shown!r} takes its value by position, but a payload has names: "
-            "remove the '/' or make *args a list parameter"
+            f"{name}(): {parameter.name!r} is positional-only: a payload has names, so remove the '/'"
+        )
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        raise DefinitionError(
+            f"{name}(): '*{parameter.name}' cannot be in a payload: take one list parameter instead"
         )
 
 
@@ -508,8 +516,9 @@ def _resolve(
     try:
         return typing.get_type_hints(holder, _globals(func), include_extras=True)["it"]
     except Exception as error:
+        written = annotation.strip("'\"").rpartition(".")[2] if isinstance(annotation, str) else ""
         for context in injected:  # imported under TYPE_CHECKING only
-            if isinstance(annotation, str) and annotation.rpartition(".")[2] == context.__name__:
+            if written == context.__name__:
                 return context
         raise DefinitionError(
             f"{name}(): annotation {annotation!r} of {parameter!r} cannot be resolved "
@@ -542,8 +551,8 @@ def _parameter_reader(name: str, parameter: str, annotation: Any) -> _Reader:
     try:
         return _reader(annotation)
     except Exception as error:
-        shown = getattr(annotation, "__qualname__", None) or str(annotation)
+        reason = str(error).partition("\n")[0].partition(". ")[0]
         raise DefinitionError(
-            f"{name}(): parameter {parameter!r} is a {shown}, which cannot be a payload "
-            f"({_one_line(str(error))}): use {_ENCODABLE}, but not Structs and models in one type"
+            f"{name}(): the type of {parameter!r} cannot be a payload ({_one_line(reason)}): "
+            f"use {_ENCODABLE}, but not Structs and models in one type"
         ) from error
