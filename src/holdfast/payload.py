@@ -500,7 +500,7 @@ def _parts(name: str, func: Callable[..., Any], injected: tuple[type, ...]) -> _
 def _check_kind(name: str, parameter: inspect.Parameter) -> None:
     if parameter.kind is parameter.POSITIONAL_ONLY:
         raise DefinitionError(
-            f"{name}(): {parameter.name!r} is positional-only: a payload has names, so remove the '/'"
+            f"{name}(): {parameter.name!r} is positional-only, and payloads have names: remove '/'"
         )
     if parameter.kind is parameter.VAR_POSITIONAL:
         raise DefinitionError(
