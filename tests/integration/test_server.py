@@ -119,6 +119,7 @@ async def test_server_data_survives_stop_and_kill(tmp_path: Path) -> None:
         assert len(pids) == 3
 
 
+@linux_only
 def test_server_restart_stops_a_running_one_first(tmp_path: Path) -> None:
     """Restart of a running server ends the old process before the new one opens the store."""
     with Server(store=tmp_path, fast=True) as server, watched(server.pid) as old:
@@ -210,6 +211,7 @@ def test_server_lost_race_for_a_chosen_port_is_retried(monkeypatch: pytest.Monke
             assert server.port != taken
 
 
+@linux_only
 def test_free_ports_are_outside_the_range_of_outgoing_connections() -> None:
     """A client that dials a stopped server cannot be given the server's own port."""
     lowest = int(server_process._EPHEMERAL.read_text().split()[0])
