@@ -1,0 +1,296 @@
+"""`Holdfast`, the app: the jobs that a program defines, and the way to send them.
+
+An app is a registry; it does no I/O until something is sent. Jobs are plain functions with a
+contract attached: called directly they just run, `enqueue` makes them a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import weakref
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from holdfast.broker import Broker
+from holdfast.client import Client, Run
+from holdfast.client.request import Backend, Enqueued, Options, Request, make_request
+from holdfast.config import ConnectionConfig, RecordConfig, load
+from holdfast.context import Context, SyncContext, current_run
+from holdfast.durations import Duration, seconds
+from holdfast.errors import DefinitionError, UnknownJob
+from holdfast.model import backoff
+from holdfast.model.backoff import Backoff
+from holdfast.model.job import Delivery, JobSpec
+from holdfast.model.run import Restart
+from holdfast.names import DEFAULT_GROUP, H_MSG_ID, IdMaker, check_event, check_name
+from holdfast.payload import Signature, encode_value
+
+P = ParamSpec("P")
+R = TypeVar("R")
+CallNext = Callable[[], Awaitable[Any]]
+Middleware = Callable[[Context, CallNext], Awaitable[Any]]
+Hook = Callable[[], Awaitable[None] | None]
+
+_OPTIONS = ("key", "delay", "at", "headers", "group")
+_make_event_id = IdMaker()
+
+
+class Job(Generic[P, R]):
+    """A registered function with its contract."""
+
+    def __init__(self, app: Holdfast, func: Callable[P, R], spec: JobSpec) -> None:
+        self.app = app
+        self.spec = spec
+        self.func = func
+        self.signature = Signature.of(func, (Context, SyncContext))
+        self.is_async = inspect.iscoroutinefunction(func)
+        functools.update_wrapper(self, func)
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    def __repr__(self) -> str:
+        return f"<Job {self.spec.name} in group {self.spec.group}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call it as the plain function that it is."""
+        return self.func(*args, **kwargs)
+
+    def options(
+        self,
+        *,
+        key: str | None = None,
+        delay: Duration | None = None,
+        at: datetime | float | None = None,
+        headers: dict[str, str] | None = None,
+        group: str | None = None,
+    ) -> Sender[R]:
+        """How to send it, apart from its arguments: for parameters called `key`, `at`, …"""
+        return Sender(self, Options(key, delay, at, headers, group))
+
+    async def enqueue(self, *args: Any, **kwargs: Any) -> Run[R]:
+        """Send a run. `key=`, `delay=`, `at=`, `headers=`, `group=` say how; the rest is payload.
+
+        A parameter of the job with one of these names wins; use `options()` then.
+        """
+        sender, payload = self._sender(kwargs)
+        return await sender.enqueue(*args, **payload)
+
+    def request(self, *args: Any, **kwargs: Any) -> Request:
+        """A run to be sent later by `enqueue_many`; takes what `enqueue` takes."""
+        sender, payload = self._sender(kwargs)
+        return sender.request(*args, **payload)
+
+    async def enqueue_many(self, items: Iterable[Any]) -> list[Run[R]]:
+        """Send many runs, pipelined. An item is a payload, or what `request()` made."""
+        requests = [i if isinstance(i, Request) else self.request(i) for i in items]
+        return await self.app.enqueue_many(requests)
+
+    def _sender(self, kwargs: dict[str, Any]) -> tuple[Sender[R], dict[str, Any]]:
+        taken = [n for n in _OPTIONS if n in kwargs and n not in self.signature.parameters]
+        options = Options(**{name: kwargs[name] for name in taken})
+        return Sender(self, options), {k: v for k, v in kwargs.items() if k not in taken}
+
+
+class Sender(Generic[R]):
+    """A job with its options filled in."""
+
+    def __init__(self, job: Job[Any, R], options: Options) -> None:
+        self._job = job
+        self._options = options
+
+    def request(self, *args: Any, **kwargs: Any) -> Request:
+        """Check arguments and options."""
+        body = self._job.signature.encode(args, kwargs)
+        return make_request(self._job.spec, body, self._options, current_run.get())
+
+    async def enqueue(self, *args: Any, **kwargs: Any) -> Run[R]:
+        """Send a run with these arguments."""
+        request = self.request(*args, **kwargs)
+        backend = await self._job.app.backend()
+        enqueued = await backend.enqueue(request)
+        return self._job.app.handle(request, enqueued, backend)
+
+
+class Holdfast:
+    """The jobs of one program."""
+
+    def __init__(
+        self, name: str, *, nats_url: str | None = None, namespace: str | None = None
+    ) -> None:
+        self.name = check_name(name, "app")
+        self.jobs: dict[str, Job[Any, Any]] = {}
+        self.middlewares: list[Middleware] = []
+        self.startup_hooks: list[Hook] = []
+        self.shutdown_hooks: list[Hook] = []
+        self._overrides = {"nats_url": nats_url, "namespace": namespace}
+        self._backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Backend] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._fixed: Backend | None = None
+
+    def __repr__(self) -> str:
+        return f"<Holdfast {self.name}: {len(self.jobs)} jobs>"
+
+    # ---- defining
+
+    @overload
+    def job(self, func: Callable[P, R], /) -> Job[P, R]: ...
+    @overload
+    def job(
+        self,
+        *,
+        name: str | None = None,
+        group: str = DEFAULT_GROUP,
+        delivery: Delivery = "effectively_once",
+        retry: Backoff | None = None,
+        restart: Restart | None = None,
+        timeout: Duration | None = None,
+        run_timeout: Duration | None = None,
+        on: str | Sequence[str] = (),
+    ) -> Callable[[Callable[P, R]], Job[P, R]]: ...
+    def job(self, func: Callable[..., Any] | None = None, /, **contract: Any) -> Any:
+        """Register a function as a job, with or without a contract."""
+        if func is not None:
+            return self._register(func, contract)
+        return lambda decorated: self._register(decorated, contract)
+
+    def _register(self, func: Callable[..., Any], contract: dict[str, Any]) -> Job[Any, Any]:
+        if not callable(func):
+            raise DefinitionError(f"@app.job decorates a function, not {func!r}")
+        spec = _spec(contract.pop("name", None) or getattr(func, "__name__", ""), **contract)
+        if spec.name in self.jobs:
+            raise DefinitionError(
+                f"job {spec.name!r} is defined twice in app {self.name!r}: give one a name="
+            )
+        job: Job[Any, Any] = Job(self, func, spec)
+        self.jobs[spec.name] = job
+        return job
+
+    def middleware(self, func: Middleware) -> Middleware:
+        """Wrap every attempt: `async def m(ctx, call_next): return await call_next()`."""
+        if not inspect.iscoroutinefunction(func):
+            raise DefinitionError("a middleware is an async function of (ctx, call_next)")
+        self.middlewares.append(func)
+        return func
+
+    def on_startup(self, func: Hook) -> Hook:
+        """Call it once in each worker process before the first run."""
+        self.startup_hooks.append(func)
+        return func
+
+    def on_shutdown(self, func: Hook) -> Hook:
+        """Call it once in each worker process after the last run."""
+        self.shutdown_hooks.append(func)
+        return func
+
+    # ---- sending
+
+    async def enqueue(self, job: str, *args: Any, **kwargs: Any) -> Run[Any]:
+        """Send a run of a job of this app by name."""
+        if job not in self.jobs:
+            raise UnknownJob(f"app {self.name!r} has no job {job!r}: it has {self._known()}")
+        return await self.jobs[job].enqueue(*args, **kwargs)
+
+    async def enqueue_many(self, requests: Iterable[Request]) -> list[Run[Any]]:
+        """Send requests of any jobs, pipelined, in order."""
+        wanted = list(requests)
+        backend = await self.backend()
+        answers = await backend.enqueue_many(wanted)
+        return [self.handle(r, e, backend) for r, e in zip(wanted, answers, strict=True)]
+
+    async def publish(self, event: str, data: Any = None, *, id: str | None = None) -> None:
+        """Send an event from outside a run; `id` makes repeats of it known as such."""
+        body = encode_value(data)
+        backend = await self.backend()
+        headers = {H_MSG_ID: id or _make_event_id("e")}
+        await backend.publish_event(check_event(event), body, headers)
+
+    def handle(self, request: Request, enqueued: Enqueued, backend: Backend) -> Run[Any]:
+        """The handle of an accepted run."""
+        job = self.jobs.get(request.spec.name)
+        returns = job.signature.returns if job else Any
+        return Run(backend, request.spec, request.group, enqueued, returns)
+
+    def _known(self) -> str:
+        return ", ".join(sorted(self.jobs)) or "none"
+
+    # ---- connection
+
+    async def backend(self) -> Backend:
+        """Where this event loop's runs go: connects on first use."""
+        if self._fixed is not None:
+            return self._fixed
+        loop = asyncio.get_running_loop()
+        found = self._backends.get(loop)
+        if found is None:
+            config = load(ConnectionConfig, **self._overrides)
+            broker = Broker(config, name=f"{self.name} client")
+            await broker.open()
+            found = Client(broker, load(RecordConfig))
+            if loop in self._backends:
+                await broker.close()
+                return self._backends[loop]
+            self._backends[loop] = found
+        return found
+
+    def connection_config(self, **overrides: Any) -> ConnectionConfig:
+        """The connection that this app's processes use."""
+        given = {k: v for k, v in overrides.items() if v is not None}
+        return load(ConnectionConfig, **{**self._overrides, **given})
+
+    def bind(self, backend: Backend | None) -> None:
+        """Send this event loop's runs through an existing backend (None: connect again)."""
+        loop = asyncio.get_running_loop()
+        if backend is None:
+            self._backends.pop(loop, None)
+        else:
+            self._backends[loop] = backend
+
+    def replace_backend(self, backend: Backend | None) -> Backend | None:
+        """For tests: send everything to `backend`, whatever the loop; returns the one before."""
+        before, self._fixed = self._fixed, backend
+        return before
+
+    async def close(self) -> None:
+        """Close this event loop's connection, if sending has opened one."""
+        backend = self._backends.pop(asyncio.get_running_loop(), None)
+        if isinstance(backend, Client):
+            await backend.broker.close()
+
+    async def __aenter__(self) -> Holdfast:
+        await self.backend()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+def _spec(
+    name: str,
+    *,
+    group: str = DEFAULT_GROUP,
+    delivery: Delivery = "effectively_once",
+    retry: Backoff | None = None,
+    restart: Restart | None = None,
+    timeout: Duration | None = None,
+    run_timeout: Duration | None = None,
+    on: str | Sequence[str] = (),
+) -> JobSpec:
+    once = delivery == "at_most_once"
+    if retry is not None and not isinstance(retry, Backoff):
+        raise DefinitionError(f"job {name!r}: retry= takes a Backoff, such as Backoff.linear()")
+    return JobSpec(
+        name,
+        group,
+        delivery,
+        retry if retry is not None else (Backoff.never() if once else backoff.DEFAULT),
+        restart if restart is not None else ("never" if once else "immediately"),
+        seconds(timeout, "timeout") if timeout is not None else None,
+        seconds(run_timeout, "run_timeout") if run_timeout is not None else None,
+        (on,) if isinstance(on, str) else tuple(on),
+    )

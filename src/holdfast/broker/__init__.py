@@ -1,0 +1,7 @@
+"""The only code that speaks to NATS: connection, streams, buckets, objects, the pull loop."""
+
+from holdfast.broker.connection import Broker, Received, Stored
+from holdfast.broker.kv import Bucket, Entry
+from holdfast.broker.pull import Delivery, Pull
+
+__all__ = ["Broker", "Bucket", "Delivery", "Entry", "Pull", "Received", "Stored"]

@@ -1,0 +1,438 @@
+"""One connection to NATS, and every write that goes through it.
+
+What it gives: publishes that are checked (size with headers, names by the caller) before a byte is
+sent; writes to a stream that are pipelined through one reply inbox and end in exactly one of
+`Stored`, `Conflict` (refused), `Unavailable` (never applied) or `OutcomeUnknown` (no answer came:
+resolve it by an owner token, never by hope); a lost connection that prints one line and comes back
+by itself.
+
+What it does not give: buffering. While disconnected a publish raises `NotConnected` at once, since
+a message that leaves minutes later may act on something that has changed hands. Nothing is retried
+here either: only the caller knows what a repeat would mean.
+
+A server that is too old, or without JetStream, is refused when connecting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+import nats
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from holdfast import errors
+from holdfast.broker.options import connect_options, shown_url
+from holdfast.clock import Clock, SystemClock
+from holdfast.config import ConnectionConfig
+from holdfast.names import Names
+
+log = logging.getLogger("holdfast.broker")
+
+Headers = dict[str, str]
+
+REQUIRED_VERSION: Final = (2, 12, 6)
+REQUIRED_API_LEVEL: Final = 3
+ENVELOPE_BYTES: Final = 16 * 1024
+"""Kept free below the server's limit, so that a dead letter can carry the body and its story."""
+
+_CAS_REFUSED: Final = frozenset({10071, 10164})
+_SWEEP_SECONDS: Final = 0.25
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """A stream's confirmation: at which sequence, and whether it was known already."""
+
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+
+
+class ApiError(msgspec.Struct, frozen=True):
+    """The server's own words about a refusal."""
+
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class _Ack(msgspec.Struct, frozen=True):
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+    error: ApiError | None = None
+
+
+_decode_ack = msgspec.json.Decoder(_Ack).decode
+
+
+class Received:
+    """A message as it arrived."""
+
+    __slots__ = ("body", "headers", "reply", "subject")
+
+    def __init__(self, subject: str, body: bytes, headers: Headers, reply: str) -> None:
+        self.subject = subject
+        self.body = body
+        self.headers = headers
+        self.reply = reply
+
+    @classmethod
+    def of(cls, msg: Msg) -> Received:
+        return cls(msg.subject, msg.data, msg.headers or {}, msg.reply)
+
+    @property
+    def status(self) -> str:
+        return self.headers.get("Status", "")
+
+
+Callback = Callable[[Received], Awaitable[None]]
+Future = asyncio.Future
+
+
+class Broker:
+    """One connection to NATS in one namespace. Use it as `async with`."""
+
+    def __init__(
+        self, config: ConnectionConfig, *, name: str = "holdfast", clock: Clock | None = None
+    ) -> None:
+        self.config = config
+        self.names = Names(config.namespace)
+        self.clock = clock or SystemClock()
+        self.server_offset = 0.0
+        self.api_level = 0
+        self.closed: asyncio.Event = asyncio.Event()
+        self._name = name
+        self._nc: Client = Client()
+        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._tokens = itertools.count()
+        self._waiting: dict[int, tuple[Future[Received], float]] = {}
+        self._reconnected: list[Callable[[], None]] = []
+        self._disconnected: list[Callable[[], None]] = []
+        self._denied: dict[str, str] = {}
+        self._sweeper: asyncio.Task[None] | None = None
+        self._lost_at: float | None = None
+        self._closing = False
+
+    # ---- life
+
+    async def __aenter__(self) -> Broker:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Connect, refuse a server that is too old, and start to listen for replies."""
+        await self._connect()
+        try:
+            await self._nc.subscribe(f"{self._inbox}.*", cb=self._on_reply)
+            self._sweeper = asyncio.create_task(self._sweep(), name="holdfast-replies")
+            self._check_version()
+            await self._check_jetstream()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _connect(self) -> None:
+        options = connect_options(self.config)
+        servers = [u.strip() for u in self.config.nats_url.split(",") if u.strip()]
+        try:
+            async with asyncio.timeout(self.config.connect_timeout_seconds):
+                await self._nc.connect(
+                    servers=servers,
+                    name=self._name,
+                    error_cb=self._on_error,
+                    disconnected_cb=self._on_disconnected,
+                    reconnected_cb=self._on_reconnected,
+                    closed_cb=self._on_closed,
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=0.2,  # type: ignore[arg-type]  # a float works
+                    connect_timeout=2,
+                    ping_interval=5,
+                    max_outstanding_pings=2,
+                    pending_size=0,
+                    skip_subject_validation=True,
+                    **options,
+                )
+        except (TimeoutError, OSError, nats.errors.Error) as error:
+            self._closing = True
+            with contextlib.suppress(Exception):
+                await self._nc.close()
+            raise errors.NotConnected(
+                f"cannot reach NATS at {shown_url(self.config.nats_url)} "
+                f"({_reason(error)}): start one with 'holdfast server', or set HOLDFAST_NATS_URL"
+            ) from None
+
+    async def close(self) -> None:
+        """Flush what was published and disconnect; quiet, because it is wanted."""
+        self._closing = True
+        if self._sweeper:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+            self._sweeper = None
+        if self._nc.is_connected:
+            with contextlib.suppress(Exception):
+                await self._nc.flush(timeout=2)
+        with contextlib.suppress(Exception):
+            await self._nc.close()
+        self._fail_waiting(errors.NotConnected("the connection was closed"))
+
+    @property
+    def connected(self) -> bool:
+        return bool(self._nc.is_connected)
+
+    @property
+    def max_message_bytes(self) -> int:
+        return int(self._nc.max_payload)
+
+    @property
+    def server_version(self) -> str:
+        return str(self._nc._server_info.get("version", ""))  # the parsed form drops pre-releases
+
+    @property
+    def cluster_name(self) -> str:
+        return str(self._nc._server_info.get("cluster", ""))
+
+    @property
+    def known_servers(self) -> int:
+        """How many nodes the server told us of; 1 when it stands alone."""
+        return max(1, len(self._nc._server_info.get("connect_urls") or []))
+
+    def server_now(self) -> float:
+        """The server's clock, as far as this process knows it: the only one to compare with."""
+        return self.clock.utc() + self.server_offset
+
+    def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back after each reconnect; returns the way to stop that."""
+        self._reconnected.append(callback)
+        return lambda: self._reconnected.remove(callback)
+
+    def on_disconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back after each loss of the connection; returns the way to stop that."""
+        self._disconnected.append(callback)
+        return lambda: self._disconnected.remove(callback)
+
+    # ---- publishing
+
+    async def publish(
+        self, subject: str, body: bytes = b"", headers: Headers | None = None, reply: str = ""
+    ) -> None:
+        """Send and do not wait: acks, pings, notices."""
+        self._check(body, headers)
+        try:
+            await self._nc.publish(subject, body, reply=reply, headers=headers)
+        except (nats.errors.Error, OSError) as error:
+            raise errors.NotConnected(f"not connected to NATS ({_reason(error)})") from None
+
+    async def store(self, subject: str, body: bytes, headers: Headers | None = None) -> Stored:
+        """Write to a stream and wait for its confirmation."""
+        return await read_ack(await self.send(subject, body, headers))
+
+    async def send(
+        self, subject: str, body: bytes, headers: Headers | None = None, timeout: float = 0
+    ) -> Future[Received]:
+        """Send with a reply address; the future gets the answer. Many may be under way."""
+        self._check(body, headers)
+        number = next(self._tokens)
+        future: Future[Received] = asyncio.get_running_loop().create_future()
+        deadline = self.clock.monotonic() + (timeout or self.config.request_timeout_seconds)
+        self._waiting[number] = (future, deadline)
+        try:
+            await self._nc.publish(subject, body, reply=f"{self._inbox}.{number}", headers=headers)
+        except (nats.errors.Error, OSError) as error:
+            self._waiting.pop(number, None)
+            raise errors.NotConnected(f"not connected to NATS ({_reason(error)})") from None
+        return future
+
+    async def request(
+        self, subject: str, body: bytes = b"", headers: Headers | None = None, timeout: float = 0
+    ) -> Received:
+        """Ask and wait for one answer; `Unavailable` when nobody listens."""
+        future = await self.send(subject, body, headers, timeout)
+        answer = await future
+        if answer.status == "503":
+            raise errors.Unavailable(f"nobody answers on {subject}")
+        return answer
+
+    async def subscribe(self, subject: str, callback: Callback, queue: str = "") -> Subscription:
+        """Receive what is published on a subject; survives reconnects."""
+
+        async def receive(msg: Msg) -> None:
+            await callback(Received.of(msg))
+
+        return await self._nc.subscribe(subject, queue=queue, cb=receive)
+
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        """Stop receiving; a connection that is gone has stopped already."""
+        with contextlib.suppress(nats.errors.Error, OSError):
+            await subscription.unsubscribe()
+
+    def new_inbox(self) -> str:
+        """A subject of one's own for answers."""
+        return f"_INBOX.{secrets.token_hex(11)}"
+
+    def _check(self, body: bytes, headers: Headers | None) -> None:
+        if not self._nc.is_connected:
+            raise errors.NotConnected("not connected to NATS right now")
+        size = len(body) + header_bytes(headers)
+        if size > self._nc.max_payload:
+            raise errors.PayloadTooLarge(size, self._nc.max_payload)
+
+    # ---- JetStream's API
+
+    async def api(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Call `$JS.API.<subject>`; `NotFound`, `Conflict`, `BrokerError` for its refusals."""
+        data = msgspec.json.encode(body) if body is not None else b""
+        try:
+            answer = await self.request(f"$JS.API.{subject}", data)
+        except errors.OutcomeUnknown:
+            denied = self._denied.get(f"$JS.API.{subject}")
+            if denied:
+                raise errors.PermissionDenied(
+                    f"{denied}: allow it for this user in the server's configuration"
+                ) from None
+            raise
+        try:
+            result: dict[str, Any] = msgspec.json.decode(answer.body)
+        except msgspec.DecodeError:
+            raise errors.BrokerError(f"unreadable answer from $JS.API.{subject}") from None
+        if error := result.get("error"):
+            raise api_error(msgspec.convert(error, ApiError))
+        return result
+
+    def _check_version(self) -> None:
+        found = parse_version(self.server_version)
+        if found < REQUIRED_VERSION:
+            wanted = ".".join(map(str, REQUIRED_VERSION))
+            raise errors.ServerTooOld(
+                f"nats-server {self.server_version or '(unknown)'} is too old: Holdfast needs "
+                f"{wanted} or newer, because older ones silently ignore message TTLs and "
+                "schedules. Upgrade the server, or run 'holdfast server'"
+            )
+
+    async def _check_jetstream(self) -> None:
+        try:
+            info = await self.api("INFO")
+        except (errors.Unavailable, errors.NotFound) as error:
+            raise errors.BrokerError(
+                f"JetStream is not enabled on this server or account ({error}): "
+                "add 'jetstream {}' to the server's configuration"
+            ) from None
+        self.api_level = int(info.get("api", {}).get("level", 0))
+        if self.api_level < REQUIRED_API_LEVEL:
+            raise errors.ServerTooOld(
+                f"the server's JetStream API level is {self.api_level} and Holdfast needs "
+                f"{REQUIRED_API_LEVEL} or more (nats-server 2.12): upgrade every node of the cluster"
+            )
+
+    # ---- replies and callbacks
+
+    async def _on_reply(self, msg: Msg) -> None:
+        entry = self._waiting.pop(int(msg.subject[len(self._inbox) + 1 :]), None)
+        if entry and not entry[0].done():
+            entry[0].set_result(Received.of(msg))
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            now = self.clock.monotonic()
+            for number in [n for n, (_, deadline) in self._waiting.items() if deadline <= now]:
+                future, _ = self._waiting.pop(number)
+                if not future.done():
+                    future.set_exception(errors.OutcomeUnknown("no answer from NATS in time"))
+
+    def _fail_waiting(self, error: errors.BrokerError) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for future, _ in waiting.values():
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # nobody may be waiting any more
+
+    async def _on_error(self, error: Exception) -> None:
+        text = str(error)
+        if "permissions violation" in text.lower():
+            log.error("NATS refused: %s", text)
+            subject = text.split('"')[1] if '"' in text else ""
+            self._denied[subject] = text
+        else:
+            log.debug("nats: %s", _reason(error))
+
+    async def _on_disconnected(self) -> None:
+        self._fail_waiting(errors.OutcomeUnknown("the connection was lost before an answer came"))
+        if self._closing:
+            return
+        if self._lost_at is None:
+            self._lost_at = self.clock.monotonic()
+            log.warning("connection to NATS lost, reconnecting")
+        for callback in list(self._disconnected):
+            callback()
+
+    async def _on_reconnected(self) -> None:
+        away = self.clock.monotonic() - (self._lost_at or self.clock.monotonic())
+        self._lost_at = None
+        url = self._nc.connected_url
+        log.info("connected to NATS again (%s) after %.1f s", url.netloc if url else "?", away)
+        for callback in list(self._reconnected):
+            callback()
+
+    async def _on_closed(self) -> None:
+        self.closed.set()
+        if not self._closing:
+            log.error("the connection to NATS is closed for good: %s", _reason(self._nc.last_error))
+
+
+def read_ack_now(answer: Received) -> Stored:
+    """A stream's answer as `Stored`, or the error that it carries."""
+    if not answer.body:
+        if answer.status == "503":
+            raise errors.Unavailable("no stream takes this subject right now")
+        raise errors.BrokerError(f"unexpected answer from the stream: {answer.headers}")
+    ack = _decode_ack(answer.body)
+    if ack.error is not None:
+        raise api_error(ack.error)
+    return Stored(ack.stream, ack.seq, ack.duplicate)
+
+
+async def read_ack(future: Future[Received]) -> Stored:
+    """Wait for a stream's answer."""
+    return read_ack_now(await future)
+
+
+def api_error(error: ApiError) -> errors.BrokerError:
+    """The server's refusal as one of ours."""
+    text = f"{error.description} ({error.err_code or error.code})"
+    if error.err_code in _CAS_REFUSED:
+        return errors.Conflict(text)
+    if error.code == 404:
+        return errors.NotFound(text)
+    if error.code == 503:
+        return errors.Unavailable(text)
+    return errors.BrokerError(text)
+
+
+def header_bytes(headers: Headers | None) -> int:
+    """The size of headers on the wire, which counts against the server's limit."""
+    if not headers:
+        return 0
+    return 12 + sum(len(k) + len(v.encode()) + 4 for k, v in headers.items())
+
+
+def parse_version(text: str) -> tuple[int, int, int]:
+    """`2.12.6-RC.1` as numbers; unreadable parts count as 0."""
+    parts = text.split("-")[0].split(".") + ["0", "0", "0"]
+    major, minor, patch = (int(p) if p.isdigit() else 0 for p in parts[:3])
+    return major, minor, patch
+
+
+def _reason(error: BaseException | None) -> str:
+    return str(error).removeprefix("nats: ") or type(error).__name__

@@ -1,0 +1,165 @@
+"""Buckets: keys with a revision, written only by compare-and-swap.
+
+A bucket is a stream `KV_<bucket>` of subjects `$KV.<bucket>.<key>`, as every NATS tool knows it.
+Each write names the revision it expects (0: the key must not exist), so the server decides who was
+first; a write may carry a TTL, which a later write without one removes. Reads go to the stream's
+leader; they inform, they never decide.
+
+Listing pages through direct gets: the client library's own watch may call a full bucket empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast import errors
+from holdfast.broker.connection import Broker, Headers, Received, read_ack
+from holdfast.names import H_EXPECTED, H_TTL, kv_key, kv_stream, kv_subject
+
+_PAGE = 1000
+
+
+class Entry(NamedTuple):
+    """A key's value, the revision that wrote it, and when the server stored it."""
+
+    key: str
+    value: bytes
+    revision: int
+    stored: float
+
+
+class Bucket:
+    """One bucket."""
+
+    def __init__(self, broker: Broker, name: str) -> None:
+        self._broker = broker
+        self.name = name
+        self.stream = kv_stream(name)
+        self._prefix = kv_subject(name, "")
+
+    async def put(self, key: str, value: bytes, *, expected: int, ttl: float | None = None) -> int:
+        """Write if the key is still at `expected`; returns the new revision."""
+        headers: Headers = {H_EXPECTED: str(expected)}
+        if ttl is not None:
+            headers[H_TTL] = ttl_text(ttl)
+        return (await self._broker.store(self._prefix + key, value, headers)).seq
+
+    async def get(self, key: str) -> Entry | None:
+        """Read from the stream's leader."""
+        try:
+            answer = await self._broker.api(
+                f"STREAM.MSG.GET.{self.stream}", {"last_by_subj": self._prefix + key}
+            )
+        except errors.NotFound as error:
+            if "stream not found" in str(error):
+                raise
+            return None
+        message = answer["message"]
+        if _is_marker(message.get("hdrs")):
+            return None
+        value = base64.b64decode(message.get("data", ""))
+        return Entry(key, value, int(message["seq"]), parse_time(message["time"]))
+
+    async def delete(self, key: str) -> None:
+        """Remove a key with all its traces."""
+        await self._broker.api(f"STREAM.PURGE.{self.stream}", {"filter": self._prefix + key})
+
+    async def entries(self, prefix: str = "") -> AsyncIterator[Entry]:
+        """Every key that starts with `prefix` (whole tokens), in the order of the last write."""
+        subject = f"{self._prefix}{prefix}>" if not prefix else f"{self._prefix}{prefix}.>"
+        async for message in direct_batch(self._broker, self.stream, subject):
+            yield Entry(
+                kv_key(self.name, message.headers["Nats-Subject"]),
+                message.body,
+                int(message.headers["Nats-Sequence"]),
+                parse_time(message.headers["Nats-Time-Stamp"]),
+            )
+
+
+async def direct_batch(
+    broker: Broker, stream: str, subject: str, start: int = 1
+) -> AsyncIterator[Received]:
+    """Every stored message of a subject, oldest first, page by page."""
+    while True:
+        page, last = await _direct_page(broker, stream, subject, start)
+        for message in page:
+            if not message.headers.get("KV-Operation") and not _is_marker_headers(message.headers):
+                yield message
+        if len(page) < _PAGE:
+            return
+        start = last + 1
+
+
+async def _direct_page(
+    broker: Broker, stream: str, subject: str, start: int
+) -> tuple[list[Received], int]:
+    inbox = broker.new_inbox()
+    queue: asyncio.Queue[Received] = asyncio.Queue()
+
+    async def receive(message: Received) -> None:
+        queue.put_nowait(message)
+
+    subscription = await broker.subscribe(inbox, receive)
+    try:
+        request: dict[str, Any] = {"seq": start, "next_by_subj": subject, "batch": _PAGE}
+        await broker.publish(
+            f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(request), reply=inbox
+        )
+        return await _read_page(queue, broker.config.request_timeout_seconds)
+    finally:
+        await broker.unsubscribe(subscription)
+
+
+async def _read_page(queue: asyncio.Queue[Received], timeout: float) -> tuple[list[Received], int]:
+    page: list[Received] = []
+    last = 0
+    while True:
+        try:
+            async with asyncio.timeout(timeout):
+                message = await queue.get()
+        except TimeoutError:
+            raise errors.OutcomeUnknown("a listing was cut off: try again") from None
+        status = message.status
+        if status in ("204", "404"):
+            return page, last
+        if status == "503":
+            raise errors.Unavailable("nobody answers for the bucket right now")
+        if status:
+            raise errors.BrokerError(f"a listing failed: {status} {message.headers}")
+        page.append(message)
+        last = int(message.headers["Nats-Sequence"])
+
+
+def ttl_text(ttl: float) -> str:
+    """A TTL as the server reads it; it takes nothing under a second."""
+    return f"{max(1000, round(ttl * 1000))}ms"
+
+
+def parse_time(text: str) -> float:
+    """The server's RFC 3339 time with nanoseconds, as seconds since the epoch."""
+    head, _, tail = text.partition(".")
+    if not tail:
+        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    digits = tail.rstrip("Z").split("+")[0].split("-")[0]
+    zone = tail[len(digits) :].replace("Z", "+00:00")
+    return datetime.fromisoformat(head + zone).timestamp() + float("0." + digits)
+
+
+def _is_marker(encoded: str | None) -> bool:
+    if not encoded:
+        return False
+    text = base64.b64decode(encoded)
+    return b"KV-Operation:" in text or b"Nats-Marker-Reason:" in text
+
+
+def _is_marker_headers(headers: Headers) -> bool:
+    return "Nats-Marker-Reason" in headers
+
+
+__all__ = ["Bucket", "Entry", "direct_batch", "parse_time", "read_ack", "ttl_text"]

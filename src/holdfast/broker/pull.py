@@ -1,0 +1,277 @@
+"""The pull loop: one consumer's messages, handed to a callback, never stalled in silence.
+
+The protocol. One inbox subscription receives everything. A request names how many messages are
+wanted, how long it lives and how often the server must say that it is still there (idle
+heartbeat). Requests overlap: the next one leaves while half of the last is still to come. `want`
+says how many messages may be outstanding at all, so backpressure is the worker's decision.
+
+What makes it ask again, always counting from nothing: a reconnect; heartbeats missed (the library
+does not count them, so we do); a request that ended for whatever reason. A consumer or stream that
+is gone is made again by `ensure`.
+
+What it does not do: acknowledge, decode, or run anything. It keeps no message: `deliver` takes it.
+
+On failure: with the connection down it waits for it. While connected, a consumer that cannot be
+brought back within `GIVE_UP_SECONDS` ends `run` with `Unavailable`, so that the process can exit
+and be restarted instead of looking healthy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+from nats.aio.msg import Msg
+
+from holdfast import errors
+from holdfast.broker.connection import Broker, Headers
+
+log = logging.getLogger("holdfast.pull")
+
+NANO: Final = 1_000_000_000
+HEARTBEAT_SECONDS: Final = 0.75
+MISSED_HEARTBEATS: Final = 2.2
+EXPIRES_SECONDS: Final = 30.0
+GIVE_UP_SECONDS: Final = 60.0
+REFUSED_SECONDS: Final = 0.1
+MAX_BATCH: Final = 2_000
+
+ACK: Final = b"+ACK"
+NAK: Final = b"-NAK"
+TERM: Final = b"+TERM"
+IN_PROGRESS: Final = b"+WPI"
+
+
+class Delivery:
+    """One message handed to one process, with the right to acknowledge it."""
+
+    __slots__ = ("_broker", "_meta", "body", "headers", "reply", "subject")
+
+    def __init__(
+        self, broker: Broker, subject: str, body: bytes, headers: Headers, reply: str
+    ) -> None:
+        self._broker = broker
+        self._meta: list[str] | None = None
+        self.subject = subject
+        self.body = body
+        self.headers = headers
+        self.reply = reply
+
+    def _tokens(self) -> list[str]:
+        if self._meta is None:
+            parts = self.reply.split(".")
+            self._meta = parts[-5:] if len(parts) == 9 else parts[-6:-1]
+        return self._meta
+
+    @property
+    def deliveries(self) -> int:
+        return int(self._tokens()[0])
+
+    @property
+    def sequence(self) -> int:
+        return int(self._tokens()[1])
+
+    @property
+    def stored_ns(self) -> int:
+        return int(self._tokens()[3])
+
+    @property
+    def stored(self) -> float:
+        return self.stored_ns / NANO
+
+    async def ack(self) -> None:
+        """Remove the message from the queue; not confirmed: a lost ack only means a redelivery."""
+        await self._broker.publish(self.reply, ACK)
+
+    async def ack_confirmed(self) -> None:
+        """Remove the message and wait until the server has said so."""
+        await self._broker.request(self.reply, ACK)
+
+    async def nak(self, delay: float = 0.0) -> None:
+        """Give the message back, to be delivered again after `delay`."""
+        body = NAK + b' {"delay": %d}' % int(delay * NANO) if delay > 0 else NAK
+        await self._broker.publish(self.reply, body)
+
+    async def extend(self) -> None:
+        """Ask for another `ack_wait`."""
+        await self._broker.publish(self.reply, IN_PROGRESS)
+
+
+class Pull:
+    """Pulls one consumer for as long as `run` runs."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        stream: str,
+        consumer: str,
+        *,
+        ensure: Callable[[], Awaitable[None]],
+        deliver: Callable[[Delivery], None],
+        want: Callable[[], int],
+    ) -> None:
+        self.stream = stream
+        self.consumer = consumer
+        self.delivered = 0
+        self._broker = broker
+        self._ensure = ensure
+        self._deliver = deliver
+        self._want = want
+        self._inbox = broker.new_inbox()
+        self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        self._generation = 0
+        self._outstanding = 0
+        self._low = 0
+        self._heard = 0.0
+        self._active = False
+        self._missing = True
+        self._not_before = 0.0
+        self._failing_since: float | None = None
+        self._wake = asyncio.Event()
+
+    @property
+    def outstanding(self) -> int:
+        """Messages asked for that have not come yet."""
+        return self._outstanding
+
+    @property
+    def healthy(self) -> bool:
+        """The consumer's leader has been heard of lately, on this very connection."""
+        if not self._broker.connected or self._missing:
+            return False
+        silence = self._broker.clock.monotonic() - self._heard
+        return self._outstanding == 0 or silence < 2 * MISSED_HEARTBEATS * HEARTBEAT_SECONDS
+
+    @property
+    def active(self) -> bool:
+        """Messages have come since the last request that ended empty."""
+        return self._active
+
+    def wake_if_low(self) -> None:
+        """A slot became free: ask for more unless enough is on its way."""
+        if self._outstanding <= self._low:
+            self._wake.set()
+
+    def wake(self) -> None:
+        """Look again at how much is wanted."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Pull until cancelled."""
+        loop = asyncio.get_running_loop()
+        subscription = await self._broker._nc.subscribe(
+            f"{self._inbox}.*", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
+        )
+        stop_listening = self._broker.on_reconnect(self._start_over)
+        self._heard = self._broker.clock.monotonic()
+        try:
+            while True:
+                self._wake.clear()
+                delay = await self._step()
+                timer = loop.call_later(delay, self._wake.set)
+                await self._wake.wait()
+                timer.cancel()
+        finally:
+            stop_listening()
+            await self._broker.unsubscribe(subscription)
+
+    async def _step(self) -> float:
+        """One look at the state; returns when to look again without being woken."""
+        if not self._broker.connected:
+            self._failing_since = None
+            return HEARTBEAT_SECONDS
+        wait = self._not_before - self._broker.clock.monotonic()
+        if wait > 0:
+            return wait
+        try:
+            if self._silent():
+                log.warning("no heartbeat from consumer %s: asking again", self.consumer)
+                self._missing = True
+                self._start_over()
+            if self._missing:
+                await self._ensure()
+                self._missing = False
+            await self._top_up()
+        except (errors.NotConnected, errors.OutcomeUnknown, errors.BrokerError) as error:
+            return self._failed(error)
+        self._failing_since = None
+        return HEARTBEAT_SECONDS
+
+    def _silent(self) -> bool:
+        if self._outstanding == 0:
+            return False
+        silence = self._broker.clock.monotonic() - self._heard
+        return silence > MISSED_HEARTBEATS * HEARTBEAT_SECONDS
+
+    def _failed(self, error: errors.BrokerError) -> float:
+        now = self._broker.clock.monotonic()
+        if not self._broker.connected:
+            return HEARTBEAT_SECONDS
+        self._missing = True
+        if self._failing_since is None:
+            self._failing_since = now
+            log.warning("consumer %s cannot be used (%s): trying again", self.consumer, error)
+        if now - self._failing_since > GIVE_UP_SECONDS:
+            raise errors.Unavailable(
+                f"consumer {self.consumer} could not be brought back in "
+                f"{GIVE_UP_SECONDS:.0f} s: {error}"
+            )
+        return 0.25
+
+    async def _top_up(self) -> None:
+        want = min(self._want(), MAX_BATCH)
+        if self._outstanding > want // 2 or self._outstanding >= want:
+            return
+        batch = want - self._outstanding
+        if self._outstanding == 0:
+            self._heard = self._broker.clock.monotonic()
+        request = {
+            "batch": batch,
+            "expires": int(EXPIRES_SECONDS * NANO),
+            "idle_heartbeat": int(HEARTBEAT_SECONDS * NANO),
+        }
+        self._outstanding += batch
+        self._low = self._outstanding // 2
+        await self._broker.publish(
+            self._next_subject,
+            msgspec.json.encode(request),
+            reply=f"{self._inbox}.{self._generation}",
+        )
+
+    def _start_over(self) -> None:
+        self._generation += 1
+        self._outstanding = 0
+        self._heard = self._broker.clock.monotonic()
+        self._wake.set()
+
+    async def _receive(self, msg: Msg) -> None:
+        self._heard = self._broker.clock.monotonic()
+        if not msg.reply or not msg.reply.startswith("$JS.ACK."):
+            self._on_status(msg)
+            return
+        self.delivered += 1
+        self._active = True
+        if self._outstanding > 0:
+            self._outstanding -= 1
+            if self._outstanding <= self._low:
+                self._wake.set()
+        self._deliver(Delivery(self._broker, msg.subject, msg.data, msg.headers or {}, msg.reply))
+
+    def _on_status(self, msg: Msg) -> None:
+        headers = msg.headers or {}
+        status = headers.get("Status", "")
+        self._active = False
+        if status == "100" or not msg.subject.endswith(f".{self._generation}"):
+            return
+        text = headers.get("Description", "")
+        unserved = headers.get("Nats-Pending-Messages")
+        self._outstanding = max(0, self._outstanding - int(unserved)) if unserved else 0
+        if status == "503" or "deleted" in text.lower():
+            self._missing = True
+        if status not in ("404", "408"):
+            log.debug("consumer %s: %s %s", self.consumer, status, text)
+            self._not_before = self._heard + REFUSED_SECONDS
+        self._wake.set()

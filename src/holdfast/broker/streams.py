@@ -1,0 +1,231 @@
+"""The streams, buckets and consumers of a namespace: what they must look like, and making them so.
+
+Missing ones are created; existing ones are never changed behind an operator's back: `drift` says
+how they differ and `holdfast doctor` shows it. Creating is idempotent, so any number of processes
+may start at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from holdfast import errors
+from holdfast.broker.connection import Broker
+from holdfast.config import RecordConfig
+from holdfast.names import Names, kv_stream, kv_subject
+
+NANO: Final = 1_000_000_000
+DAY: Final = 86_400
+MAX_CONSUMERS: Final = 100_000
+MAX_ACK_PENDING: Final = 50_000
+MAX_WAITING: Final = 8_192
+FOREVER: Final = "2199-01-01T00:00:00Z"
+BUCKETS: Final = ("runs", "nodes")
+
+Config = dict[str, Any]
+
+
+def stream_configs(names: Names, records: RecordConfig, replicas: int) -> list[Config]:
+    """Every stream that a namespace consists of, buckets included."""
+    window = int(records.dedup_window_seconds * NANO)
+    ns = names.namespace
+    base: Config = {"storage": "file", "num_replicas": replicas, "allow_direct": True}
+    plain = [
+        base
+        | {
+            "name": names.jobs,
+            "subjects": [f"{ns}.job.>", f"{ns}.later.>", f"{ns}.canary.>"],
+            "retention": "workqueue",
+            "duplicate_window": window,
+            "allow_msg_schedules": True,
+            "allow_msg_ttl": True,
+            "allow_atomic": True,
+            "max_consumers": MAX_CONSUMERS,
+        },
+        base
+        | {
+            "name": names.events,
+            "subjects": [f"{ns}.event.>"],
+            "retention": "limits",
+            "max_age": int(records.event_days * DAY * NANO),
+            "duplicate_window": window,
+            "max_consumers": MAX_CONSUMERS,
+        },
+        base
+        | {
+            "name": names.dead,
+            "subjects": [f"{ns}.dead.>"],
+            "retention": "limits",
+            "max_age": int(records.dead_days * DAY * NANO),
+            "duplicate_window": window,
+        },
+        base
+        | {
+            "name": names.ledger,
+            "subjects": [f"{ns}.log.>"],
+            "retention": "limits",
+            "max_age": int(records.ledger_days * DAY * NANO),
+            "duplicate_window": window,
+        },
+    ]
+    return plain + [bucket_config(names, noun, replicas) for noun in BUCKETS]
+
+
+def bucket_config(names: Names, noun: str, replicas: int) -> Config:
+    """A bucket: last value per key, per-key TTL, and each write repeated on a plain subject."""
+    bucket = names.bucket(noun)
+    return {
+        "name": kv_stream(bucket),
+        "subjects": [kv_subject(bucket, ">")],
+        "storage": "file",
+        "retention": "limits",
+        "discard": "new",
+        "num_replicas": replicas,
+        "max_msgs_per_subject": 1,
+        "allow_direct": True,
+        "allow_rollup_hdrs": True,
+        "allow_msg_ttl": True,
+        "allow_atomic": True,
+        "deny_delete": True,
+        "max_consumers": MAX_CONSUMERS,
+        "republish": {"src": kv_subject(bucket, ">"), "dest": names.changed(bucket, ">")},
+    }
+
+
+def consumer_config(name: str, subject: str, ack_wait: float) -> Config:
+    """A job's durable consumer. Deliveries are not limited by the server: the record counts."""
+    return {
+        "durable_name": name,
+        "ack_policy": "explicit",
+        "ack_wait": int(ack_wait * NANO),
+        "max_deliver": -1,
+        "max_ack_pending": MAX_ACK_PENDING,
+        "max_waiting": MAX_WAITING,
+        "filter_subject": subject,
+        "deliver_policy": "all",
+        "replay_policy": "instant",
+    }
+
+
+class Topology:
+    """Makes and inspects what a namespace needs on the server."""
+
+    def __init__(self, broker: Broker, records: RecordConfig) -> None:
+        self._broker = broker
+        self._names = broker.names
+        self._records = records
+
+    async def wanted_replicas(self) -> int:
+        """As configured, else as many as the cluster has nodes, up to three."""
+        if self._broker.config.replicas:
+            return self._broker.config.replicas
+        return min(3, max(1, await self.cluster_size()))
+
+    async def cluster_size(self) -> int:
+        """How many nodes the cluster has: 1 without clustering."""
+        if not self._broker.cluster_name:
+            return 1
+        known = self._broker.known_servers
+        return max(1, known)
+
+    async def ensure(self) -> None:
+        """Create every stream and bucket that is missing; measure the server's clock."""
+        replicas = await self.wanted_replicas()
+        for config in stream_configs(self._names, self._records, replicas):
+            await self.ensure_stream(config)
+        await self.measure_clock()
+
+    async def ensure_stream(self, config: Config) -> None:
+        """Create one stream unless it is there."""
+        try:
+            await self._broker.api(f"STREAM.INFO.{config['name']}")
+            return
+        except errors.NotFound:
+            pass
+        try:
+            await self._broker.api(f"STREAM.CREATE.{config['name']}", config)
+        except errors.BrokerError as error:
+            if "already in use" not in str(error):
+                raise errors.BrokerError(f"cannot create {config['name']}: {error}") from None
+
+    async def measure_clock(self) -> float:
+        """The difference between the server's clock and ours, good to half a round trip."""
+        from holdfast.broker.kv import parse_time
+
+        before = self._broker.clock.utc()
+        info = await self._broker.api(f"STREAM.INFO.{self._names.jobs}")
+        middle = (before + self._broker.clock.utc()) / 2
+        if "ts" in info:
+            self._broker.server_offset = parse_time(info["ts"]) - middle
+        return self._broker.server_offset
+
+    async def drift(self) -> list[str]:
+        """How the streams on the server differ from what Holdfast would create."""
+        found = []
+        replicas = await self.wanted_replicas()
+        for wanted in stream_configs(self._names, self._records, replicas):
+            try:
+                info = await self._broker.api(f"STREAM.INFO.{wanted['name']}")
+            except errors.NotFound:
+                found.append(f"{wanted['name']} does not exist yet: a worker creates it")
+                continue
+            actual = info["config"]
+            for key, value in wanted.items():
+                if not _same(key, value, actual.get(key)):
+                    found.append(f"{wanted['name']}: {key} is {actual.get(key)!r}, not {value!r}")
+        return found
+
+    # ---- consumers
+
+    async def ensure_consumer(
+        self, stream: str, name: str, subject: str, ack_wait: float, *, new: bool = False
+    ) -> None:
+        """Create a job's consumer unless it is there (`new`: events from now on, not all kept)."""
+        try:
+            await self._broker.api(f"CONSUMER.INFO.{stream}.{name}")
+            return
+        except errors.NotFound as error:
+            if "stream not found" in str(error):
+                await self.ensure()
+        config = consumer_config(name, subject, ack_wait)
+        if new:
+            config["deliver_policy"] = "new"
+        await self.create_consumer(stream, config)
+
+    async def create_consumer(self, stream: str, config: Config) -> None:
+        """Create one consumer; doing it twice is harmless."""
+        name = config.get("durable_name") or config["name"]
+        await self._broker.api(
+            f"CONSUMER.CREATE.{stream}.{name}.{config['filter_subject']}",
+            {"stream_name": stream, "config": config},
+        )
+
+    async def consumers(self, stream: str) -> list[dict[str, Any]]:
+        """Every consumer of a stream, as the server describes it."""
+        found: list[dict[str, Any]] = []
+        while True:
+            page = await self._broker.api(f"CONSUMER.LIST.{stream}", {"offset": len(found)})
+            found += page.get("consumers") or []
+            if not page.get("consumers") or len(found) >= int(page.get("total", 0)):
+                return found
+
+    async def pause(self, stream: str, name: str, *, until: str = FOREVER) -> None:
+        """Stop deliveries of one consumer; what is running goes on."""
+        await self._broker.api(f"CONSUMER.PAUSE.{stream}.{name}", {"pause_until": until})
+
+    async def resume(self, stream: str, name: str) -> None:
+        """Let a paused consumer deliver again."""
+        await self._broker.api(f"CONSUMER.PAUSE.{stream}.{name}", {})
+
+    async def purge(self, stream: str, subject: str) -> int:
+        """Remove every message of a subject; returns how many."""
+        answer = await self._broker.api(f"STREAM.PURGE.{stream}", {"filter": subject})
+        return int(answer.get("purged", 0))
+
+
+def _same(key: str, wanted: object, actual: object) -> bool:
+    if key == "subjects" and isinstance(wanted, list) and isinstance(actual, list):
+        return set(wanted) <= set(actual)
+    if wanted is False or wanted == 0:
+        return not actual
+    return wanted == actual

@@ -1,0 +1,281 @@
+"""The client: accepted means stored.
+
+`enqueue` returns when the stream has confirmed the message; until then it repeats the publish with
+the same message id, so that a lost answer neither loses nor doubles the run. What cannot be
+confirmed within the request timeout raises: the caller then knows that it does not know, and a
+`key` makes trying again safe for longer than the server's window of message ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast import errors
+from holdfast.broker import Broker, Bucket, Received, Stored
+from holdfast.broker.connection import ENVELOPE_BYTES, Headers, header_bytes, read_ack
+from holdfast.broker.objects import Objects
+from holdfast.broker.streams import Topology
+from holdfast.client.request import Enqueued, Request
+from holdfast.clock import rfc3339
+from holdfast.config import RecordConfig
+from holdfast.model import run as runs
+from holdfast.model.run import RunRecord
+from holdfast.names import (
+    H_CAUSE,
+    H_EXPECTED,
+    H_MSG_ID,
+    H_RUN,
+    H_SCHEDULE,
+    H_SCHEDULE_TARGET,
+    check_run,
+)
+from holdfast.telemetry import Telemetry
+
+WINDOW = 2_000
+LOOK_AGAIN_SECONDS = 2.0
+CANCEL_SECONDS = 10.0
+
+_UNSURE = (errors.NotConnected, errors.Unavailable, errors.OutcomeUnknown)
+
+
+class Client:
+    """Sends runs through one broker."""
+
+    def __init__(
+        self, broker: Broker, records: RecordConfig, telemetry: Telemetry | None = None
+    ) -> None:
+        self.broker = broker
+        self.telemetry = telemetry or Telemetry()
+        self.topology = Topology(broker, records)
+        self.runs = Bucket(broker, broker.names.runs)
+        self.objects = Objects(broker)
+        self._records = records
+
+    # ---- enqueue
+
+    async def enqueue(self, request: Request) -> Enqueued:
+        """Store one run."""
+        subject, headers = self._message(request)
+        try:
+            stored = await self.store_surely(subject, request.body, headers)
+        except errors.Conflict:
+            stored = Stored(duplicate=True)
+        return self._accepted(request, stored)
+
+    async def enqueue_many(self, requests: Sequence[Request]) -> list[Enqueued]:
+        """Store many runs, pipelined; the answers come in the order of the requests."""
+        done: list[Enqueued] = []
+        flying: deque[tuple[Request, asyncio.Future[Received] | None]] = deque()
+        messages = [self._message(request) for request in requests]
+        for request, (subject, headers) in zip(requests, messages, strict=True):
+            if len(flying) >= WINDOW:
+                done.append(await self._land(*flying.popleft()))
+            try:
+                flying.append((request, await self.broker.send(subject, request.body, headers)))
+            except errors.NotConnected:
+                flying.append((request, None))
+        while flying:
+            done.append(await self._land(*flying.popleft()))
+        return done
+
+    async def _land(self, request: Request, future: asyncio.Future[Received] | None) -> Enqueued:
+        if future is None:
+            return await self.enqueue(request)
+        try:
+            return self._accepted(request, await read_ack(future))
+        except errors.Conflict:
+            return self._accepted(request, Stored(duplicate=True))
+        except _UNSURE:
+            return await self.enqueue(request)
+
+    def _accepted(self, request: Request, stored: Stored) -> Enqueued:
+        self.telemetry.enqueued.labels(request.group, request.spec.name).inc()
+        if stored.duplicate:
+            self.telemetry.duplicates.labels("publish").inc()
+        return Enqueued(request.run, 0 if request.delayed else stored.seq, stored.duplicate)
+
+    def _message(self, request: Request) -> tuple[str, Headers]:
+        names = self.broker.names
+        headers: Headers = {**request.headers, H_MSG_ID: request.run}
+        if request.cause:
+            headers[H_CAUSE] = request.cause
+        target = names.job(request.group, request.spec.name)
+        if request.delayed:
+            at = request.at
+            due = at if at is not None else self.broker.server_now() + request.delay_seconds
+            headers |= {
+                H_RUN: request.run,
+                H_SCHEDULE: f"@at {rfc3339(due)}",
+                H_SCHEDULE_TARGET: target,
+                H_EXPECTED: "0",
+            }
+            target = names.later(request.group, request.spec.name, request.run, 1)
+        self._check_size(request.body, headers)
+        return target, headers
+
+    def _check_size(self, body: bytes, headers: Headers) -> None:
+        size = len(body) + header_bytes(headers)
+        limit = self.broker.max_message_bytes - ENVELOPE_BYTES
+        if size > limit:
+            raise errors.PayloadTooLarge(size, limit)
+
+    async def store_surely(self, subject: str, body: bytes, headers: Headers) -> Stored:
+        """Repeat a publish that carries a message id until it is confirmed or time is up."""
+        clock = self.broker.clock
+        deadline = clock.monotonic() + self.broker.config.request_timeout_seconds
+        ensured = False
+        while True:
+            try:
+                return await self.broker.store(subject, body, headers)
+            except errors.Unavailable:
+                if not ensured:
+                    ensured = True
+                    await self.topology.ensure()
+                    continue
+                if clock.monotonic() > deadline:
+                    raise
+            except (errors.NotConnected, errors.OutcomeUnknown):
+                if clock.monotonic() > deadline:
+                    raise
+            await clock.sleep(0.1)
+
+    # ---- asking
+
+    async def read(self, run: str) -> RunRecord | None:
+        """A run's record."""
+        entry = await self.runs.get(check_run(run))
+        return runs.decode(entry.value) if entry else None
+
+    async def wait(self, run: str, sequence: int, timeout: float | None) -> RunRecord:
+        """A run's record once it has ended: the server repeats each write to who listens."""
+        changed = asyncio.Event()
+
+        async def notice(_: Received) -> None:
+            changed.set()
+
+        subject = self.broker.names.changed(self.runs.name, check_run(run))
+        subscription = await self.broker.subscribe(subject, notice)
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._until_ended(run, sequence, changed)
+        finally:
+            await self.broker.unsubscribe(subscription)
+
+    async def _until_ended(self, run: str, sequence: int, changed: asyncio.Event) -> RunRecord:
+        while True:
+            changed.clear()
+            try:
+                record = await self.read(run)
+                if record is not None and record.terminal:
+                    return record
+                if record is None:
+                    await self._check_still_queued(run, sequence)
+            except _UNSURE:
+                await self.broker.clock.sleep(0.2)
+            try:
+                async with asyncio.timeout(LOOK_AGAIN_SECONDS):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _check_still_queued(self, run: str, sequence: int) -> None:
+        if sequence and not await self._stored(sequence) and await self.read(run) is None:
+            raise errors.RunNotFound(
+                f"run {run} is neither queued nor recorded: it was purged, or its record expired",
+                run=run,
+            )
+
+    async def _stored(self, sequence: int) -> bool:
+        try:
+            await self.broker.api(f"STREAM.MSG.GET.{self.broker.names.jobs}", {"seq": sequence})
+        except errors.NotFound:
+            return False
+        return True
+
+    async def queued(self, run: str, group: str, job: str, sequence: int) -> str:
+        """Where a run without a record is."""
+        if sequence:
+            return "queued" if await self._stored(sequence) else "unknown"
+        subject = self.broker.names.later(group, job, check_run(run), "*")
+        stream = self.broker.names.jobs
+        info = await self.broker.api(f"STREAM.INFO.{stream}", {"subjects_filter": subject})
+        return "delayed" if info["state"].get("subjects") else "queued"
+
+    async def result_bytes(self, record: RunRecord) -> bytes:
+        """A run's result as JSON."""
+        if record.result_object:
+            return await self.objects.get(record.result_object)
+        return bytes(record.result)
+
+    # ---- cancelling
+
+    async def cancel(self, run: str, group: str, job: str) -> bool:
+        """Cancel wherever it is; each step is a compare-and-swap, so it either holds or is redone."""
+        check_run(run)
+        deadline = self.broker.clock.monotonic() + CANCEL_SECONDS
+        while True:
+            entry = await self.runs.get(run)
+            record = runs.decode(entry.value) if entry else None
+            if record and record.terminal:
+                return record.state == "cancelled"
+            if record and record.state == "running" and await self._ask_holder(run):
+                return await self._ended_cancelled(run)
+            if self.broker.clock.monotonic() > deadline:
+                raise errors.RunError(
+                    f"run {run} could not be cancelled: its holder does not answer", run=run
+                )
+            revision = entry.revision if entry else 0
+            if not (record and record.state == "running" and await self._alive(record.node)):
+                if await self._write_cancelled(run, record, revision, group, job):
+                    return True
+            await self.broker.clock.sleep(0.1)
+
+    async def _write_cancelled(
+        self, run: str, record: RunRecord | None, revision: int, group: str, job: str
+    ) -> bool:
+        now = self.broker.server_now()
+        base = record or RunRecord("cancelled", group, job, keyed=True, created=now)
+        ended = msgspec.structs.replace(
+            base, state="cancelled", token=f"cancel.{run}", ended=now, error="cancelled", reply=""
+        )
+        try:
+            await self.runs.put(
+                run, runs.encode(ended), expected=revision, ttl=self._records.keyed_ttl_seconds
+            )
+        except errors.Conflict:
+            return False
+        names = self.broker.names
+        await self.topology.purge(names.jobs, names.later(group, job, run, "*"))
+        return True
+
+    async def _ask_holder(self, run: str) -> bool:
+        try:
+            answer = await self.broker.request(self.broker.names.cancel(run), timeout=1)
+        except _UNSURE:
+            return False
+        return answer.body == b"cancelling"
+
+    async def _ended_cancelled(self, run: str) -> bool:
+        try:
+            record = await self.wait(run, 0, CANCEL_SECONDS)
+        except TimeoutError:
+            raise errors.RunError(
+                f"run {run} was told to stop and has not yet: look again with status()", run=run
+            ) from None
+        return record.state == "cancelled"
+
+    async def _alive(self, node: str) -> bool:
+        return await Bucket(self.broker, self.broker.names.nodes).get(node) is not None
+
+    # ---- events
+
+    async def publish_event(self, event: str, body: bytes, headers: Headers) -> Stored:
+        """Publish an event; the stream has it when this returns."""
+        self._check_size(body, headers)
+        return await self.store_surely(self.broker.names.event(event), body, headers)
+

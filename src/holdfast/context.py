@@ -1,0 +1,155 @@
+"""What a handler is told about its run, and what it may do with it.
+
+`Context` is for `async def` handlers, `SyncContext` for plain ones, which run in a thread: the
+same names, but its methods block. Annotate a parameter with either, or call it `ctx`.
+
+`run` stays the same over all attempts: use it as the idempotency key of an effect. `epoch` only
+grows: store it with an effect and refuse smaller ones, and a process that was replaced can do no
+harm when it wakes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Coroutine, MutableMapping
+from datetime import UTC, datetime
+from typing import Any, Protocol, TypeVar
+
+from holdfast.errors import InvalidInput, NoRecord
+from holdfast.model.job import JobSpec
+from holdfast.names import check_event
+
+T = TypeVar("T")
+
+current_run: contextvars.ContextVar[str] = contextvars.ContextVar("holdfast_run", default="")
+"""The run that the running code belongs to: what it enqueues names it as its cause."""
+
+_log = logging.getLogger("holdfast.job")
+
+
+class Attempting(Protocol):
+    """The execution behind a context."""
+
+    async def publish(self, event: str, data: Any) -> None:
+        """Send an event."""
+        ...
+
+    async def still_owner(self) -> bool:
+        """Ask whether the claim stands."""
+        ...
+
+    async def progress(self, fraction: float | None, note: str) -> None:
+        """Write down how far it is."""
+        ...
+
+
+class _RunLogger(logging.LoggerAdapter[logging.Logger]):
+    """Every line carries the run's fields."""
+
+    def process(
+        self, msg: Any, kwargs: MutableMapping[str, Any]
+    ) -> tuple[Any, MutableMapping[str, Any]]:
+        kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
+        return msg, kwargs
+
+
+class _Facts:
+    """The facts that both kinds of context carry."""
+
+    def __init__(
+        self,
+        execution: Attempting,
+        *,
+        run: str,
+        spec: JobSpec,
+        group: str,
+        node: str,
+        attempt: int,
+        epoch: int | None,
+        headers: dict[str, str],
+        deadline: float | None,
+    ) -> None:
+        self.run = run
+        self.job = spec.name
+        self.group = group
+        self.node = node
+        self.attempt = attempt
+        self.headers = headers
+        self.deadline = datetime.fromtimestamp(deadline, UTC) if deadline else None
+        """When this attempt times out, or None."""
+        self.state: dict[str, Any] = {}
+        """For middlewares: whatever they want to hand to the handler."""
+        self._epoch = epoch
+        self._execution = execution
+        self._log: _RunLogger | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The fencing number of this attempt: the revision at which its claim was won."""
+        if self._epoch is None:
+            raise NoRecord(
+                f"ctx.epoch needs a claim, which job {self.job!r} does not make "
+                "(delivery='at_least_once'): use delivery='effectively_once'",
+                run=self.run,
+            )
+        return self._epoch
+
+    @property
+    def logger(self) -> _RunLogger:
+        """A logger whose lines carry run, job, attempt, node and epoch."""
+        if self._log is None:
+            fields = {
+                "run": self.run,
+                "job": self.job,
+                "attempt": self.attempt,
+                "node": self.node,
+                "epoch": self._epoch or 0,
+            }
+            self._log = _RunLogger(_log, fields)
+        return self._log
+
+
+def _check_progress(fraction: float | None) -> None:
+    if fraction is not None and not 0 <= fraction <= 1:
+        raise InvalidInput(f"progress is a fraction between 0 and 1, not {fraction!r}")
+
+
+class Context(_Facts):
+    """What an `async def` handler gets."""
+
+    async def publish(self, event: str, data: Any = None) -> None:
+        """Send an event to the jobs that subscribe to it; a retry of this run repeats nothing."""
+        await self._execution.publish(check_event(event), data)
+
+    async def still_owner(self) -> bool:
+        """Whether the run is still ours, as the leader knows it now; only a fenced write decides."""
+        return await self._execution.still_owner()
+
+    async def progress(self, fraction: float | None = None, note: str = "") -> None:
+        """Write down how far the run is; shown by `run.status()`."""
+        _check_progress(fraction)
+        await self._execution.progress(fraction, note)
+
+
+class SyncContext(_Facts):
+    """What a plain handler gets, which runs in a thread: its methods block."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
+    def publish(self, event: str, data: Any = None) -> None:
+        """Send an event to the jobs that subscribe to it; a retry of this run repeats nothing."""
+        self._wait(self._execution.publish(check_event(event), data))
+
+    def still_owner(self) -> bool:
+        """Whether the run is still ours, as the leader knows it now; only a fenced write decides."""
+        return self._wait(self._execution.still_owner())
+
+    def progress(self, fraction: float | None = None, note: str = "") -> None:
+        """Write down how far the run is; shown by `run.status()`."""
+        _check_progress(fraction)
+        self._wait(self._execution.progress(fraction, note))

@@ -1,0 +1,69 @@
+"""Durations as people write them: `30`, `1.5`, `"10m"`, `"1h30m"`, `timedelta(hours=1)`.
+
+Everything inside Holdfast is a float of seconds; this is the only place that reads the other forms.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import timedelta
+
+from holdfast.errors import InvalidInput
+
+Duration = float | int | str | timedelta
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+_LONGEST = 366 * 86400.0 * 100
+
+
+def seconds(value: Duration, what: str = "duration") -> float:
+    """Read a duration as seconds; refuse negative, endless and unreadable ones."""
+    result = _read(value, what)
+    if not math.isfinite(result) or result < 0 or result > _LONGEST:
+        raise InvalidInput(f"{what} must be between 0 and 100 years, not {value!r}")
+    return result
+
+
+def _read(value: Duration, what: str) -> float:
+    if isinstance(value, bool):
+        raise InvalidInput(f"{what} must be a number of seconds or a text such as '10m'")
+    if isinstance(value, (int, float)):
+        return float(value) if abs(value) <= _LONGEST else math.inf
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, str):
+        return _read_text(value.strip(), what)
+    raise InvalidInput(f"{what} must be seconds, a text such as '10m' or a timedelta: {value!r}")
+
+
+def _read_text(text: str, what: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    parts = _PART.findall(text)
+    if not parts or "".join(n + u for n, u in parts) != text.replace(" ", ""):
+        raise InvalidInput(
+            f"{what} {text!r} is not readable: write for example '500ms', '30s', '1h30m', '2d'"
+        )
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def text(value: float) -> str:
+    """Write seconds the short way: `90` → `1m30s`, `1.5` → `1.5s`, `0.25` → `250ms`.
+
+    Exact to the millisecond below a minute and to the second above it; `seconds` reads it back.
+    """
+    value = round(value, 3)
+    if 0 < value < 1:
+        return f"{round(value * 1000)}ms"
+    if 1 <= value < 60:
+        return f"{value:g}s"
+    rest, out = round(value), ""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        count, rest = divmod(rest, size)
+        if count:
+            out += f"{count}{unit}"
+    return out or "0s"

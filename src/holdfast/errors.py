@@ -1,0 +1,169 @@
+"""Every error Holdfast raises, in one tree.
+
+A message says what was wrong and what to do next; facts that a program may need are attributes.
+Errors of the NATS client never leave `holdfast.broker`: they arrive here as one of these.
+
+    HoldfastError
+    ├── ConfigError               a configuration value, or a mix of them, that cannot work
+    │   └── DefinitionError       a job, hook or event defined in a way that cannot work
+    ├── InvalidInput              what a caller passed in is refused; nothing was sent
+    │   ├── InvalidName
+    │   ├── InvalidPayload
+    │   ├── PayloadTooLarge
+    │   └── UnknownJob
+    ├── BrokerError               something between us and NATS
+    │   ├── NotConnected
+    │   ├── ServerTooOld
+    │   ├── PermissionDenied
+    │   ├── Unavailable           nobody answers for the stream right now; nothing was applied
+    │   ├── NotFound              stream, consumer, message or key is not there
+    │   ├── Conflict              a compare-and-swap was refused: somebody else was first
+    │   └── OutcomeUnknown        no answer: the write may or may not have been applied
+    └── RunError                  what became of a run
+        ├── RunFailed
+        ├── RunCancelled
+        ├── RunLost
+        ├── RunNotFound
+        ├── ResultTimeout
+        └── NoRecord              the delivery mode keeps no record, so this cannot be answered
+
+    Signal                        raised by a handler to steer its own run; not an error
+    ├── Retry
+    ├── Snooze
+    └── Discard
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+
+class HoldfastError(Exception):
+    """Root of every error that Holdfast raises."""
+
+
+class ConfigError(HoldfastError):
+    """A configuration value, or a mix of values, cannot work."""
+
+
+class DefinitionError(ConfigError):
+    """A job, hook or subscription is defined in a way that cannot work."""
+
+
+class InvalidInput(HoldfastError):
+    """What was passed in is refused; nothing was sent."""
+
+
+class InvalidName(InvalidInput):
+    """A name contains something that a NATS subject or bucket cannot carry."""
+
+
+class InvalidPayload(InvalidInput):
+    """A payload is not JSON, or does not fit the job's parameters."""
+
+
+class PayloadTooLarge(InvalidInput):
+    """A message would exceed what the server accepts; sending it would cut the connection."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(
+            f"the message is {size:,} bytes with its headers and the limit is {limit:,}: "
+            "put the data into an object store and send its key, or raise max_payload on the server"
+        )
+        self.size = size
+        self.limit = limit
+
+
+class UnknownJob(InvalidInput):
+    """No job of that name is registered."""
+
+
+class BrokerError(HoldfastError):
+    """Something between us and NATS went wrong."""
+
+
+class NotConnected(BrokerError):
+    """There is no connection to NATS right now; nothing was sent."""
+
+
+class ServerTooOld(BrokerError):
+    """The server would silently ignore what Holdfast relies on."""
+
+
+class PermissionDenied(BrokerError):
+    """The credentials do not allow this subject."""
+
+
+class Unavailable(BrokerError):
+    """Nobody answers for the stream right now, as during an election; nothing was applied."""
+
+
+class NotFound(BrokerError):
+    """A stream, consumer, message or key is not there."""
+
+
+class Conflict(BrokerError):
+    """A compare-and-swap was refused because somebody else wrote first."""
+
+
+class OutcomeUnknown(BrokerError):
+    """No answer came: the write may or may not have been applied."""
+
+
+class RunError(HoldfastError):
+    """What became of a run."""
+
+    def __init__(self, message: str, *, run: str = "") -> None:
+        super().__init__(message)
+        self.run = run
+
+
+class RunFailed(RunError):
+    """The run was given up; it is a dead letter now."""
+
+
+class RunCancelled(RunError):
+    """The run was cancelled or discarded."""
+
+
+class RunLost(RunError):
+    """The run's process died and its restart strategy is `never`."""
+
+
+class RunNotFound(RunError):
+    """No record of that run exists (any more)."""
+
+
+class ResultTimeout(RunError, TimeoutError):
+    """The result did not come in time; the run itself goes on."""
+
+
+class NoRecord(RunError):
+    """The job's delivery mode keeps no record, so this cannot be answered."""
+
+
+class Signal(Exception):  # noqa: N818 - a signal steers a run, it is not an error
+    """Raised by a handler to steer its own run."""
+
+
+class Retry(Signal):
+    """Try this run again: counts as a failed attempt, with the wait given here or by the policy."""
+
+    def __init__(self, reason: str = "", *, delay: float | str | timedelta | None = None) -> None:
+        super().__init__(reason or "the handler asked for a retry")
+        self.delay = delay
+
+
+class Snooze(Signal):
+    """Come back later: does not count as an attempt."""
+
+    def __init__(self, delay: float | str | timedelta, reason: str = "") -> None:
+        super().__init__(reason or "the handler snoozed the run")
+        self.delay = delay
+
+
+class Discard(Signal):
+    """Give this run up for good: no retry and no dead letter."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason or "the handler discarded the run")

@@ -1,0 +1,1 @@
+"""Pure values and state machines: no I/O, no asyncio, no clock."""

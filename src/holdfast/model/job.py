@@ -1,0 +1,79 @@
+"""What a job promises: the part of its definition that travels, without the function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from holdfast.errors import DefinitionError
+from holdfast.model import backoff
+from holdfast.model.backoff import Backoff
+from holdfast.model.run import Restart
+from holdfast.names import DEFAULT_GROUP, check_event, check_name
+
+Delivery = Literal["effectively_once", "at_least_once", "at_most_once"]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """A job's name and contract; impossible mixes are refused here."""
+
+    name: str
+    group: str = DEFAULT_GROUP
+    delivery: Delivery = "effectively_once"
+    retry: Backoff = backoff.DEFAULT
+    restart: Restart = "immediately"
+    timeout_seconds: float | None = None
+    run_timeout_seconds: float | None = None
+    on: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "job")
+        check_name(self.group, "group")
+        for event in self.on:
+            check_event(event)
+        self._check_choices()
+        self._check_times()
+
+    @property
+    def recorded(self) -> bool:
+        """Whether every run of it has a record (and so a result, an epoch, a status)."""
+        return self.delivery != "at_least_once"
+
+    def _check_choices(self) -> None:
+        if self.delivery not in get_args(Delivery):
+            raise DefinitionError(
+                f"job {self.name!r}: delivery {self.delivery!r} is not one of "
+                + ", ".join(get_args(Delivery))
+            )
+        if self.restart not in get_args(Restart):
+            raise DefinitionError(
+                f"job {self.name!r}: restart {self.restart!r} is not one of "
+                + ", ".join(get_args(Restart))
+            )
+        if self.delivery == "at_most_once" and self.retry.attempts > 1:
+            raise DefinitionError(
+                f"job {self.name!r}: at_most_once allows one attempt only: leave retry out, "
+                "or choose at_least_once or effectively_once"
+            )
+        if self.delivery == "at_most_once" and self.restart != "never":
+            raise DefinitionError(
+                f"job {self.name!r}: at_most_once implies restart='never': leave restart out"
+            )
+        if self.delivery == "at_least_once" and self.restart != "immediately":
+            raise DefinitionError(
+                f"job {self.name!r}: restart={self.restart!r} needs the run's record, which "
+                "at_least_once does not keep: choose effectively_once"
+            )
+
+    def _check_times(self) -> None:
+        if self.timeout_seconds is not None and self.timeout_seconds <= 0:
+            raise DefinitionError(f"job {self.name!r}: timeout must be more than 0")
+        if self.run_timeout_seconds is not None:
+            if self.run_timeout_seconds <= 0:
+                raise DefinitionError(f"job {self.name!r}: run_timeout must be more than 0")
+            if self.timeout_seconds and self.timeout_seconds > self.run_timeout_seconds:
+                raise DefinitionError(
+                    f"job {self.name!r}: timeout (one attempt) is longer than run_timeout "
+                    "(all attempts together)"
+                )

@@ -1,0 +1,234 @@
+"""A run's record, which is also its claim, and the rules by which it moves.
+
+    (none) ──► running ──► done | cancelled | dead | lost
+                 ▲  │
+                 │  └────► failed          waiting for its next attempt
+                 └───────────┘
+
+Every arrow is one compare-and-swap on the record's revision, made by whoever holds it. `decide`
+says what a worker that was handed the run's message must do; it never writes.
+
+Guaranteed by these rules: one holder at a time; a terminal record never moves again except by an
+operator's replay; a message older than the one the record expects is superseded; a holder that is
+alive is never robbed. Failures (the handler raised) and crashes (the holder vanished) are counted
+apart, and neither a snooze nor a give-back counts as either.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import Literal
+
+import msgspec
+
+State = Literal["running", "done", "failed", "cancelled", "dead", "lost"]
+Outcome = Literal["done", "failed", "timeout", "crashed", "cancelled", "snoozed", "given_back"]
+Restart = Literal["immediately", "after_grace", "never"]
+
+TERMINAL: frozenset[str] = frozenset({"done", "cancelled", "dead", "lost"})
+KEPT_ATTEMPTS = 30
+ERROR_CHARS = 2_000
+NO_RESULT = msgspec.Raw(b"null")
+
+
+class Attempt(msgspec.Struct, omit_defaults=True, frozen=True):
+    """One try at a run by one worker."""
+
+    number: int
+    node: str
+    epoch: int = 0
+    started: float = 0.0
+    ended: float = 0.0
+    outcome: Outcome | None = None
+    error: str = ""
+
+
+class Progress(msgspec.Struct, omit_defaults=True, frozen=True):
+    """What a handler last said about how far it is."""
+
+    fraction: float | None = None
+    note: str = ""
+    at: float = 0.0
+
+
+class RunRecord(msgspec.Struct, omit_defaults=True, frozen=True):
+    """Everything that is known about one run. Unknown members of newer versions are ignored."""
+
+    state: State
+    group: str
+    job: str
+    message: int = 1
+    """The attempt stamped on the message that carries the run; older messages are superseded."""
+    failures: int = 0
+    crashes: int = 0
+    node: str = ""
+    """Who holds it while it is running."""
+    token: str = ""
+    """Unique per write of a holder: tells after a lost answer whether the write was ours."""
+    reply: str = ""
+    """Where the message that it came with can be given back."""
+    keyed: bool = False
+    created: float = 0.0
+    """When it was accepted, by the server's clock."""
+    started: float = 0.0
+    ended: float = 0.0
+    due: float = 0.0
+    """When the next attempt is to start, while failed."""
+    restart: Restart = "immediately"
+    attempts: tuple[Attempt, ...] = ()
+    error: str = ""
+    result: msgspec.Raw = NO_RESULT
+    result_object: str = ""
+    progress: Progress | None = None
+    cause: str = ""
+    """The run that published the event or enqueued this run."""
+
+    @property
+    def terminal(self) -> bool:
+        return self.state in TERMINAL
+
+    @property
+    def attempt(self) -> int:
+        """The number of the current attempt, or of the next one."""
+        return self.failures + self.crashes + 1
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(RunRecord)
+
+
+def encode(record: RunRecord) -> bytes:
+    """A record as it is stored."""
+    return _encoder.encode(record)
+
+
+def decode(body: bytes) -> RunRecord:
+    """A stored record."""
+    return _decoder.decode(body)
+
+
+class Verdict(Enum):
+    """What to do with a message that was handed to a worker."""
+
+    CLAIM = "nobody holds it: claim it"
+    TAKE_OVER = "its holder is gone: claim it as crashed"
+    POISON = "it has crashed too many workers: dead-letter it"
+    LOST = "its holder is gone and it must not be restarted: dead-letter it"
+    HELD = "a live node holds it: give the message back and come again"
+    DUPLICATE = "it has ended: drop the message"
+    FOREIGN = "another job uses the same run id: keep the two apart"
+    SUPERSEDED = "a newer message carries it: drop this one"
+
+
+def decide(
+    record: RunRecord | None, *, message: int, holder_alive: bool, crash_limit: int
+) -> Verdict:
+    """The rule for a delivered message; `holder_alive` matters only while it is running."""
+    if record is None:
+        return Verdict.CLAIM
+    if record.terminal:
+        return Verdict.DUPLICATE
+    if message < record.message:
+        return Verdict.SUPERSEDED
+    if record.state == "failed":
+        return Verdict.CLAIM
+    if holder_alive:
+        return Verdict.HELD
+    if record.restart == "never":
+        return Verdict.LOST
+    if record.crashes + 1 >= crash_limit:
+        return Verdict.POISON
+    return Verdict.TAKE_OVER
+
+
+def claimed(
+    record: RunRecord, *, node: str, token: str, reply: str, message: int, now: float
+) -> RunRecord:
+    """The record of a run that `node` is about to execute."""
+    base = close_crashed(record, now) if record.state == "running" else record
+    return msgspec.structs.replace(
+        base,
+        state="running",
+        node=node,
+        token=token,
+        reply=reply,
+        message=max(message, base.message),
+        started=now,
+        due=0.0,
+        progress=None,
+    )
+
+
+def close_crashed(record: RunRecord, now: float) -> RunRecord:
+    """Write down that the holder vanished during its attempt."""
+    attempt = Attempt(
+        record.attempt, record.node, started=record.started, ended=now, outcome="crashed"
+    )
+    return msgspec.structs.replace(
+        record, crashes=record.crashes + 1, attempts=_add(record.attempts, attempt)
+    )
+
+
+def settled(
+    record: RunRecord,
+    state: State,
+    outcome: Outcome,
+    *,
+    epoch: int,
+    token: str,
+    now: float,
+    error: str = "",
+    message: int | None = None,
+    due: float = 0.0,
+    result: bytes = b"",
+    result_object: str = "",
+) -> RunRecord:
+    """The record after its holder has finished the attempt."""
+    attempt = Attempt(
+        record.attempt, record.node, epoch, record.started, now, outcome, error[:ERROR_CHARS]
+    )
+    counts = outcome in ("failed", "timeout")
+    return msgspec.structs.replace(
+        record,
+        state=state,
+        token=token,
+        reply="",
+        message=message or record.message,
+        failures=record.failures + counts,
+        ended=now if state in TERMINAL else 0.0,
+        due=due,
+        error=error[:ERROR_CHARS],
+        result=msgspec.Raw(result) if result else NO_RESULT,
+        result_object=result_object,
+        attempts=_add(record.attempts, attempt),
+    )
+
+
+def replayed(record: RunRecord, *, token: str) -> RunRecord:
+    """The record of a dead run that an operator sends again, with fresh counts."""
+    return msgspec.structs.replace(
+        record,
+        state="failed",
+        node="",
+        token=token,
+        failures=0,
+        crashes=0,
+        message=record.message + 1,
+        ended=0.0,
+        due=0.0,
+        error="",
+    )
+
+
+def _add(attempts: tuple[Attempt, ...], attempt: Attempt) -> tuple[Attempt, ...]:
+    kept = (*attempts, attempt)
+    if len(kept) <= KEPT_ATTEMPTS:
+        return kept
+    return (kept[0], *kept[-(KEPT_ATTEMPTS - 1) :])
+
+
+def fingerprint(error: str) -> str:
+    """Errors of one kind get one text: numbers and quoted parts are blanked."""
+    head = error.split("\n", 1)[0]
+    return re.sub(r"\d+", "N", re.sub(r"'[^']*'|\"[^\"]*\"", "'…'", head))[:200]

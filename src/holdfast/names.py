@@ -1,0 +1,313 @@
+"""Every name on the wire: streams, subjects, buckets, keys, consumers, headers, run ids.
+
+All of them are built and parsed here and nowhere else. A name that came from outside (a job, a
+group, an event, a node) must match a narrow pattern; free text (a user's key) is encoded, so that
+no text can reach a subject as a wildcard, a dot or a line break.
+
+A run id is one subject token: a made-up id (`r1x…`), or `<job>/<key>` for a keyed run, with the
+group in front when it is not `default`. `/` separates because job and group names cannot have it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+import secrets
+import time
+from dataclasses import dataclass
+
+from holdfast.errors import InvalidName
+
+DEFAULT_NAMESPACE = "hf"
+DEFAULT_GROUP = "default"
+
+H_MSG_ID = "Nats-Msg-Id"
+H_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+H_EXPECTED_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
+H_TTL = "Nats-TTL"
+H_SCHEDULE = "Nats-Schedule"
+H_SCHEDULE_TARGET = "Nats-Schedule-Target"
+H_BATCH_ID = "Nats-Batch-Id"
+H_BATCH_SEQUENCE = "Nats-Batch-Sequence"
+H_BATCH_COMMIT = "Nats-Batch-Commit"
+H_RUN = "Hf-Run"
+H_ATTEMPT = "Hf-Attempt"
+H_FAILURES = "Hf-Failures"
+H_DEADLINE = "Hf-Deadline"
+H_REASON = "Hf-Reason"
+H_ERROR = "Hf-Error"
+H_TRACEBACK = "Hf-Traceback"
+H_ATTEMPTS = "Hf-Attempts"
+H_CRASHES = "Hf-Crashes"
+H_SUBJECT = "Hf-Subject"
+H_DEAD_AT = "Hf-Dead-At"
+H_OBJECT = "Hf-Object"
+H_EVENT = "Hf-Event"
+H_CAUSE = "Hf-Cause"
+
+OWN_HEADERS = "Hf-"
+SERVER_HEADERS = "Nats-"
+
+_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}")
+_EVENT = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}(\.[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}){0,7}")
+_NAMESPACE = re.compile(r"[a-z][a-z0-9-]{0,31}")
+_RUN = re.compile(r"[a-zA-Z0-9_=/-]{1,400}")
+_HEADER_NAME = re.compile(r"[!-9;-~]{1,128}")
+_PLAIN = re.compile(r"[a-zA-Z0-9_-]+")
+_LONGEST_KEY = 160
+_B62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+def check_name(value: str, what: str) -> str:
+    """A job, group or node name: refuse what a subject token cannot carry."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise InvalidName(
+            f"{what} {_shown(value)} is not usable: letters, digits, '-' and '_', "
+            "starting with a letter or digit, at most 64 characters"
+        )
+    return value
+
+
+def check_event(value: str) -> str:
+    """An event name: like a job's, with dots allowed between its parts."""
+    if not isinstance(value, str) or not _EVENT.fullmatch(value):
+        raise InvalidName(
+            f"event {_shown(value)} is not usable: letters, digits, '-' and '_', "
+            "in up to eight parts separated by single dots"
+        )
+    return value
+
+
+def check_run(value: str) -> str:
+    """A run id as it was given out by `enqueue`."""
+    if not isinstance(value, str) or not _RUN.fullmatch(value):
+        raise InvalidName(f"run id {_shown(value)} is not one that Holdfast gave out")
+    return value
+
+
+def check_header(name: str, value: str) -> None:
+    """A user's own header: refuse reserved names and anything that could forge a line."""
+    if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+        raise InvalidName(f"header name {_shown(name)} is not usable: printable ASCII without ':'")
+    if name.lower().startswith((OWN_HEADERS.lower(), SERVER_HEADERS.lower())):
+        raise InvalidName(f"header {name!r} is reserved: 'Hf-' and 'Nats-' belong to the system")
+    if not isinstance(value, str) or not value.isprintable():
+        raise InvalidName(f"header {name!r} must be text without line breaks or control characters")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def encode(text: str) -> str:
+    """Free text as one subject token; other characters become `=XX`, long text a hash."""
+    if _PLAIN.fullmatch(text) and len(text) <= _LONGEST_KEY:
+        return text
+    raw = text.encode("utf-8", "surrogatepass")
+    out = "".join(chr(b) if _PLAIN.fullmatch(chr(b)) else f"={b:02X}" for b in raw)
+    if 0 < len(out) <= _LONGEST_KEY:
+        return out
+    return "=h" + hashlib.sha256(raw).hexdigest()
+
+
+def decode(token: str) -> str:
+    """What `encode` was given; a hashed text stays a hash, and a foreign token what it is."""
+    if token.startswith("=h"):
+        return token
+    raw = token.encode("utf-8", "surrogatepass")
+    raw = re.sub(rb"=([0-9A-F]{2})", lambda m: bytes.fromhex(m[1].decode()), raw)
+    try:
+        return raw.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return token
+
+
+def _b62(number: int) -> str:
+    out = ""
+    while True:
+        number, digit = divmod(number, 62)
+        out = _B62[digit] + out
+        if not number:
+            return out
+
+
+class IdMaker:
+    """Unique ids without asking the system's random source each time.
+
+    One random prefix per process and a counter. The prefix starts with the second of creation, so
+    that ids of one day sort roughly by age.
+    """
+
+    def __init__(self) -> None:
+        self._prefix = _b62(int(time.time())).rjust(6, "0") + _b62(secrets.randbits(64)).rjust(11, "0")
+        self._count = itertools.count()
+
+    def __call__(self, kind: str = "r") -> str:
+        return f"{kind}{self._prefix}{_b62(next(self._count))}"
+
+
+def keyed_run(group: str, job: str, key: str) -> str:
+    """The run id of a key: the same job and key always give the same run."""
+    if not isinstance(key, str) or not key:
+        raise InvalidName("key must be a text that is not empty")
+    prefix = job if group == DEFAULT_GROUP else f"{group}/{job}"
+    return f"{prefix}/{encode(key)}"
+
+
+def sequence_run(stream_sequence: int, timestamp_ns: int) -> str:
+    """The run id of a message that carries none: where and when the stream stored it."""
+    return f"s{stream_sequence}-{_b62(timestamp_ns)}"
+
+
+def event_run(group: str, job: str, event_id: str) -> str:
+    """The run id of a subscriber: derived from the event, so that a repeat is known as one."""
+    return keyed_run(group, job, f"on-{event_id}")
+
+
+def attempt_message_id(run: str, attempt: int) -> str:
+    """The message id of a publish: the run itself first, `<run>.<attempt>` for each re-publish."""
+    return run if attempt <= 1 else f"{run}.{attempt}"
+
+
+def event_message_id(run: str, event: str, number: int) -> str:
+    """The message id of the n-th event of that name that a run publishes."""
+    return f"{run}.{event}.{number}"
+
+
+def consumer(group: str, job: str, event: str = "") -> str:
+    """The durable consumer of a job, or of its subscription to an event.
+
+    `=` cannot occur in any of the names, so no two jobs collide.
+    """
+    return f"{group}={job}={event.replace('.', ':')}" if event else f"{group}={job}"
+
+
+def parse_consumer(name: str) -> tuple[str, str] | None:
+    """Group and job of a consumer, or None when it is not one of ours."""
+    parts = name.split("=")
+    if len(parts) in (2, 3) and _NAME.fullmatch(parts[0]) and _NAME.fullmatch(parts[1]):
+        return parts[0], parts[1]
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The wire names of one namespace."""
+
+    namespace: str = DEFAULT_NAMESPACE
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.namespace, str) or not _NAMESPACE.fullmatch(self.namespace):
+            raise InvalidName(
+                f"namespace {_shown(self.namespace)} is not usable: lower-case letters, digits "
+                "and '-', starting with a letter, at most 32 characters"
+            )
+
+    def _stream(self, noun: str) -> str:
+        return f"{self.namespace.upper()}_{noun}"
+
+    @property
+    def jobs(self) -> str:
+        return self._stream("JOBS")
+
+    @property
+    def events(self) -> str:
+        return self._stream("EVENTS")
+
+    @property
+    def dead(self) -> str:
+        return self._stream("DEAD")
+
+    @property
+    def ledger(self) -> str:
+        return self._stream("LEDGER")
+
+    def bucket(self, noun: str) -> str:
+        return f"{self.namespace}_{noun}"
+
+    @property
+    def runs(self) -> str:
+        return self.bucket("runs")
+
+    @property
+    def nodes(self) -> str:
+        return self.bucket("nodes")
+
+    @property
+    def objects(self) -> str:
+        return self.bucket("objects")
+
+    def job(self, group: str, job: str) -> str:
+        return f"{self.namespace}.job.{group}.{job}"
+
+    def later(self, group: str, job: str, run: str, attempt: int | str) -> str:
+        return f"{self.namespace}.later.{group}.{job}.{run}.{attempt}"
+
+    def canary(self, group: str, node: str) -> str:
+        return f"{self.namespace}.canary.{group}.{node}"
+
+    def event(self, name: str) -> str:
+        return f"{self.namespace}.event.{name}"
+
+    def dead_letter(self, group: str, job: str) -> str:
+        return f"{self.namespace}.dead.{group}.{job}"
+
+    def log(self, *parts: str) -> str:
+        return ".".join((self.namespace, "log", *parts))
+
+    def cancel(self, run: str) -> str:
+        return f"{self.namespace}.run.{run}.cancel"
+
+    def node(self, node: str, verb: str) -> str:
+        return f"{self.namespace}.node.{node}.{verb}"
+
+    def changed(self, bucket: str, key: str) -> str:
+        """Where the server repeats each write to a bucket, for those who wait for one."""
+        return f"{self.namespace}.kv.{bucket}.{key}"
+
+    def parse_job(self, subject: str) -> tuple[str, str] | None:
+        """Group and job of a job subject, or None."""
+        return self._parse(subject, "job")
+
+    def parse_dead(self, subject: str) -> tuple[str, str] | None:
+        """Group and job of a dead letter's subject, or None."""
+        return self._parse(subject, "dead")
+
+    def parse_later(self, subject: str) -> tuple[str, str, str] | None:
+        """Group, job and run of a parked message's subject, or None."""
+        parts = subject.split(".")
+        if len(parts) == 6 and parts[:2] == [self.namespace, "later"]:
+            return parts[2], parts[3], parts[4]
+        return None
+
+    def parse_event(self, subject: str) -> str | None:
+        """The event of an event subject, or None."""
+        prefix = f"{self.namespace}.event."
+        return subject[len(prefix) :] if subject.startswith(prefix) else None
+
+    def parse_cancel(self, subject: str) -> str:
+        """The run of a cancel subject."""
+        return subject.split(".")[2]
+
+    def _parse(self, subject: str, noun: str) -> tuple[str, str] | None:
+        parts = subject.split(".")
+        if len(parts) == 4 and parts[:2] == [self.namespace, noun]:
+            return parts[2], parts[3]
+        return None
+
+
+def kv_subject(bucket: str, key: str) -> str:
+    """The subject under which a bucket's stream stores a key."""
+    return f"$KV.{bucket}.{key}"
+
+
+def kv_stream(bucket: str) -> str:
+    """The stream behind a bucket."""
+    return f"KV_{bucket}"
+
+
+def kv_key(bucket: str, subject: str) -> str:
+    """The key of a stored subject."""
+    return subject[len(f"$KV.{bucket}.") :]

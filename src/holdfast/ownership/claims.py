@@ -1,0 +1,243 @@
+"""Claims: the one-time right to execute a run, held by compare-and-swap.
+
+The protocol. The run's record is its claim. To claim, a worker writes the record as `running`
+with its node id and a fresh token, expecting the revision that it read (0 at first sight); the
+revision of that write is the epoch. Everything the holder writes afterwards (progress, the settle)
+expects its own last revision, so a holder that was replaced meanwhile is refused by the server,
+not by its own good manners.
+
+A write that got no answer is unknown: the record is read back from the leader, and the token says
+whether it was applied. Until that is resolved, nothing is acknowledged.
+
+Not guaranteed: that a handler runs only once. After a crash between an effect and its settle the
+next holder runs it again, with a higher epoch. `ClaimLost` means: stop, write nothing, and leave
+the message alone, because its reply subject acts on the new holder's delivery.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from holdfast.clock import Clock
+from holdfast.errors import BrokerError, Conflict, NotConnected, OutcomeUnknown, Unavailable
+from holdfast.model import run as runs
+from holdfast.model.run import Outcome, Progress, RunRecord, State, Verdict
+from holdfast.ownership.store import Store
+from holdfast.telemetry import Telemetry
+
+RETRY_SECONDS = 0.1
+RETRY_MOST_SECONDS = 1.0
+
+
+class ClaimLost(BrokerError):
+    """Somebody else holds the run now."""
+
+
+class Claim:
+    """A held run: its record, the epoch at which it was won, and its newest revision."""
+
+    __slots__ = ("epoch", "lost", "record", "revision", "run")
+
+    def __init__(self, run: str, record: RunRecord, revision: int) -> None:
+        self.run = run
+        self.record = record
+        self.epoch = revision
+        self.revision = revision
+        self.lost = False
+
+
+class Claims:
+    """Claims and settles runs for one node."""
+
+    def __init__(
+        self,
+        store: Store,
+        node: str,
+        clock: Clock,
+        telemetry: Telemetry,
+        *,
+        now: Callable[[], float],
+        node_alive: Callable[[str], Awaitable[bool]],
+        crash_limit: int = 3,
+        keyed_ttl: float = 86_400.0,
+        keyless_ttl: float = 3_600.0,
+    ) -> None:
+        self._store = store
+        self._node = node
+        self._clock = clock
+        self._telemetry = telemetry
+        self._now = now
+        self._node_alive = node_alive
+        self._crash_limit = crash_limit
+        self._ttl = {True: keyed_ttl, False: keyless_ttl}
+        self._tokens = itertools.count(1)
+        self._suspects: set[str] = set()
+
+    def _token(self) -> str:
+        return f"{self._node}.{next(self._tokens)}"
+
+    # ---- claiming
+
+    async def claim(
+        self, run: str, fresh: RunRecord, *, message: int, reply: str, careful: bool = False
+    ) -> Claim | Verdict:
+        """Claim a run whose message was delivered, or say what to do with the message instead.
+
+        `fresh` describes the run if this is its first attempt. With `careful` the record is read
+        first, which saves a refused write when the message is known to be a redelivery.
+        """
+        found: tuple[RunRecord, int] | None = await self.read(run) if careful else None
+        while True:
+            record, revision = found or (None, 0)
+            if record and (record.group, record.job) != (fresh.group, fresh.job):
+                return Verdict.FOREIGN
+            verdict = await self._decide(record, message)
+            if verdict not in (Verdict.CLAIM, Verdict.TAKE_OVER):
+                return verdict
+            if self._must_wait(record, verdict):
+                return Verdict.HELD
+            claim = await self._try(run, record or fresh, revision, message, reply)
+            if claim:
+                if verdict is Verdict.TAKE_OVER:
+                    self._telemetry.takeovers.inc()
+                if claim.record.crashes >= self._crash_limit - 1:
+                    self._suspects.add(run)
+                return claim
+            found = await self.read(run)
+
+    def _must_wait(self, record: RunRecord | None, verdict: Verdict) -> bool:
+        """Runs on their last chance are executed one at a time in each process.
+
+        So a run that kills its process takes down no other suspect with it, and bystanders never
+        reach the crash limit.
+        """
+        crashes = (record.crashes if record else 0) + (verdict is Verdict.TAKE_OVER)
+        return bool(self._suspects) and crashes >= max(1, self._crash_limit - 1)
+
+    def release(self, claim: Claim) -> None:
+        """The attempt is over, however it ended."""
+        self._suspects.discard(claim.run)
+
+    async def _decide(self, record: RunRecord | None, message: int) -> Verdict:
+        alive = True
+        if record is not None and record.state == "running":
+            alive = await self._node_alive(record.node)
+        return runs.decide(
+            record, message=message, holder_alive=alive, crash_limit=self._crash_limit
+        )
+
+    async def _try(
+        self, run: str, base: RunRecord, revision: int, message: int, reply: str
+    ) -> Claim | None:
+        token = self._token()
+        record = runs.claimed(
+            base, node=self._node, token=token, reply=reply, message=message, now=self._now()
+        )
+        won = await self._write(run, record, revision)
+        return Claim(run, record, won) if won else None
+
+    # ---- what a holder writes
+
+    async def settle(
+        self,
+        claim: Claim,
+        state: State,
+        outcome: Outcome,
+        *,
+        error: str = "",
+        message: int | None = None,
+        due: float = 0.0,
+        result: bytes = b"",
+        result_object: str = "",
+    ) -> None:
+        """End the attempt; raises `ClaimLost` when somebody else holds the run now."""
+        record = runs.settled(
+            claim.record,
+            state,
+            outcome,
+            epoch=claim.epoch,
+            token=self._token(),
+            now=self._now(),
+            error=error,
+            message=message,
+            due=due,
+            result=result,
+            result_object=result_object,
+        )
+        ttl = self._ttl[record.keyed] if record.terminal else None
+        await self._write_own(claim, record, ttl)
+
+    async def progress(self, claim: Claim, progress: Progress) -> None:
+        """Write down how far the handler is."""
+        record = msgspec.structs.replace(claim.record, progress=progress, token=self._token())
+        await self._write_own(claim, record, None)
+
+    async def give_up(self, run: str, *, state: State, error: str) -> RunRecord | None:
+        """End a run whose holder is gone, without executing it: `dead` or `lost`."""
+        found = await self.read(run)
+        if found is None or found[0].state != "running":
+            return None
+        record, revision = found
+        crashed = runs.close_crashed(record, self._now())
+        ended = msgspec.structs.replace(
+            crashed, state=state, token=self._token(), error=error, ended=self._now(), reply=""
+        )
+        won = await self._write(run, ended, revision, self._ttl[record.keyed])
+        return ended if won else None
+
+    async def owns(self, claim: Claim) -> bool:
+        """Ask the leader whether the claim still stands. It informs; only a write decides."""
+        found = await self.read(claim.run)
+        mine = found is not None and found[1] == claim.revision
+        if not mine:
+            claim.lost = True
+        return mine
+
+    async def read(self, run: str) -> tuple[RunRecord, int] | None:
+        """A run's record and revision, waiting out a lost connection."""
+        entry: Any = await self._patiently(lambda: self._store.get(run))
+        return (runs.decode(entry.value), entry.revision) if entry else None
+
+    async def _write_own(self, claim: Claim, record: RunRecord, ttl: float | None) -> None:
+        won = 0 if claim.lost else await self._write(claim.run, record, claim.revision, ttl)
+        if not won:
+            claim.lost = True
+            self._telemetry.fenced.labels("settle").inc()
+            raise ClaimLost(f"run {claim.run} was taken over by another node")
+        claim.record = record
+        claim.revision = won
+
+    # ---- unknown writes
+
+    async def _write(
+        self, run: str, record: RunRecord, expected: int, ttl: float | None = None
+    ) -> int:
+        """Write until it is known to be applied (its revision) or refused (0)."""
+        body = runs.encode(record)
+        delay = RETRY_SECONDS
+        while True:
+            try:
+                return await self._store.put(run, body, expected=expected, ttl=ttl)
+            except Conflict:
+                return await self._applied_before(run, record)
+            except (NotConnected, Unavailable, OutcomeUnknown):
+                await self._clock.sleep(delay)
+                delay = min(delay * 2, RETRY_MOST_SECONDS)
+
+    async def _applied_before(self, run: str, record: RunRecord) -> int:
+        """A refused write may be our own earlier one whose answer was lost: the token tells."""
+        found = await self.read(run)
+        return found[1] if found and found[0].token == record.token else 0
+
+    async def _patiently(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        delay = RETRY_SECONDS
+        while True:
+            try:
+                return await call()
+            except (NotConnected, Unavailable, OutcomeUnknown):
+                await self._clock.sleep(delay)
+                delay = min(delay * 2, RETRY_MOST_SECONDS)

@@ -1,0 +1,83 @@
+"""Where records live: the bucket's contract, and a twin of it in memory.
+
+`broker.Bucket` keeps it on NATS; `MemoryStore` keeps it in a dict for users' unit tests. One
+conformance suite runs over both, so that what passes in memory holds on the server.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.errors import Conflict
+
+
+class Stamped(Protocol):
+    """A value with the revision that wrote it."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def value(self) -> bytes: ...
+    @property
+    def revision(self) -> int: ...
+
+
+class Store(Protocol):
+    """Keys that are written by compare-and-swap."""
+
+    async def put(self, key: str, value: bytes, *, expected: int, ttl: float | None = None) -> int:
+        """Write if the key is still at `expected` (0: absent), else raise `Conflict`."""
+        ...
+
+    async def get(self, key: str) -> Stamped | None:
+        """The newest value, or None."""
+        ...
+
+    async def delete(self, key: str) -> None:
+        """Remove a key."""
+        ...
+
+
+class MemoryEntry(NamedTuple):
+    """A key in memory."""
+
+    key: str
+    value: bytes
+    revision: int
+    expires: float | None = None
+
+
+class MemoryStore:
+    """The same contract in memory: revisions grow over the whole store, TTLs expire."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._entries: dict[str, MemoryEntry] = {}
+        self._revision = 0
+
+    async def put(self, key: str, value: bytes, *, expected: int, ttl: float | None = None) -> int:
+        current = self._live(key)
+        if (current.revision if current else 0) != expected:
+            raise Conflict(f"{key} is at {current.revision if current else 0}, not {expected}")
+        self._revision += 1
+        expires = self._clock.monotonic() + max(1.0, ttl) if ttl is not None else None
+        self._entries[key] = MemoryEntry(key, value, self._revision, expires)
+        return self._revision
+
+    async def get(self, key: str) -> MemoryEntry | None:
+        return self._live(key)
+
+    async def delete(self, key: str) -> None:
+        self._entries.pop(key, None)
+
+    def keys(self) -> list[str]:
+        """Every key that has not expired."""
+        return [key for key in list(self._entries) if self._live(key)]
+
+    def _live(self, key: str) -> MemoryEntry | None:
+        entry = self._entries.get(key)
+        if entry and entry.expires is not None and entry.expires <= self._clock.monotonic():
+            del self._entries[key]
+            return None
+        return entry

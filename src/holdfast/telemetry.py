@@ -1,0 +1,182 @@
+"""The catalogue of everything Holdfast tells about itself: metrics and log lines.
+
+Each metric is declared once, in `CATALOGUE`, with its kind, labels and meaning; documentation and
+dashboards are generated from it. A `Telemetry` holds one process's values: two in one process
+(tests) do not mix. Log lines of a run carry run, job, attempt, node and epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+RUN_FIELDS: Final = ("run", "job", "attempt", "node", "epoch")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric: what it is called, what it counts and by which labels."""
+
+    attribute: str
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    doc: str
+    labels: tuple[str, ...] = ()
+
+
+_JOB = ("group", "job")
+
+CATALOGUE: Final[tuple[Metric, ...]] = (
+    Metric("started", "holdfast_attempts_started", "counter", "Attempts started.", _JOB),
+    Metric(
+        "ended",
+        "holdfast_attempts_ended",
+        "counter",
+        "Attempts ended, by outcome: done, failed, timeout, cancelled, snoozed, given_back.",
+        (*_JOB, "outcome"),
+    ),
+    Metric("seconds", "holdfast_attempt_seconds", "histogram", "Duration of attempts.", _JOB),
+    Metric(
+        "waited",
+        "holdfast_start_delay_seconds",
+        "histogram",
+        "Time from a message being stored to its first attempt, by the server's clock.",
+        _JOB,
+    ),
+    Metric("running", "holdfast_attempts_running", "gauge", "Attempts running now."),
+    Metric("held", "holdfast_messages_held", "gauge", "Messages held and not started yet."),
+    Metric(
+        "claims",
+        "holdfast_claims",
+        "counter",
+        "Claims asked for, by what was found: won, duplicate, superseded, held, poison, lost.",
+        ("verdict",),
+    ),
+    Metric(
+        "duplicates",
+        "holdfast_duplicates_suppressed",
+        "counter",
+        "Repeats that were recognised: at publish (message id) or at claim (run id).",
+        ("where",),
+    ),
+    Metric("takeovers", "holdfast_takeovers", "counter", "Runs taken over from a lost holder."),
+    Metric(
+        "fenced",
+        "holdfast_fenced_writes",
+        "counter",
+        "Writes of a holder that had been replaced, refused by the server.",
+        ("what",),
+    ),
+    Metric("retries", "holdfast_retries", "counter", "Retries planned: by nak or parked.", ("how",)),
+    Metric(
+        "dead", "holdfast_dead_letters", "counter", "Runs given up, by reason.", (*_JOB, "reason")
+    ),
+    Metric("published", "holdfast_events_published", "counter", "Events published.", ("event",)),
+    Metric(
+        "unclaimed",
+        "holdfast_events_unclaimed",
+        "counter",
+        "Events published that no job subscribes to.",
+        ("event",),
+    ),
+    Metric("enqueued", "holdfast_runs_enqueued", "counter", "Runs enqueued by this process.", _JOB),
+    Metric("reconnects", "holdfast_reconnects", "counter", "Reconnects to NATS."),
+    Metric(
+        "canary", "holdfast_canary_age_seconds", "gauge", "Age of the last message that travelled."
+    ),
+    Metric(
+        "stuck_threads",
+        "holdfast_stuck_threads",
+        "gauge",
+        "Threads still busy with a synchronous handler after its timeout or cancellation.",
+    ),
+)
+
+_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 3600.0)
+
+
+class Telemetry:
+    """One process's metrics. `metrics.started.labels(group, job).inc()`."""
+
+    started: Counter
+    ended: Counter
+    seconds: Histogram
+    waited: Histogram
+    running: Gauge
+    held: Gauge
+    claims: Counter
+    duplicates: Counter
+    takeovers: Counter
+    fenced: Counter
+    retries: Counter
+    dead: Counter
+    published: Counter
+    unclaimed: Counter
+    enqueued: Counter
+    reconnects: Counter
+    canary: Gauge
+    stuck_threads: Gauge
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        for metric in CATALOGUE:
+            setattr(self, metric.attribute, self._make(metric))
+
+    def _make(self, metric: Metric) -> Counter | Gauge | Histogram:
+        if metric.kind == "histogram":
+            return Histogram(
+                metric.name, metric.doc, metric.labels, registry=self.registry, buckets=_SECONDS
+            )
+        kind = Counter if metric.kind == "counter" else Gauge
+        return kind(metric.name, metric.doc, metric.labels, registry=self.registry)
+
+    def render(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self.registry)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line.update({k: getattr(record, k) for k in RUN_FIELDS if hasattr(record, k)})
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """One readable line; the fields of a run stand at its end."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        fields = " ".join(f"{k}={getattr(record, k)}" for k in RUN_FIELDS if hasattr(record, k))
+        name = record.name.removeprefix("holdfast.")
+        line = f"{clock}.{int(record.msecs):03d} {record.levelname:<7} {name}: "
+        line += record.getMessage() + (f"  [{fields}]" if fields else "")
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+def configure_logging(level: str = "info", style: str = "text") -> None:
+    """Log to standard error; called by the command line only, never on import."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    logging.getLogger("nats").setLevel(logging.CRITICAL)

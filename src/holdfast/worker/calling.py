@@ -1,0 +1,114 @@
+"""Calling a handler: its own context variables, its thread if it is not async, its middlewares.
+
+No task is made per call. An async handler is driven inside the slot that holds it, in a copy of the
+context, so that context variables of one run never leak into the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+from collections.abc import Coroutine, Generator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from holdfast.app import Job, Middleware
+from holdfast.context import Context, SyncContext, current_run
+from holdfast.payload import Bound
+from holdfast.telemetry import Telemetry
+
+
+class InContext:
+    """Awaits a coroutine step by step inside a context of its own."""
+
+    __slots__ = ("_context", "_coroutine")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context) -> None:
+        self._coroutine = coroutine
+        self._context = context
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        run, send, throw = self._context.run, self._coroutine.send, self._coroutine.throw
+        value: Any = None
+        step: Any = send
+        while True:
+            try:
+                waiting = run(step, value)
+            except StopIteration as end:
+                return end.value
+            try:
+                value, step = (yield waiting), send
+            except GeneratorExit:
+                self._coroutine.close()
+                raise
+            except BaseException as error:  # handed on to the handler, as `await` would
+                value, step = error, throw
+
+
+class Caller:
+    """Calls handlers with their middlewares."""
+
+    def __init__(
+        self, middlewares: list[Middleware], threads: int, telemetry: Telemetry
+    ) -> None:
+        self._middlewares = middlewares
+        self._threads = threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._telemetry = telemetry
+
+    async def call(
+        self, job: Job[Any, Any], ctx: Context | SyncContext, bound: Bound
+    ) -> Any:
+        """Run one attempt."""
+        context = contextvars.copy_context()
+        context.run(current_run.set, ctx.run)
+        return await InContext(self._chain(job, ctx, bound), context)
+
+    def _chain(
+        self, job: Job[Any, Any], ctx: Context | SyncContext, bound: Bound
+    ) -> Coroutine[Any, Any, Any]:
+        handler = functools.partial(self._handler, job, ctx, bound)
+        for middleware in reversed(self._middlewares):
+            handler = functools.partial(middleware, ctx, handler)  # type: ignore[arg-type]
+        return handler()
+
+    def _handler(
+        self, job: Job[Any, Any], ctx: Context | SyncContext, bound: Bound
+    ) -> Coroutine[Any, Any, Any]:
+        kwargs = bound.kwargs
+        if job.signature.contexts:
+            kwargs = {**kwargs, **dict.fromkeys(job.signature.contexts, ctx)}
+        if job.is_async:
+            coroutine: Coroutine[Any, Any, Any] = job.func(*bound.args, **kwargs)
+            return coroutine
+        return self._in_thread(functools.partial(job.func, *bound.args, **kwargs))
+
+    async def _in_thread(self, call: functools.partial[Any]) -> Any:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, "holdfast-job")
+        loop = asyncio.get_running_loop()
+        context = contextvars.copy_context()
+        future = loop.run_in_executor(self._pool, functools.partial(context.run, call))
+        try:
+            result = await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if not future.done():
+                self._mark_stuck(future)
+            raise
+        return await result if asyncio.iscoroutine(result) else result
+
+    def _mark_stuck(self, future: asyncio.Future[Any]) -> None:
+        self._telemetry.stuck_threads.inc()
+
+        def freed(done: asyncio.Future[Any]) -> None:
+            self._telemetry.stuck_threads.dec()
+            if not done.cancelled():
+                done.exception()
+
+        future.add_done_callback(freed)
+
+    def close(self) -> None:
+        """Let go of the threads; those still busy end with the process."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,193 @@
+"""Reading and writing the headers around a payload: who the run is, and its story."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from holdfast.clock import rfc3339
+from holdfast.model.job import JobSpec
+from holdfast.model.run import RunRecord
+from holdfast.names import (
+    H_ATTEMPT,
+    H_ATTEMPTS,
+    H_CRASHES,
+    H_DEAD_AT,
+    H_DEADLINE,
+    H_ERROR,
+    H_FAILURES,
+    H_MSG_ID,
+    H_REASON,
+    H_RUN,
+    H_SUBJECT,
+    H_TRACEBACK,
+    OWN_HEADERS,
+    SERVER_HEADERS,
+    attempt_message_id,
+    encode,
+    event_run,
+    keyed_run,
+    sequence_run,
+)
+from holdfast.ownership.claims import Claim
+from holdfast.telemetry import Telemetry
+from holdfast.worker.held import Held
+
+LONGEST_TEXT = 1_000
+LONGEST_STORY = 7_000
+LARGEST_NUMBER = 1_000_000
+_RUN = re.compile(r"[a-zA-Z0-9_=/-]{1,400}")
+_KEYLESS = re.compile(r"r[0-9A-Za-z]{17,}")
+
+
+def identify(held: Held) -> None:
+    """Find out which run a message is for; headers are optional and may be nonsense."""
+    message, headers = held.message, held.message.headers
+    spec = held.job.spec
+    run = headers.get(H_RUN)
+    given = run or headers.get(H_MSG_ID)
+    if held.event and not run:
+        own = given or sequence_run(message.sequence, message.stored_ns)
+        held.run, held.keyed = event_run(spec.group, spec.name, own), True
+    elif given:
+        held.run = given if _RUN.fullmatch(given) else encode(given)
+        held.keyed = not _KEYLESS.fullmatch(held.run)
+    else:
+        held.run = sequence_run(message.sequence, message.stored_ns)
+    if run:
+        held.stamp = number(headers.get(H_ATTEMPT), 1)
+        held.failures = number(headers.get(H_FAILURES), 0)
+    held.attempt = held.failures + 1
+    held.created = message.stored_ns / 1e9
+    if H_DEADLINE in headers:
+        held.created = _instant(headers[H_DEADLINE], held.created)
+
+
+def scope(held: Held) -> None:
+    """Another job uses the same id: keep the two apart."""
+    spec = held.job.spec
+    held.run, held.keyed = keyed_run(spec.group, spec.name, held.run), True
+
+
+def adopt(held: Held, claim: Claim) -> None:
+    """Take over what the record knows better than the message."""
+    held.claim = claim
+    held.failures = claim.record.failures
+    held.attempt = claim.record.attempt
+    held.stamp = claim.record.message
+    held.created = claim.record.created or held.created
+
+
+def crashes(held: Held) -> int:
+    """Crashes of a run that was recorded because it was redelivered."""
+    return number(held.message.headers.get(H_CRASHES), 0)
+
+
+def number(text: str | None, default: int) -> int:
+    """A header's number; nonsense counts as absent."""
+    if text and text.isascii() and text.isdigit() and len(text) < 8:
+        return min(int(text), LARGEST_NUMBER)
+    return default
+
+
+def _instant(text: str, default: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        return default
+    return value if 0 < value < 1e11 else default
+
+
+def own_headers(headers: dict[str, str]) -> dict[str, str]:
+    """The user's own headers, which travel with the run wherever it goes."""
+    return {k: v for k, v in headers.items() if not k.startswith((OWN_HEADERS, SERVER_HEADERS))}
+
+
+def parked_headers(held: Held, stamp: int) -> dict[str, str]:
+    """The headers of the message that carries a run's next attempt."""
+    headers = own_headers(held.message.headers)
+    headers |= {
+        H_RUN: held.run,
+        H_MSG_ID: attempt_message_id(held.run, stamp),
+        H_ATTEMPT: str(stamp),
+        H_FAILURES: str(held.failures),
+        H_DEADLINE: f"{held.created:.3f}",
+    }
+    if held.claim and not held.job.spec.recorded:
+        headers[H_CRASHES] = str(held.claim.record.crashes or 1)
+    return headers
+
+
+def dead_headers(
+    held: Held, reason: str, error: str, story: str, record: RunRecord | None, now: float
+) -> dict[str, str]:
+    """The headers of a dead letter: the user's own, and the story of the run as JSON texts."""
+    attempts = record.attempts[-10:] if record else ()
+    headers = own_headers(held.message.headers)
+    headers |= {
+        H_RUN: held.run,
+        H_MSG_ID: f"{held.run}.dead.{held.stamp}",
+        H_ATTEMPT: str(held.stamp),
+        H_REASON: reason,
+        H_ERROR: _text(error, LONGEST_TEXT),
+        H_FAILURES: str(held.failures + (reason in ("failed", "timeout"))),
+        H_CRASHES: str(record.crashes if record else crashes(held)),
+        H_SUBJECT: held.message.subject,
+        H_DEAD_AT: rfc3339(now),
+    }
+    if story:
+        headers[H_TRACEBACK] = _text(story, LONGEST_STORY)
+    if attempts:
+        lean = [msgspec.structs.replace(a, error=a.error[:120]) for a in attempts]
+        headers[H_ATTEMPTS] = msgspec.json.encode(lean).decode("ascii", "backslashreplace")
+    return headers
+
+
+def _text(text: str, longest: int) -> str:
+    """A text of any kind as one header line: a JSON string in ASCII."""
+    kept = text if len(text) <= longest else "…" + text[-longest:]
+    return json.dumps(kept)
+
+
+def log_fields(held: Held, node: str) -> dict[str, Any]:
+    """What every log line of a run carries."""
+    return {
+        "run": held.run,
+        "job": held.job.name,
+        "attempt": held.attempt,
+        "node": node,
+        "epoch": held.claim.epoch if held.claim else 0,
+    }
+
+
+class JobMetrics:
+    """A job's metrics with their labels filled in once."""
+
+    __slots__ = ("_outcomes", "_telemetry", "_where", "seconds", "started")
+
+    def __init__(self, telemetry: Telemetry, group: str, job: str) -> None:
+        self._telemetry = telemetry
+        self._where = (group, job)
+        self.started = telemetry.started.labels(group, job)
+        self.seconds = telemetry.seconds.labels(group, job)
+        self._outcomes: dict[str, Any] = {}
+
+    def ended(self, outcome: str) -> Any:
+        found = self._outcomes.get(outcome)
+        if found is None:
+            found = self._outcomes[outcome] = self._telemetry.ended.labels(*self._where, outcome)
+        return found
+
+
+@lru_cache(maxsize=1024)
+def _metrics(telemetry: Telemetry, group: str, job: str) -> JobMetrics:
+    return JobMetrics(telemetry, group, job)
+
+
+def metrics(telemetry: Telemetry, spec: JobSpec) -> JobMetrics:
+    """The metrics of a job."""
+    return _metrics(telemetry, spec.group, spec.name)

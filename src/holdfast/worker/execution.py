@@ -1,0 +1,435 @@
+"""Executing one held message, from its delivery to its last acknowledgement.
+
+    claim ──► decode ──► handler ──► events (during) ──► settle ──► ack
+                            │ failed, short wait   settle failed ──► nak(delay)
+                            │ failed, long wait    park the next message ──► settle failed ──► ack
+                            └ exhausted            dead letter ──► settle dead ──► ack
+
+The one rule of acknowledgement: ack or nak only after our own settle succeeded. Once the claim is
+lost nothing at all is sent, because the reply subject of an old delivery acts on the new one.
+
+Each step that must not be lost is stored before the step that forgets it; a crash between two
+steps therefore repeats an attempt, and never loses a run. Three ways to be interrupted, three
+paths: shutdown gives the message back and counts nothing, a timeout is a failed attempt, a lost
+claim stops in silence.
+
+The same code runs over NATS and over memory (`holdfast.testing`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from typing import Any
+
+from holdfast import durations
+from holdfast.clock import Clock
+from holdfast.context import Context, SyncContext
+from holdfast.errors import (
+    BrokerError,
+    Discard,
+    HoldfastError,
+    InvalidPayload,
+    NoRecord,
+    Retry,
+    Snooze,
+)
+from holdfast.model.run import Outcome, Progress, RunRecord, Verdict
+from holdfast.names import H_CAUSE, H_MSG_ID, event_message_id
+from holdfast.ownership.claims import Claim, ClaimLost, Claims
+from holdfast.payload import encode_result, encode_value
+from holdfast.telemetry import Telemetry
+from holdfast.worker import envelope
+from holdfast.worker.calling import Caller
+from holdfast.worker.held import Held, Interrupt
+from holdfast.worker.outbox import Outbox
+
+log = logging.getLogger("holdfast.worker")
+
+HELD_ELSEWHERE_SECONDS = 2.0
+PROGRESS_SECONDS = 0.5
+
+
+class Execution:
+    """One attempt, as its context sees it."""
+
+    __slots__ = ("_events", "_executor", "_held", "_progressed")
+
+    def __init__(self, executor: Executor, held: Held) -> None:
+        self._executor = executor
+        self._held = held
+        self._events: dict[str, int] = {}
+        self._progressed = -1e9
+
+    async def publish(self, event: str, data: Any) -> None:
+        number = self._events.get(event, 0) + 1
+        self._events[event] = number
+        headers = {
+            H_MSG_ID: event_message_id(self._held.run, event, number),
+            H_CAUSE: self._held.run,
+        }
+        await self._executor.publish(event, encode_value(data), headers)
+
+    def _claim(self, what: str) -> Claim:
+        claim = self._held.claim
+        if claim is None:
+            raise NoRecord(
+                f"{what} needs a claim, which job {self._held.job.name!r} does not make "
+                "(delivery='at_least_once'): use delivery='effectively_once'",
+                run=self._held.run,
+            )
+        return claim
+
+    async def still_owner(self) -> bool:
+        return await self._executor.claims.owns(self._claim("still_owner()"))
+
+    async def progress(self, fraction: float | None, note: str) -> None:
+        claim = self._claim("progress()")
+        now = self._executor.clock.monotonic()
+        if now - self._progressed < PROGRESS_SECONDS and fraction != 1:
+            return
+        self._progressed = now
+        at = self._executor.clock.utc()
+        await self._executor.claims.progress(claim, Progress(fraction, note[:500], at))
+
+
+class Executor:
+    """Executes held messages for one node."""
+
+    def __init__(
+        self,
+        claims: Claims,
+        outbox: Outbox,
+        caller: Caller,
+        clock: Clock,
+        telemetry: Telemetry,
+        *,
+        node: str,
+        now: Any,
+        short_wait: float = 10.0,
+    ) -> None:
+        self.claims = claims
+        self.clock = clock
+        self._outbox = outbox
+        self._caller = caller
+        self._telemetry = telemetry
+        self._node = node
+        self._now = now
+        self._short_wait = short_wait
+
+    async def execute(self, held: Held) -> None:
+        """Take one message all the way; errors of the broker end here, with the message held back."""
+        envelope.identify(held)
+        try:
+            if await self._obtain(held):
+                await self._attempt(held)
+        except ClaimLost as error:
+            log.warning("%s: its result was refused", error)
+        except BrokerError as error:
+            log.warning("run %s is left to its redelivery: %s", held.run, error)
+        finally:
+            if held.claim:
+                self.claims.release(held.claim)
+
+    async def give_back(self, held: Held) -> None:
+        """Return a message that was never started."""
+        await _quietly(held.message.nak())
+
+    # ---- obtaining the right to run it
+
+    async def _obtain(self, held: Held) -> bool:
+        spec = held.job.spec
+        redelivered = held.message.deliveries > 1
+        if not spec.recorded and not redelivered and not envelope.crashes(held):
+            return True
+        fresh = RunRecord(
+            "running",
+            spec.group,
+            spec.name,
+            keyed=held.keyed,
+            created=held.created,
+            restart=spec.restart,
+            failures=held.failures,
+            crashes=envelope.crashes(held),
+            cause=held.message.headers.get(H_CAUSE, ""),
+        )
+        found = await self.claims.claim(
+            held.run, fresh, message=held.stamp, reply=held.message.reply, careful=redelivered
+        )
+        if found is Verdict.FOREIGN:
+            envelope.scope(held)
+            found = await self.claims.claim(
+                held.run, fresh, message=held.stamp, reply=held.message.reply
+            )
+        if isinstance(found, Verdict):
+            await self._refused(held, found)
+            return False
+        envelope.adopt(held, found)
+        if spec.delivery == "at_most_once":
+            await self._ack_first(held)
+        return True
+
+    async def _ack_first(self, held: Held) -> None:
+        """The message must be gone before the handler starts; asking twice is harmless."""
+        while True:
+            try:
+                await held.message.ack_confirmed()
+                return
+            except BrokerError:
+                await self.clock.sleep(0.1)
+
+    async def _refused(self, held: Held, verdict: Verdict) -> None:
+        self._telemetry.claims.labels(verdict.name.lower()).inc()
+        if verdict in (Verdict.DUPLICATE, Verdict.SUPERSEDED):
+            self._telemetry.duplicates.labels("claim").inc()
+            log.info("run %s: %s", held.run, verdict.value)
+            await held.message.ack()
+        elif verdict is Verdict.HELD:
+            await held.message.nak(HELD_ELSEWHERE_SECONDS)
+        else:
+            await self._abandon(held, verdict)
+
+    async def _abandon(self, held: Held, verdict: Verdict) -> None:
+        found = await self.claims.read(held.run)
+        record = found[0] if found else None
+        poison = verdict is Verdict.POISON
+        error = (
+            f"{(record.crashes if record else 0) + 1} workers died while they held it"
+            if poison
+            else "its worker died and its restart strategy is 'never'"
+        )
+        await self._bury(held, "crashed" if poison else "lost", error, "", record)
+        if await self.claims.give_up(held.run, state="dead" if poison else "lost", error=error):
+            await held.message.ack()
+        else:
+            await held.message.nak(HELD_ELSEWHERE_SECONDS)
+
+    # ---- the attempt
+
+    async def _attempt(self, held: Held) -> None:
+        spec = held.job.spec
+        deadline = self._deadline(held)
+        if deadline is not None and deadline <= 0:
+            await self._dead(held, "timeout", "the run's time was over before this attempt", "")
+            return
+        try:
+            bound = held.job.signature.decode(held.message.body)
+        except InvalidPayload as error:
+            await self._dead(held, "invalid", f"InvalidPayload: {error}", "")
+            return
+        ctx = self._context(held, deadline)
+        metrics = envelope.metrics(self._telemetry, spec)
+        metrics.started.inc()
+        began = self.clock.monotonic()
+        try:
+            value = await self._run(held, ctx, bound, deadline)
+            body = encode_result(value) if value is not None else b""
+        except asyncio.CancelledError:
+            outcome = await self._interrupted(held)
+        except InvalidPayload as error:
+            outcome = "failed"
+            await self._dead(held, "invalid", f"InvalidPayload: {error}", traceback.format_exc())
+        except (Exception, SystemExit) as error:
+            outcome = await self._raised(held, error)
+        else:
+            outcome = await self._done(held, body)
+        metrics.seconds.observe(self.clock.monotonic() - began)
+        metrics.ended(outcome).inc()
+
+    async def _run(self, held: Held, ctx: Context | SyncContext, bound: Any, limit: Any) -> Any:
+        if held.cause is not None:
+            raise asyncio.CancelledError
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(limit, held.interrupt, Interrupt.TIMEOUT) if limit else None
+        held.task = asyncio.current_task()
+        try:
+            return await self._caller.call(held.job, ctx, bound)
+        finally:
+            held.task = None
+            if timer:
+                timer.cancel()
+
+    def _deadline(self, held: Held) -> float | None:
+        """Seconds that this attempt may take, or None."""
+        spec = held.job.spec
+        limit = spec.timeout_seconds
+        if spec.run_timeout_seconds is not None:
+            left = held.created + spec.run_timeout_seconds - self._now()
+            limit = left if limit is None else min(limit, left)
+        return limit
+
+    def _context(self, held: Held, limit: float | None) -> Context | SyncContext:
+        job = held.job
+        kind = Context if job.is_async else SyncContext
+        ctx = kind(
+            Execution(self, held),
+            run=held.run,
+            spec=job.spec,
+            group=job.spec.group,
+            node=self._node,
+            attempt=held.attempt,
+            epoch=held.claim.epoch if held.claim else None,
+            headers=held.message.headers,
+            deadline=self.clock.utc() + limit if limit else None,
+        )
+        if isinstance(ctx, SyncContext):
+            ctx.loop = asyncio.get_running_loop()
+        return ctx
+
+    # ---- how it ended
+
+    async def _done(self, held: Held, body: bytes) -> Outcome:
+        if held.claim:
+            name = ""
+            if len(body) > self._outbox.largest_result:
+                name, body = await self._outbox.keep(f"result/{held.run}", body), b""
+            await self.claims.settle(held.claim, "done", "done", result=body, result_object=name)
+        await _quietly(held.message.ack())
+        return "done"
+
+    async def _interrupted(self, held: Held) -> Outcome:
+        task = asyncio.current_task()
+        if held.cause is None:
+            if task is not None and task.cancelling():
+                raise asyncio.CancelledError
+            return await self._failed(held, "CancelledError: the handler cancelled itself", "")
+        if task is not None:
+            while task.uncancel():
+                pass
+        if held.cause is Interrupt.TIMEOUT:
+            limit = held.job.spec.timeout_seconds or held.job.spec.run_timeout_seconds or 0.0
+            error = f"TimeoutError: the attempt took longer than {durations.text(limit)}"
+            return await self._failed(held, error, "", "timeout")
+        if held.cause is Interrupt.CANCEL:
+            return await self._cancelled(held, "cancelled")
+        if held.cause is Interrupt.SHUTDOWN:
+            return await self._returned(held)
+        raise ClaimLost(f"run {held.run} was taken over by another node")
+
+    async def _raised(self, held: Held, error: BaseException) -> Outcome:
+        if isinstance(error, Discard):
+            return await self._cancelled(held, f"discarded: {error}")
+        if isinstance(error, Snooze):
+            return await self._snoozed(held, durations.seconds(error.delay, "Snooze delay"))
+        delay = None
+        if isinstance(error, Retry) and error.delay is not None:
+            delay = durations.seconds(error.delay, "Retry delay")
+        text = f"{type(error).__name__}: {error}"
+        story = "".join(traceback.format_exception(error))
+        return await self._failed(held, text, story, "failed", delay)
+
+    async def _cancelled(self, held: Held, why: str) -> Outcome:
+        if held.claim:
+            await self.claims.settle(held.claim, "cancelled", "cancelled", error=why)
+        await _quietly(held.message.ack())
+        return "cancelled"
+
+    async def _returned(self, held: Held) -> Outcome:
+        if held.claim:
+            await self.claims.settle(held.claim, "failed", "given_back")
+        await _quietly(held.message.nak())
+        return "given_back"
+
+    async def _snoozed(self, held: Held, delay: float) -> Outcome:
+        await self._again(held, delay, "snoozed", "")
+        return "snoozed"
+
+    async def _failed(
+        self,
+        held: Held,
+        error: str,
+        story: str,
+        outcome: Outcome = "failed",
+        delay: float | None = None,
+    ) -> Outcome:
+        spec = held.job.spec
+        failures = held.failures + 1
+        wait = spec.retry.wait(failures, held.run)
+        if wait is not None and delay is not None:
+            wait = delay
+        if wait is not None and spec.run_timeout_seconds is not None:
+            if self._now() + wait > held.created + spec.run_timeout_seconds:
+                wait = None
+        if wait is None:
+            await self._dead(held, outcome, error, story)
+            return outcome
+        log.warning(
+            "attempt %d of %s failed, next in %s: %s",
+            held.attempt,
+            held.run,
+            durations.text(wait),
+            story.rstrip() or error,
+            extra=envelope.log_fields(held, self._node),
+        )
+        held.failures = failures
+        await self._again(held, wait, outcome, error)
+        return outcome
+
+    async def _again(self, held: Held, wait: float, outcome: Outcome, error: str) -> None:
+        """Run it again after `wait`: a short wait keeps the message, a long one parks a new one."""
+        due = self._now() + wait
+        if held.claim and wait <= self._short_wait and not held.lost:
+            await self.claims.settle(held.claim, "failed", outcome, error=error, due=due)
+            self._telemetry.retries.labels("nak").inc()
+            await _quietly(held.message.nak(wait))
+            return
+        stamp = held.stamp + 1
+        headers = envelope.parked_headers(held, stamp)
+        spec = held.job.spec
+        await self._outbox.park(
+            spec.group, spec.name, held.run, stamp, held.message.body, headers, due
+        )
+        if held.claim:
+            await self.claims.settle(
+                held.claim, "failed", outcome, error=error, due=due, message=stamp
+            )
+        self._telemetry.retries.labels("parked").inc()
+        await _quietly(held.message.ack())
+
+    async def _dead(self, held: Held, reason: str, error: str, story: str) -> None:
+        await self._bury(held, reason, error, story, held.claim.record if held.claim else None)
+        if held.claim:
+            outcome: Outcome = "timeout" if reason == "timeout" else "failed"
+            await self.claims.settle(held.claim, "dead", outcome, error=error)
+        await _quietly(held.message.ack())
+
+    async def _bury(
+        self, held: Held, reason: str, error: str, story: str, record: RunRecord | None
+    ) -> None:
+        if held.claim and not await self.claims.owns(held.claim):
+            raise ClaimLost(f"run {held.run} was taken over by another node")
+        headers = envelope.dead_headers(held, reason, error, story, record, self._now())
+        spec = held.job.spec
+        await self._outbox.dead_letter(spec.group, spec.name, held.message.body, headers)
+        self._telemetry.dead.labels(spec.group, spec.name, reason).inc()
+        log.error(
+            "run %s is a dead letter (%s): %s",
+            held.run,
+            reason,
+            story.rstrip() or error,
+            extra=envelope.log_fields(held, self._node),
+        )
+
+    # ---- events
+
+    async def publish(self, event: str, body: bytes, headers: dict[str, str]) -> None:
+        """Send an event; one that nobody subscribes to is not passed over in silence."""
+        subscribed = await self._outbox.event(event, body, headers)
+        self._telemetry.published.labels(event).inc()
+        if not subscribed:
+            self._telemetry.unclaimed.labels(event).inc()
+            log.warning(
+                "event %r was published and no job subscribes to it: it is kept in the events "
+                "stream; define a job with on=%r",
+                event,
+                event,
+            )
+
+
+async def _quietly(acknowledgement: Any) -> None:
+    """An acknowledgement that cannot be sent only means a redelivery, which the record answers."""
+    try:
+        await acknowledgement
+    except HoldfastError as error:
+        log.debug("acknowledgement not sent: %s", error)

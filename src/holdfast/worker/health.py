@@ -1,0 +1,101 @@
+"""Health and metrics of one process over HTTP, on one port.
+
+`/health/live`   the event loop answers.
+`/health/ready`  a message can travel: connected, every consumer heard of, a canary arrived lately.
+`/health`        the same as ready (one path for simple probes).
+`/metrics`       Prometheus.
+
+Only GET and HEAD, nothing is read from the request but its path, nothing here changes state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.errors import ConfigError
+
+log = logging.getLogger("holdfast.health")
+
+READ_SECONDS = 5.0
+_REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What a process says about itself."""
+
+    ready: bool
+    problems: list[str]
+    metrics: Callable[[], bytes]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class HealthServer:
+    """Serves a process's health while the `async with` lasts; port 0 serves nothing."""
+
+    def __init__(
+        self, host: str, port: int, health: Callable[[], Health], *, path: str | None = None
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._path = path
+        self._health = health
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> HealthServer:
+        try:
+            if self._path:
+                self._server = await asyncio.start_unix_server(self._serve, self._path)
+            elif self._port:
+                self._server = await asyncio.start_server(self._serve, self._host, self._port)
+        except OSError as error:
+            raise ConfigError(
+                f"health port {self._port} cannot be opened ({error.strerror}): "
+                "choose another with --health-port, or 0 for none"
+            ) from None
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._server:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                line = (await reader.readline()).decode("latin-1").split()
+                while (await reader.readline()).strip():
+                    pass
+            status, kind, body = self._answer(line)
+            head = (
+                f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\n"
+                f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            )
+            writer.write(head.encode() + (b"" if line[:1] == ["HEAD"] else body))
+            await writer.drain()
+        except (TimeoutError, OSError, ValueError):
+            log.debug("a health request was cut off")
+        finally:
+            writer.close()
+
+    def _answer(self, line: list[str]) -> tuple[int, str, bytes]:
+        if len(line) < 2 or line[0] not in ("GET", "HEAD"):
+            return 405, "text/plain", b"GET only\n"
+        path = line[1].split("?")[0]
+        if path == "/health/live":
+            return 200, "application/json", b'{"live": true}\n'
+        if path in ("/health", "/health/ready"):
+            health = self._health()
+            answer = {"ready": health.ready, "problems": health.problems, **health.facts}
+            return (200 if health.ready else 503), "application/json", _json(answer)
+        if path == "/metrics":
+            return 200, "text/plain; version=0.0.4; charset=utf-8", self._health().metrics()
+        return 404, "text/plain", b"try /health/live, /health/ready or /metrics\n"
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return json.dumps(value).encode() + b"\n"

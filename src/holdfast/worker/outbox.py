@@ -1,0 +1,116 @@
+"""What an execution sends besides acknowledgements: parked retries, events, dead letters, objects."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from holdfast.broker.streams import Topology
+from holdfast.client import Client
+from holdfast.clock import rfc3339
+from holdfast.errors import BrokerError, PayloadTooLarge
+from holdfast.names import H_MSG_ID, H_OBJECT, H_SCHEDULE, H_SCHEDULE_TARGET
+
+log = logging.getLogger("holdfast.worker")
+
+LOOK_SECONDS = 30.0
+
+
+class Outbox(Protocol):
+    """Where an execution's messages go."""
+
+    @property
+    def largest_result(self) -> int:
+        """Results above this go to the object store."""
+        ...
+
+    async def park(
+        self,
+        group: str,
+        job: str,
+        run: str,
+        attempt: int,
+        body: bytes,
+        headers: dict[str, str],
+        due: float,
+    ) -> None:
+        """Store a message that is delivered when it is due, not before."""
+        ...
+
+    async def event(self, event: str, body: bytes, headers: dict[str, str]) -> bool:
+        """Publish an event; False when no job subscribes to it."""
+        ...
+
+    async def dead_letter(
+        self, group: str, job: str, body: bytes, headers: dict[str, str]
+    ) -> None:
+        """Keep a run that was given up."""
+        ...
+
+    async def keep(self, name: str, body: bytes) -> str:
+        """Put a large value into the object store; returns its name."""
+        ...
+
+
+class NatsOutbox:
+    """The outbox on NATS."""
+
+    def __init__(self, client: Client, topology: Topology) -> None:
+        self._client = client
+        self._topology = topology
+        self._subscribed: set[str] = set()
+        self._looked = -1e9
+
+    @property
+    def largest_result(self) -> int:
+        return self._client.broker.max_message_bytes // 4
+
+    async def park(
+        self,
+        group: str,
+        job: str,
+        run: str,
+        attempt: int,
+        body: bytes,
+        headers: dict[str, str],
+        due: float,
+    ) -> None:
+        names = self._client.broker.names
+        scheduled = {
+            **headers,
+            H_SCHEDULE: f"@at {rfc3339(due)}",
+            H_SCHEDULE_TARGET: names.job(group, job),
+        }
+        subject = names.later(group, job, run, attempt)
+        await self._client.store_surely(subject, body, scheduled)
+
+    async def event(self, event: str, body: bytes, headers: dict[str, str]) -> bool:
+        await self._client.publish_event(event, body, headers)
+        return await self._has_subscriber(event)
+
+    async def _has_subscriber(self, event: str) -> bool:
+        clock = self._client.broker.clock
+        if event not in self._subscribed and clock.monotonic() - self._looked > LOOK_SECONDS:
+            try:
+                found = await self._topology.consumers(self._client.broker.names.events)
+            except BrokerError as error:
+                log.debug("subscribers not read: %s", error)
+                return True
+            subjects = {c["config"].get("filter_subject", "") for c in found}
+            parse = self._client.broker.names.parse_event
+            self._subscribed = {name for s in subjects if (name := parse(s))}
+            self._looked = clock.monotonic()
+        return event in self._subscribed
+
+    async def dead_letter(
+        self, group: str, job: str, body: bytes, headers: dict[str, str]
+    ) -> None:
+        subject = self._client.broker.names.dead_letter(group, job)
+        try:
+            await self._client.store_surely(subject, body, headers)
+        except PayloadTooLarge:
+            name = await self.keep(f"dead/{headers[H_MSG_ID]}", body)
+            await self._client.store_surely(subject, b"", {**headers, H_OBJECT: name})
+
+    async def keep(self, name: str, body: bytes) -> str:
+        return await self._client.objects.put(name, body)
