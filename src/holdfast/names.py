@@ -141,7 +141,9 @@ class IdMaker:
     """
 
     def __init__(self) -> None:
-        self._prefix = _b62(int(time.time())).rjust(6, "0") + _b62(secrets.randbits(64)).rjust(11, "0")
+        self._prefix = _b62(int(time.time())).rjust(6, "0") + _b62(secrets.randbits(64)).rjust(
+            11, "0"
+        )
         self._count = itertools.count()
 
     def __call__(self, kind: str = "r") -> str:

@@ -73,7 +73,9 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "Writes of a holder that had been replaced, refused by the server.",
         ("what",),
     ),
-    Metric("retries", "holdfast_retries", "counter", "Retries planned: by nak or parked.", ("how",)),
+    Metric(
+        "retries", "holdfast_retries", "counter", "Retries planned: by nak or parked.", ("how",)
+    ),
     Metric(
         "dead", "holdfast_dead_letters", "counter", "Runs given up, by reason.", (*_JOB, "reason")
     ),

@@ -278,4 +278,3 @@ class Client:
         """Publish an event; the stream has it when this returns."""
         self._check_size(body, headers)
         return await self.store_surely(self.broker.names.event(event), body, headers)
-

@@ -146,7 +146,8 @@ def claimed(
     record: RunRecord, *, node: str, token: str, reply: str, message: int, now: float
 ) -> RunRecord:
     """The record of a run that `node` is about to execute."""
-    base = close_crashed(record, now) if record.state == "running" else record
+    taken_over = record.state == "running" and record.node != ""
+    base = close_crashed(record, now) if taken_over else record
     return msgspec.structs.replace(
         base,
         state="running",

@@ -92,9 +92,7 @@ class Heartbeat:
 
     async def _put(self, record: NodeRecord, expected: int) -> int:
         body = nodes.encode(record)
-        return await self._store.put(
-            record.id, body, expected=expected, ttl=record.ttl_seconds
-        )
+        return await self._store.put(record.id, body, expected=expected, ttl=record.ttl_seconds)
 
     async def run(self) -> None:
         """Renew until cancelled."""

@@ -49,17 +49,13 @@ class InContext:
 class Caller:
     """Calls handlers with their middlewares."""
 
-    def __init__(
-        self, middlewares: list[Middleware], threads: int, telemetry: Telemetry
-    ) -> None:
+    def __init__(self, middlewares: list[Middleware], threads: int, telemetry: Telemetry) -> None:
         self._middlewares = middlewares
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
         self._telemetry = telemetry
 
-    async def call(
-        self, job: Job[Any, Any], ctx: Context | SyncContext, bound: Bound
-    ) -> Any:
+    async def call(self, job: Job[Any, Any], ctx: Context | SyncContext, bound: Bound) -> Any:
         """Run one attempt."""
         context = contextvars.copy_context()
         context.run(current_run.set, ctx.run)

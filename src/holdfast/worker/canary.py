@@ -26,9 +26,7 @@ KEEP_SECONDS = 60
 class Canary:
     """Sends and awaits one node's canaries while `run` runs."""
 
-    def __init__(
-        self, broker: Broker, topology: Topology, config: WorkerConfig, node: str
-    ) -> None:
+    def __init__(self, broker: Broker, topology: Topology, config: WorkerConfig, node: str) -> None:
         self._broker = broker
         self._topology = topology
         self._every = config.canary_seconds

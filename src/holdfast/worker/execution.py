@@ -229,7 +229,7 @@ class Executor:
             outcome = await self._interrupted(held)
         except InvalidPayload as error:
             outcome = "failed"
-            await self._dead(held, "invalid", f"InvalidPayload: {error}", traceback.format_exc())
+            await self._dead(held, "invalid", f"InvalidPayload: {error}", _story(error))
         except (Exception, SystemExit) as error:
             outcome = await self._raised(held, error)
         else:
@@ -316,7 +316,7 @@ class Executor:
         if isinstance(error, Retry) and error.delay is not None:
             delay = durations.seconds(error.delay, "Retry delay")
         text = f"{type(error).__name__}: {error}"
-        story = "".join(traceback.format_exception(error))
+        story = _story(error)
         return await self._failed(held, text, story, "failed", delay)
 
     async def _cancelled(self, held: Held, why: str) -> Outcome:
@@ -425,6 +425,14 @@ class Executor:
                 event,
                 event,
             )
+
+
+def _story(error: BaseException) -> str:
+    """The traceback from the user's own first frame on."""
+    frames = error.__traceback__
+    while frames and "holdfast" in frames.tb_frame.f_globals.get("__name__", "").split("."):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
 
 
 async def _quietly(acknowledgement: Any) -> None:

@@ -41,9 +41,7 @@ class Outbox(Protocol):
         """Publish an event; False when no job subscribes to it."""
         ...
 
-    async def dead_letter(
-        self, group: str, job: str, body: bytes, headers: dict[str, str]
-    ) -> None:
+    async def dead_letter(self, group: str, job: str, body: bytes, headers: dict[str, str]) -> None:
         """Keep a run that was given up."""
         ...
 
@@ -102,9 +100,7 @@ class NatsOutbox:
             self._looked = clock.monotonic()
         return event in self._subscribed
 
-    async def dead_letter(
-        self, group: str, job: str, body: bytes, headers: dict[str, str]
-    ) -> None:
+    async def dead_letter(self, group: str, job: str, body: bytes, headers: dict[str, str]) -> None:
         subject = self._client.broker.names.dead_letter(group, job)
         try:
             await self._client.store_surely(subject, body, headers)
