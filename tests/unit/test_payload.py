@@ -26,8 +26,8 @@ from holdfast.errors import DefinitionError, InvalidPayload
 from holdfast.payload import Signature, decode_result, encode_result, encode_value
 
 if TYPE_CHECKING:
-    from elsewhere import Context as Context2  # noqa: F401
-    from elsewhere import Missing  # type: ignore[import-not-found]
+    import elsewhere  # type: ignore[import-not-found]
+    from elsewhere import Missing
 
 
 class Context:
@@ -116,6 +116,7 @@ class Mixed(msgspec.Struct):
 
 
 Count = NewType("Count", int)
+NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def nothing() -> None: ...
@@ -127,7 +128,7 @@ def one_int(n: int) -> None: ...
 def one_optional(n: int | None) -> None: ...
 def one_default(n: int = 5) -> None: ...
 def one_list(items: list[int]) -> None: ...
-def one_model(image: Image, ctx: Context) -> Image: ...
+def one_model(image: Image, ctx: Context) -> Image: ...  # type: ignore[empty-body]
 def one_models(images: list[Image]) -> None: ...
 def one_maybe(image: Image | None = None) -> None: ...
 def one_album(album: Album) -> None: ...
@@ -156,8 +157,7 @@ def only_rest(**others: Any) -> None: ...
 SIGNATURES = {
     name: Signature.of(value, (Context,))
     for name, value in list(globals().items())
-    if name.partition("_")[0]
-    in ("nothing", "context", "one", "several", "keywords", "rest", "only")
+    if name.startswith(("nothing", "context_", "one_", "several", "keywords", "rest", "only_"))
 }
 
 
@@ -171,6 +171,14 @@ def refusal(name: str, body: bytes) -> str:
     with pytest.raises(InvalidPayload) as caught:
         SIGNATURES[name].decode(body)
     return str(caught.value)
+
+
+def refusal_or_nothing(name: str, body: bytes) -> str:
+    try:
+        SIGNATURES[name].decode(body)
+    except InvalidPayload as refused:
+        return str(refused)
+    return ""
 
 
 # -- decoding ----------------------------------------------------------------------------------
@@ -203,7 +211,7 @@ def test_decode_without_parameters_ignores_the_body(name: str, body: bytes) -> N
         (
             "one_options",
             b'{"at": "2026-01-01T00:00:00Z"}',
-            {"at": datetime(2026, 1, 1, tzinfo=UTC)},
+            {"at": NEW_YEAR},
         ),
         ("one_pair", b"[1, 2]", Pair(1, 2)),
         ("one_colour", b'"red"', Colour.RED),
@@ -345,11 +353,9 @@ HOSTILE = {
 @pytest.mark.parametrize("case", list(HOSTILE))
 def test_decode_of_hostile_bodies_raises_invalid_payload_only(name: str, case: str) -> None:
     """No body takes a worker down, and every refusal is one short line."""
-    try:
-        SIGNATURES[name].decode(HOSTILE[case])
-    except InvalidPayload as refused:
-        assert len(str(refused)) < 1000
-        assert str(refused).isprintable()
+    message = refusal_or_nothing(name, HOSTILE[case])
+    assert len(message) < 1000
+    assert message.isprintable()
 
 
 @pytest.mark.parametrize("case", ["nan", "nan member", "infinity", "float overflow"])
@@ -386,10 +392,7 @@ json_text = st.recursive(
 @given(st.sampled_from(list(SIGNATURES)), st.binary() | json_text.map(str.encode))
 def test_decode_never_raises_anything_else(name: str, body: bytes) -> None:
     """For any bytes there are arguments or `InvalidPayload`, and nothing else."""
-    try:
-        SIGNATURES[name].decode(body)
-    except InvalidPayload as refused:
-        assert str(refused).isprintable()
+    assert refusal_or_nothing(name, body).isprintable()
 
 
 def test_decode_lets_a_memory_error_through() -> None:
@@ -459,12 +462,12 @@ def test_decode_is_cheap() -> None:
         ("one_album", (Album(Image(id=1), []),), {}),
         ("one_point", (Point(1, 2),), {}),
         ("one_node", (Node("a", [Node("b", [])]),), {}),
-        ("one_options", ({"at": datetime(2026, 1, 1, tzinfo=UTC)},), {}),
+        ("one_options", ({"at": NEW_YEAR},), {}),
         ("one_pair", (Pair(1, 2),), {}),
         ("one_frame", (Frame(uuid4(), Decimal("1.10")),), {}),
         ("one_colour", (Colour.RED,), {}),
         ("one_url", (pydantic.HttpUrl("http://a.b"),), {}),
-        ("one_opened", (Opened(password="x"),), {}),
+        ("one_opened", (Opened(password=pydantic.SecretStr("x")),), {}),
         ("one_renamed", (Renamed(n=3),), {}),
         ("several", (1,), {"name": "y"}),
         ("keywords", (Image(id=1),), {"times": 3}),
@@ -514,12 +517,12 @@ ENDLESS.append(ENDLESS)
         ("one_int", (), {}, "missing a required argument: 'n'"),
         ("one_int", ("5",), {}, "expected 'int', got 'str'"),
         ("one_int", (True,), {}, "expected 'int', got 'bool'"),
-        ("one_int", (), {"m": 1}, "'m'"),
+        ("one_int", (), {"n": 1, "m": 1}, "'m'"),
         ("one_default", (None,), {}, "got 'null'"),
         ("several", (1,), {"ctx": 1}, "'ctx'"),
         ("several", (1,), {"name": 2}, "member 'name': expected 'str', got 'int'"),
         ("one_model", ({"id": "x"},), {}, "member 'id'"),
-        ("one_model", (5,), {}, "Image|dictionary"),
+        ("one_model", (5,), {}, "should be an object"),
         ("one_model", (Image(id=1, width=math.nan),), {}, "NaN"),
         ("one_any", ([1.0, {"a": -math.inf}],), {}, "NaN"),
         ("one_any", (Measure(math.inf),), {}, "NaN"),
@@ -528,8 +531,8 @@ ENDLESS.append(ENDLESS)
         ("one_any", (1j,), {}, "complex"),
         ("one_any", ("\ud800",), {}, "surrogate"),
         ("one_any", (ENDLESS,), {}, "contains itself"),
-        ("one_locked", (Locked(password="x"),), {}, "asterisks"),
-        ("one_any", ([Locked(password="x")],), {}, "asterisks"),
+        ("one_locked", (Locked(password=pydantic.SecretStr("x")),), {}, "asterisks"),
+        ("one_any", ([Locked(password=pydantic.SecretStr("x"))],), {}, "asterisks"),
         ("one_stubborn", ({"n": 1},), {}, "RuntimeError"),
     ],
 )
@@ -605,7 +608,7 @@ def test_result_of_an_empty_body_is_none() -> None:
 
 def test_result_that_cannot_travel_says_what_to_return() -> None:
     """The handler's author learns what is possible instead."""
-    with pytest.raises(InvalidPayload, match="generator.*; return None, JSON values, dataclasses"):
+    with pytest.raises(InvalidPayload, match=r"generator.*; return None, JSON values, dataclasses"):
         encode_result(x for x in [1])
 
 
@@ -613,7 +616,7 @@ def test_result_of_another_type_is_refused() -> None:
     """A result that does not fit the annotation is an error that says so."""
     with pytest.raises(InvalidPayload, match="result: expected 'int', got 'str'"):
         decode_result(b'"x"', int)
-    with pytest.raises(InvalidPayload, match="result: .*complex"):
+    with pytest.raises(InvalidPayload, match=r"result: .*complex"):
         decode_result(b"1", complex)
 
 
@@ -677,7 +680,7 @@ def wrapped() -> Callable[..., Any]:
 
 
 def quoted_context(n: int, where: "Context | None") -> None: ...  # noqa: UP037 - quoted on purpose
-def dotted_context(n: int, where: elsewhere.Context) -> None: ...  # type: ignore  # noqa: F821, PGH003
+def dotted_context(n: int, where: elsewhere.Context) -> None: ...
 def annotated_context(n: int, where: Annotated[Context, "x"]) -> None: ...
 def typed_ctx(n: int, ctx: int) -> None: ...
 
