@@ -153,7 +153,7 @@ class Holdfast:
         run_timeout: Duration | None = None,
         on: str | Sequence[str] = (),
     ) -> Callable[[Callable[P, R]], Job[P, R]]: ...
-    def job(self, func: Callable[..., Any] | None = None, /, **contract: Any) -> Any:
+    def job(self, func: Any = None, /, **contract: Any) -> Any:
         """Register a function as a job, with or without a contract."""
         if func is not None:
             return self._register(func, contract)

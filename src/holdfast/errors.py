@@ -142,7 +142,7 @@ class NoRecord(RunError):
     """The job's delivery mode keeps no record, so this cannot be answered."""
 
 
-class Signal(Exception):  # noqa: N818 - a signal steers a run, it is not an error
+class Signal(Exception):
     """Raised by a handler to steer its own run."""
 
 

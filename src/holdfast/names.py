@@ -59,7 +59,7 @@ _LONGEST_KEY = 160
 _B62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
-def check_name(value: str, what: str) -> str:
+def check_name(value: object, what: str) -> str:
     """A job, group or node name: refuse what a subject token cannot carry."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise InvalidName(
@@ -69,7 +69,7 @@ def check_name(value: str, what: str) -> str:
     return value
 
 
-def check_event(value: str) -> str:
+def check_event(value: object) -> str:
     """An event name: like a job's, with dots allowed between its parts."""
     if not isinstance(value, str) or not _EVENT.fullmatch(value):
         raise InvalidName(
@@ -79,14 +79,14 @@ def check_event(value: str) -> str:
     return value
 
 
-def check_run(value: str) -> str:
+def check_run(value: object) -> str:
     """A run id as it was given out by `enqueue`."""
     if not isinstance(value, str) or not _RUN.fullmatch(value):
         raise InvalidName(f"run id {_shown(value)} is not one that Holdfast gave out")
     return value
 
 
-def check_header(name: str, value: str) -> None:
+def check_header(name: object, value: object) -> None:
     """A user's own header: refuse reserved names and anything that could forge a line."""
     if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
         raise InvalidName(f"header name {_shown(name)} is not usable: printable ASCII without ':'")
@@ -150,7 +150,7 @@ class IdMaker:
         return f"{kind}{self._prefix}{_b62(next(self._count))}"
 
 
-def keyed_run(group: str, job: str, key: str) -> str:
+def keyed_run(group: str, job: str, key: object) -> str:
     """The run id of a key: the same job and key always give the same run."""
     if not isinstance(key, str) or not key:
         raise InvalidName("key must be a text that is not empty")
@@ -201,7 +201,8 @@ class Names:
     namespace: str = DEFAULT_NAMESPACE
 
     def __post_init__(self) -> None:
-        if not isinstance(self.namespace, str) or not _NAMESPACE.fullmatch(self.namespace):
+        given: object = self.namespace
+        if not isinstance(given, str) or not _NAMESPACE.fullmatch(given):
             raise InvalidName(
                 f"namespace {_shown(self.namespace)} is not usable: lower-case letters, digits "
                 "and '-', starting with a letter, at most 32 characters"

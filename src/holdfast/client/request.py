@@ -78,7 +78,7 @@ def make_request(spec: JobSpec, body: bytes, options: Options, cause: str = "") 
     )
 
 
-def _instant(at: datetime | float | None) -> float | None:
+def _instant(at: object) -> float | None:
     if at is None:
         return None
     if isinstance(at, datetime):

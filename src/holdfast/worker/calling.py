@@ -64,10 +64,11 @@ class Caller:
     def _chain(
         self, job: Job[Any, Any], ctx: Context | SyncContext, bound: Bound
     ) -> Coroutine[Any, Any, Any]:
-        handler = functools.partial(self._handler, job, ctx, bound)
+        handler: Any = functools.partial(self._handler, job, ctx, bound)
         for middleware in reversed(self._middlewares):
-            handler = functools.partial(middleware, ctx, handler)  # type: ignore[arg-type]
-        return handler()
+            handler = functools.partial(middleware, ctx, handler)
+        chained: Coroutine[Any, Any, Any] = handler()
+        return chained
 
     def _handler(
         self, job: Job[Any, Any], ctx: Context | SyncContext, bound: Bound

@@ -45,8 +45,8 @@ class Held:
 
     __slots__ = (
         "attempt",
-        "claim",
         "cause",
+        "claim",
         "created",
         "event",
         "extended",

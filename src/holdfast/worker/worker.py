@@ -181,10 +181,8 @@ class Worker:
         stopping = asyncio.create_task(self._stop.wait())
         closed = asyncio.create_task(self._broker.closed.wait())
         try:
-            done, _ = await asyncio.wait(
-                [stopping, closed, self._slots.failure, *tasks],
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+            watched: list[asyncio.Future[Any]] = [stopping, closed, self._slots.failure, *tasks]
+            done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stopping, closed}:
                 task.result()
             if closed in done and not self._stop.is_set():
