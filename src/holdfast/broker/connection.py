@@ -25,19 +25,17 @@ from typing import Any, Final
 
 import msgspec
 import nats
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from holdfast import errors
 from holdfast.broker.options import connect_options, shown_url
+from holdfast.broker.wire import Headers, Listener, WireClient, parse_headers, publish_line
 from holdfast.clock import Clock, SystemClock
 from holdfast.config import ConnectionConfig
 from holdfast.names import Names
 
 log = logging.getLogger("holdfast.broker")
-
-Headers = dict[str, str]
 
 REQUIRED_VERSION: Final = (2, 12, 6)
 REQUIRED_API_LEVEL: Final = 3
@@ -111,7 +109,7 @@ class Broker:
         self.api_level = 0
         self.closed: asyncio.Event = asyncio.Event()
         self._name = name
-        self._nc: Client = Client()
+        self._nc = WireClient()
         self._inbox = f"_INBOX.{secrets.token_hex(11)}"
         self._tokens = itertools.count()
         self._waiting: dict[int, tuple[Future[Received], float]] = {}
@@ -135,7 +133,7 @@ class Broker:
         """Connect, refuse a server that is too old, and start to listen for replies."""
         await self._connect()
         try:
-            await self._nc.subscribe(f"{self._inbox}.*", cb=self._on_reply)
+            await self._nc.listen(f"{self._inbox}.*", self._on_reply)
             self._sweeper = asyncio.create_task(self._sweep(), name="holdfast-replies")
             self._check_version()
             await self._check_jetstream()
@@ -228,9 +226,9 @@ class Broker:
         self, subject: str, body: bytes = b"", headers: Headers | None = None, reply: str = ""
     ) -> None:
         """Send and do not wait: acks, pings, notices."""
-        self._check(body, headers)
+        line = self._line(subject, reply, body, headers)
         try:
-            await self._nc.publish(subject, body, reply=reply, headers=headers)
+            await self._nc.write(line)
         except (nats.errors.Error, OSError) as error:
             raise errors.NotConnected(f"not connected to NATS ({_reason(error)})") from None
 
@@ -242,13 +240,13 @@ class Broker:
         self, subject: str, body: bytes, headers: Headers | None = None, timeout: float = 0
     ) -> Future[Received]:
         """Send with a reply address; the future gets the answer. Many may be under way."""
-        self._check(body, headers)
         number = next(self._tokens)
+        line = self._line(subject, f"{self._inbox}.{number}", body, headers)
         future: Future[Received] = asyncio.get_running_loop().create_future()
         deadline = self.clock.monotonic() + (timeout or self.config.request_timeout_seconds)
         self._waiting[number] = (future, deadline)
         try:
-            await self._nc.publish(subject, body, reply=f"{self._inbox}.{number}", headers=headers)
+            await self._nc.write(line)
         except (nats.errors.Error, OSError) as error:
             self._waiting.pop(number, None)
             raise errors.NotConnected(f"not connected to NATS ({_reason(error)})") from None
@@ -276,17 +274,26 @@ class Broker:
         """Stop receiving; a connection that is gone has stopped already."""
         with contextlib.suppress(nats.errors.Error, OSError):
             await subscription.unsubscribe()
+        self._nc.forget(subscription)
 
     def new_inbox(self) -> str:
         """A subject of one's own for answers."""
         return f"_INBOX.{secrets.token_hex(11)}"
 
-    def _check(self, body: bytes, headers: Headers | None) -> None:
+    async def listen(self, subject: str, listener: Listener) -> Subscription:
+        """Receive on the short way: a plain function, called straight from the parser."""
+        return await self._nc.listen(subject, listener)
+
+    def _line(self, subject: str, reply: str, body: bytes, headers: Headers | None) -> bytes:
+        """The bytes to send, refused here when the server would cut the connection for them."""
         if not self._nc.is_connected:
             raise errors.NotConnected("not connected to NATS right now")
-        size = len(body) + header_bytes(headers)
-        if size > self._nc.max_payload:
-            raise errors.PayloadTooLarge(size, self._nc.max_payload)
+        line = publish_line(subject, reply, body, headers)
+        if len(line) > self._nc.max_payload:
+            size = len(body) + header_bytes(headers)
+            if size > self._nc.max_payload:
+                raise errors.PayloadTooLarge(size, self._nc.max_payload)
+        return line
 
     # ---- JetStream's API
 
@@ -337,10 +344,10 @@ class Broker:
 
     # ---- replies and callbacks
 
-    async def _on_reply(self, msg: Msg) -> None:
-        entry = self._waiting.pop(int(msg.subject[len(self._inbox) + 1 :]), None)
+    def _on_reply(self, subject: bytes, reply: bytes, body: bytes, headers: bytes | None) -> None:
+        entry = self._waiting.pop(int(subject[len(self._inbox) + 1 :]), None)
         if entry and not entry[0].done():
-            entry[0].set_result(Received.of(msg))
+            entry[0].set_result(Received("", body, parse_headers(headers), reply.decode()))
 
     async def _sweep(self) -> None:
         while True:

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast import errors
-from holdfast.broker.connection import Broker, Headers, Received, read_ack
+from holdfast.broker.connection import Broker, Received
+from holdfast.broker.wire import Headers
 from holdfast.names import H_EXPECTED, H_TTL, kv_key, kv_stream, kv_subject
 
 _PAGE = 1000
@@ -162,4 +163,4 @@ def _is_marker_headers(headers: Headers) -> bool:
     return "Nats-Marker-Reason" in headers
 
 
-__all__ = ["Bucket", "Entry", "direct_batch", "parse_time", "read_ack", "ttl_text"]
+__all__ = ["Bucket", "Entry", "direct_batch", "parse_time", "ttl_text"]

@@ -24,10 +24,9 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
-from nats.aio.msg import Msg
-
 from holdfast import errors
-from holdfast.broker.connection import Broker, Headers
+from holdfast.broker.connection import Broker
+from holdfast.broker.wire import Headers, parse_headers
 
 log = logging.getLogger("holdfast.pull")
 
@@ -162,9 +161,7 @@ class Pull:
     async def run(self) -> None:
         """Pull until cancelled."""
         loop = asyncio.get_running_loop()
-        subscription = await self._broker._nc.subscribe(
-            f"{self._inbox}.*", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
-        )
+        subscription = await self._broker.listen(f"{self._inbox}.*", self._receive)
         stop_listening = self._broker.on_reconnect(self._start_over)
         self._heard = self._broker.clock.monotonic()
         try:
@@ -247,10 +244,12 @@ class Pull:
         self._heard = self._broker.clock.monotonic()
         self._wake.set()
 
-    async def _receive(self, msg: Msg) -> None:
+    def _receive(
+        self, subject: bytes, reply: bytes, body: bytes, headers: bytes | None
+    ) -> None:
         self._heard = self._broker.clock.monotonic()
-        if not msg.reply or not msg.reply.startswith("$JS.ACK."):
-            self._on_status(msg)
+        if not reply.startswith(b"$JS.ACK."):
+            self._on_status(subject.decode(), parse_headers(headers))
             return
         self.delivered += 1
         self._active = True
@@ -258,13 +257,14 @@ class Pull:
             self._outstanding -= 1
             if self._outstanding <= self._low:
                 self._wake.set()
-        self._deliver(Delivery(self._broker, msg.subject, msg.data, msg.headers or {}, msg.reply))
+        self._deliver(
+            Delivery(self._broker, subject.decode(), body, parse_headers(headers), reply.decode())
+        )
 
-    def _on_status(self, msg: Msg) -> None:
-        headers = msg.headers or {}
+    def _on_status(self, subject: str, headers: Headers) -> None:
         status = headers.get("Status", "")
         self._active = False
-        if status == "100" or not msg.subject.endswith(f".{self._generation}"):
+        if status == "100" or not subject.endswith(f".{self._generation}"):
             return
         text = headers.get("Description", "")
         unserved = headers.get("Nats-Pending-Messages")

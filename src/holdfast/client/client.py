@@ -16,9 +16,10 @@ import msgspec
 
 from holdfast import errors
 from holdfast.broker import Broker, Bucket, Received, Stored
-from holdfast.broker.connection import ENVELOPE_BYTES, Headers, header_bytes, read_ack
+from holdfast.broker.connection import ENVELOPE_BYTES, header_bytes, read_ack
 from holdfast.broker.objects import Objects
 from holdfast.broker.streams import Topology
+from holdfast.broker.wire import Headers
 from holdfast.client.request import Enqueued, Request
 from holdfast.clock import rfc3339
 from holdfast.config import RecordConfig

@@ -1,0 +1,100 @@
+"""The NATS client with a short way in and a short way out, for what happens once per message.
+
+The library hands each message through a queue and a task to a coroutine; that is most of what a
+message costs. A subscription made with `listen` calls a plain function instead, straight from the
+parser, with the headers still unparsed. `write` appends a finished protocol line to the library's
+own buffer. Both rest on members of nats-py that are not public: `tests/integration/test_wire.py`
+fails if a new version moves them, and the version is pinned.
+
+A listener must not block and must not raise: it hands the message on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription
+
+log = logging.getLogger("holdfast.broker")
+
+Headers = dict[str, str]
+Listener = Callable[[bytes, bytes, bytes, bytes | None], None]
+"""Subject, reply, body, raw headers."""
+
+_NO_HEADERS: Headers = {}
+
+
+class WireClient(Client):
+    """nats-py's client, with `listen` and `write`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._listeners: dict[int, Listener] = {}
+
+    async def listen(self, subject: str, listener: Listener) -> Subscription:
+        """Subscribe with a plain function that the parser calls."""
+
+        async def unused(_: object) -> None:
+            return None
+
+        subscription = await self.subscribe(subject, cb=unused)
+        self._listeners[subscription._id] = listener
+        return subscription
+
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> None:
+        listener = self._listeners.get(sid)
+        if listener is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        try:
+            listener(subject, reply, data, headers)
+        except Exception:
+            log.exception("a message could not be taken in")
+
+    async def write(self, line: bytes) -> None:
+        """Send a finished protocol line."""
+        await self._send_command(line)
+        queue = self._flush_queue
+        if queue is not None and queue.empty():
+            await self._flush_pending()
+
+    def forget(self, subscription: Subscription) -> None:
+        """A subscription has ended."""
+        self._listeners.pop(subscription._id, None)
+
+
+def parse_headers(raw: bytes | None) -> Headers:
+    """A header block as a dict; `Status` and `Description` from its first line."""
+    if not raw:
+        return _NO_HEADERS
+    lines = raw.decode("utf-8", "replace").split("\r\n")
+    found: Headers = {}
+    first = lines[0]
+    if len(first) > 8:
+        status, _, description = first[8:].strip().partition(" ")
+        found["Status"] = status
+        found["Description"] = description
+    for line in lines[1:]:
+        name, sep, value = line.partition(":")
+        if sep:
+            found[name.strip()] = value.strip()
+    return found
+
+
+def publish_line(subject: str, reply: str, body: bytes, headers: Headers | None) -> bytes:
+    """A publish as it goes over the wire. Names are checked by the caller, values here."""
+    if not headers:
+        return f"PUB {subject} {reply} {len(body)}\r\n".encode() + body + b"\r\n"
+    block = "NATS/1.0\r\n"
+    for name, value in headers.items():
+        if "\n" in value or "\r" in value:
+            value = value.replace("\r", " ").replace("\n", " ")
+        block += f"{name}: {value}\r\n"
+    head = block.encode("utf-8", "replace") + b"\r\n"
+    size = len(head)
+    line = f"HPUB {subject} {reply} {size} {size + len(body)}\r\n".encode()
+    return line + head + body + b"\r\n"
