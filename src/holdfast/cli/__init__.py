@@ -1,0 +1,57 @@
+"""The command line: `holdfast <noun> <verb>`, one module per noun.
+
+Every noun module has `register(app)`, which adds its commands. It is imported whenever any command
+runs, so it imports nothing heavy at its top: what a command needs, it imports inside.
+
+Exit codes: 0 done · 1 refused or failed, one line on standard error · 2 wrong usage · 130 Ctrl-C.
+A command may have more of its own and says so in its help.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.common import Cli, run_cli
+from holdfast.version import __version__
+
+NOUNS = ("demo", "dev", "worker", "server", "doctor", "enqueue", "runs", "jobs", "dead")
+
+
+def build() -> Cli:
+    """The whole command line."""
+    app = Cli(
+        name="holdfast",
+        help="Highly available background jobs on NATS JetStream.",
+        no_args_is_help=True,
+    )
+    app.root(_root)
+    for noun in NOUNS:
+        if importlib.util.find_spec(f"holdfast.cli.{noun}"):
+            importlib.import_module(f"holdfast.cli.{noun}").register(app)
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit the process."""
+    sys.exit(run_cli(build(), arguments))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"holdfast {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Options that every command takes may stand before or after its name."""

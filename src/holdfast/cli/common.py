@@ -1,0 +1,272 @@
+"""What every command shares: the common options, connecting, printing, errors and exit codes.
+
+`Cli` is a `typer.Typer` whose commands take the common options (`--nats-url`, `--namespace`,
+`--json`, `--verbose`, `--debug`) wherever they stand, and may be coroutines. A command asks
+`given()` for them; it prints results with `emit` and `table` on standard output, and what is only
+worth a remark with `note` on standard error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from holdfast.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from holdfast.client import Client
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The common options as they were given; None: not at all."""
+
+    nats_url: str | None = None
+    namespace: str | None = None
+    json: bool | None = None
+    verbose: bool | None = None
+    debug: bool | None = None
+
+
+_given: ContextVar[Given] = ContextVar("holdfast_given", default=Given())  # noqa: B039 - frozen
+
+_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "nats_url": (
+        str | None,
+        typer.Option("--nats-url", metavar="URL", help="Servers to connect to, with commas."),
+    ),
+    "namespace": (
+        str | None,
+        typer.Option("--namespace", metavar="NAME", help="First part of every name on the server."),
+    ),
+    "json": (bool | None, typer.Option("--json", help="Print JSON.")),
+    "verbose": (bool | None, typer.Option("--verbose", "-v", help="Log more, to standard error.")),
+    "debug": (bool | None, typer.Option("--debug", help="Show tracebacks.", hidden=True)),
+}
+
+
+def given() -> Given:
+    """The common options of the command that is running."""
+    return _given.get()
+
+
+# ---- commands
+
+
+class Cli(typer.Typer):
+    """A command line whose commands take the common options and may be coroutines."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(
+            **{
+                "add_completion": False,
+                "rich_markup_mode": None,  # help is plain text: it needs no import of rich
+                "pretty_exceptions_enable": False,
+                "no_args_is_help": True,
+                **options,
+            }
+        )
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[T], T]:
+        """Register a command; a coroutine function is run to its end."""
+        register = super().command(name, **options)
+
+        def decorate(function: T) -> T:
+            register(_with_common_options(function))
+            return function
+
+        return decorate
+
+    def root(self, function: Callable[..., None]) -> None:
+        """The options of the program itself."""
+        self.callback()(_with_common_options(function))
+
+    def noun(self, name: str, help: str) -> Cli:
+        """A group of verbs: `holdfast <name> <verb>`."""
+        group = Cli(help=help)
+        self.add_typer(group, name=name)
+        return group
+
+
+def _with_common_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with the common options added to its signature, where typer looks for them."""
+    own = inspect.signature(function, eval_str=True)
+
+    @functools.wraps(function)
+    def command(**values: Any) -> Any:
+        common = {name: values.pop(name) for name in _OPTIONS}
+        _given.set(replace(given(), **{k: v for k, v in common.items() if v is not None}))
+        result = function(**values)
+        if inspect.iscoroutine(result):
+            with asyncio.Runner() as runner:
+                return runner.run(result)
+        return result
+
+    added = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option]
+        )
+        for name, (kind, option) in _OPTIONS.items()
+    ]
+    keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own.parameters.values()]
+    signature = own.replace(parameters=[*keyword, *added])
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    command.__annotations__ = {n: p.annotation for n, p in signature.parameters.items()}
+    return command
+
+
+def run_cli(cli: Cli, arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; no traceback unless asked for."""
+    _given.set(Given(debug=bool(os.environ.get("HOLDFAST_DEBUG"))))
+    try:
+        cli(args=list(arguments) if arguments is not None else None, prog_name="holdfast")
+    except SystemExit as exit:
+        return exit.code if isinstance(exit.code, int) else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the last line of defence: a sentence, not a page
+        return _failed(error)
+    return 0
+
+
+def _failed(error: Exception) -> int:
+    if given().debug:
+        traceback.print_exception(error)
+    text = str(error) if isinstance(error, HoldfastError) else _internal(error)
+    print(f"error: {' '.join(text.split())}", file=sys.stderr)
+    return 1
+
+
+def _internal(error: Exception) -> str:
+    return f"{type(error).__name__}: {error} (this is a bug: --debug shows where)"
+
+
+# ---- connecting
+
+
+@contextlib.asynccontextmanager
+async def connected() -> AsyncIterator[Client]:
+    """A client of the namespace that the options, the environment and the file name."""
+    from holdfast.broker import Broker
+    from holdfast.client import Client
+    from holdfast.config import ConnectionConfig, RecordConfig, load
+
+    log_to_stderr()
+    async with Broker(load(ConnectionConfig, **connection_given()), name="holdfast cli") as broker:
+        yield Client(broker, load(RecordConfig))
+
+
+def connection_given() -> dict[str, Any]:
+    """What was said about the connection, as overrides for `load(ConnectionConfig, …)`."""
+    return {"nats_url": given().nats_url, "namespace": given().namespace}
+
+
+def log_to_stderr(level: str = "warning") -> None:
+    """Log lines of a short command: only what is wrong, unless more is wanted."""
+    from holdfast.telemetry import configure_logging
+
+    configure_logging("debug" if given().verbose else level)
+
+
+# ---- printing
+
+
+def emit(value: Any) -> None:
+    """Print a value as JSON: records, dataclasses, lists, plain values."""
+    import msgspec
+
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2)
+    print(text.decode())
+
+
+def say(text: str) -> None:
+    """Print a line of the result."""
+    print(text)
+
+
+def note(text: str) -> None:
+    """A remark that is not part of the result."""
+    print(text, file=sys.stderr)
+
+
+def confirm(question: str) -> None:
+    """Ask before something that cannot be undone; without a terminal to ask on it is refused."""
+    if not sys.stdin.isatty():
+        raise HoldfastError(f"{question} Nobody is there to ask: say --yes if you mean it")
+    typer.confirm(question, abort=True, err=True)
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str = "") -> None:
+    """Print rows: a drawn table on a terminal, plain aligned text into a pipe or file."""
+    texts = [[_cell(value) for value in row] for row in rows]
+    if not texts:
+        note(empty or "nothing found")
+    elif sys.stdout.isatty():
+        _draw(headers, texts)
+    else:
+        _align(headers, texts)
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else " ".join(str(value).split())
+
+
+def _align(headers: Sequence[str], rows: list[list[str]]) -> None:
+    lines = [[h.upper() for h in headers], *rows]
+    widths = [max(len(line[n]) for line in lines) for n in range(len(headers))]
+    for line in lines:
+        print("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip())
+
+
+def _draw(headers: Sequence[str], rows: list[list[str]]) -> None:
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=SIMPLE, pad_edge=False)
+    for header in headers:
+        drawn.add_column(header, overflow="fold")
+    for row in rows:
+        drawn.add_row(*(Text(cell) for cell in row))
+    Console().print(drawn)
+
+
+def pairs(facts: Iterable[tuple[str, Any]]) -> None:
+    """Print facts one below the other; those without a value are left out."""
+    shown = [(name, _cell(value)) for name, value in facts if value not in (None, "", [], {})]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        print(f"{name.ljust(width)}  {value}")
+
+
+__all__ = [
+    "Cli",
+    "Given",
+    "confirm",
+    "connected",
+    "connection_given",
+    "emit",
+    "given",
+    "log_to_stderr",
+    "note",
+    "pairs",
+    "run_cli",
+    "say",
+    "table",
+]
