@@ -33,15 +33,19 @@ class Cluster:
         fast: bool = False,
         name: str = "holdfast",
         ports: Sequence[int] = (),
+        monitor_ports: Sequence[int] = (),
         max_payload: int = MAX_PAYLOAD,
         extra_config: str = "",
     ) -> None:
         """`ports` are the clients' ports, one per node; without them free ones are chosen.
+        So it is with `monitor_ports`.
 
         A node keeps its data in `store/<its name>`; without a store all of it is temporary.
         """
-        if ports and len(ports) != nodes:
-            raise ServerError(f"{nodes} nodes need {nodes} ports, not {len(ports)}")
+        for given in (ports, monitor_ports):
+            if given and len(given) != nodes:
+                raise ServerError(f"{nodes} nodes need {nodes} ports, not {len(given)}")
+        clients, monitors = ports or [0] * nodes, monitor_ports or [0] * nodes
         self.name = name
         self._settled = False  # was ready once: from now on the ports stay
         self.nodes = [
@@ -50,10 +54,11 @@ class Cluster:
                 store / f"{name}-{number}" if store else None,
                 fast=fast,
                 name=f"{name}-{number}",
+                monitor_port=monitor,
                 max_payload=max_payload,
                 extra_config=extra_config,
             )
-            for number, port in enumerate(ports or [0] * nodes, start=1)
+            for number, (port, monitor) in enumerate(zip(clients, monitors, strict=True), start=1)
         ]
 
     @property

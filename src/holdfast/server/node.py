@@ -151,8 +151,13 @@ class Server:
                 self._spawn()
             elif time.monotonic() >= deadline:
                 message = f"the nats-server {self.name!r} was not ready in {timeout:.3g} s"
-                raise ServerError(f"{message}; its log ends with:\n{self._log_tail()}")
+                raise ServerError(f"{message}; its log ends with:\n{self.log_tail()}")
         self._settled = True
+
+    def wait_ended(self) -> None:
+        """Return when the process that was started is gone, for whatever reason."""
+        if self._process is not None:
+            self._process.exited.wait()
 
     def terminate(self) -> None:
         """Ask it to shut down and return at once; `stop` waits for the end."""
@@ -199,6 +204,14 @@ class Server:
         finally:
             connection.close()
         return dict(answer)
+
+    def log_tail(self) -> str:
+        """The last lines that the process wrote."""
+        written = self._process.log_start if self._process else 0
+        with self.log_path.open("rb") as log:
+            log.seek(written)
+            lines = log.read().decode(errors="replace").splitlines()
+        return "\n".join(lines[-_LOG_LINES:]) or "(nothing was logged)"
 
     def __enter__(self) -> Self:
         try:
@@ -274,7 +287,7 @@ class Server:
         """The port for which it died, or None while it lives; raises if it died otherwise."""
         if self.running:
             return None
-        tail = self._log_tail()
+        tail = self.log_tail()
         if match := _IN_USE.search(tail):
             return int(match[1])
         raise ServerError(f"the nats-server {self.name!r} ended; its log ends with:\n{tail}")
@@ -282,13 +295,6 @@ class Server:
     def _may_move(self, port: int) -> bool:
         chosen = port in self._ports and not self.wants(port)
         return chosen and not self._settled and not self._cluster_config
-
-    def _log_tail(self) -> str:
-        written = self._process.log_start if self._process else 0
-        with self.log_path.open("rb") as log:
-            log.seek(written)
-            lines = log.read().decode(errors="replace").splitlines()
-        return "\n".join(lines[-_LOG_LINES:]) or "(nothing was logged)"
 
 
 def _quoted(text: str) -> str:

@@ -1,9 +1,5 @@
 """The nats-server process: its binary, its ports, and how it is held.
 
-A process is spawned by a thread of its own, which then waits for its end. The kernel's "kill me
-when my parent dies" counts the *thread* that spawned: so the thread must live as long as the
-process, whoever called `start`. If the thread's process dies, the kernel kills the nats-server.
-
 The store is locked with `flock` on a file descriptor that only the child keeps: the lock is gone
 exactly when the child is. nats-server itself would open one store twice and corrupt it.
 """
@@ -15,14 +11,11 @@ import os
 import random
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
 
+from holdfast.child import Child
 from holdfast.errors import HoldfastError
 
 HOST = "127.0.0.1"
@@ -30,16 +23,6 @@ HOST = "127.0.0.1"
 _EXECUTABLE = "nats-server.exe" if sys.platform == "win32" else "nats-server"
 _LOWEST_PORT = 10_240
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
-
-# PR_SET_PDEATHSIG has to be set in the child. A preexec_fn would run Python between fork and exec,
-# which may deadlock in a process with threads; this small program has none, and becomes the server.
-_LAUNCHER = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 = PR_SET_PDEATHSIG
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("the parent died before its nats-server had started")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 class ServerError(HoldfastError):
@@ -111,63 +94,20 @@ def temporary_store() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="holdfast-", ignore_cleanup_errors=True)
 
 
-class Process:
-    """One running nats-server; `exited` is set when it is gone and reaped."""
+class Process(Child):
+    """One running nats-server."""
 
     def __init__(self, config: Path, store: Path, log: Path) -> None:
         command = [str(find_binary()), "-c", str(config)]
         self.log_start = log.stat().st_size if log.exists() else 0
-        self.exited = threading.Event()
         self.ready = False  # for its owner to say
-        spawned: Future[subprocess.Popen[bytes]] = Future()
-        keeper = threading.Thread(
-            target=self._hold, args=(command, store, log, spawned), name="nats-server", daemon=True
-        )
-        keeper.start()
-        self._popen = spawned.result()
-        self.pid = self._popen.pid
-
-    def terminate(self) -> None:
-        """Ask it to shut down in order."""
-        if not self.exited.is_set():
-            self._popen.terminate()
-
-    def kill(self) -> None:
-        """End it at once; returns when it is gone."""
-        if not self.exited.is_set():
-            self._popen.kill()
-        self.exited.wait()
-
-    def _hold(
-        self, command: list[str], store: Path, log: Path, spawned: Future[subprocess.Popen[bytes]]
-    ) -> None:
+        locks = _lock(store)
         try:
-            popen = _spawn(command, store, log)
-        except BaseException as error:  # noqa: BLE001 - the caller raises it, from result()
-            spawned.set_exception(error)
-            return
-        spawned.set_result(popen)
-        popen.wait()
-        self.exited.set()
-
-
-def _spawn(command: Sequence[str], store: Path, log: Path) -> subprocess.Popen[bytes]:
-    if sys.platform == "linux":
-        command = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
-    locks = _lock(store)
-    try:
-        with log.open("ab") as output:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=locks,
-                start_new_session=True,  # Ctrl-C is for us: we stop it when our work is given back
-            )
-    finally:
-        for fd in locks:
-            os.close(fd)
+            with log.open("ab") as output:
+                super().__init__(command, name="nats-server", output=output, pass_fds=locks)
+        finally:
+            for fd in locks:
+                os.close(fd)
 
 
 def _lock(store: Path) -> list[int]:
