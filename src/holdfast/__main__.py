@@ -1,5 +1,6 @@
-"""`python -m holdfast` is `holdfast`."""
+"""`python -m holdfast`: the same as the `holdfast` command."""
 
 from holdfast.cli import main
 
-main()
+if __name__ == "__main__":
+    main()

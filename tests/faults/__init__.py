@@ -1,0 +1,1 @@
+"""Faults: real processes, real signals, and effects recorded outside the system."""

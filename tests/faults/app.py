@@ -1,0 +1,69 @@
+"""The app that the fault tests run in worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+from holdfast import Backoff, Context, Holdfast
+from tests.faults.effects import Effects
+
+app = Holdfast("faults")
+effects = Effects(Path(os.environ["EFFECTS"]))
+
+
+@app.job(retry=Backoff.list(["100ms", "200ms", "1s"]))
+async def work(key: str, seconds: float, ctx: Context) -> str:
+    """Takes a while, then has its effect once per run id."""
+    effects.started(run=ctx.run, key=key, epoch=ctx.epoch, attempt=ctx.attempt, node=ctx.node)
+    await asyncio.sleep(seconds * random.uniform(0.5, 1.5))
+    effects.apply(ctx.run, key=key, epoch=ctx.epoch)
+    return key
+
+
+@app.job
+async def slow(key: str, seconds: float, ctx: Context) -> str:
+    """Longer than every time-out in the system."""
+    effects.started(run=ctx.run, key=key, epoch=ctx.epoch, attempt=ctx.attempt, node=ctx.node)
+    await asyncio.sleep(seconds)
+    effects.apply(ctx.run, key=key, epoch=ctx.epoch, node=ctx.node)
+    return ctx.node
+
+
+@app.job(delivery="at_least_once")
+async def loose(key: str, ctx: Context) -> None:
+    """Without a record."""
+    effects.started(run=ctx.run, key=key, attempt=ctx.attempt)
+    effects.apply(ctx.run, key=key)
+
+
+@app.job(retry=Backoff.never())
+async def poison(how: str, ctx: Context) -> None:
+    """Takes its process down."""
+    effects.started(run=ctx.run, key=how, epoch=ctx.epoch, attempt=ctx.attempt)
+    if how == "exit":
+        os._exit(9)
+    effects.apply(ctx.run, key=how)
+
+
+@app.job
+async def anything(data: dict[str, Any], ctx: Context) -> None:
+    """Takes any object."""
+    effects.apply(ctx.run)
+
+
+@app.job
+async def typed(a: int, b: str = "x") -> int:
+    """Takes exactly this."""
+    return a
+
+
+@app.job(delivery="at_most_once")
+async def once(key: str, seconds: float, ctx: Context) -> None:
+    """Never a second start."""
+    effects.started(run=ctx.run, key=key, epoch=ctx.epoch)
+    await asyncio.sleep(seconds)
+    effects.apply(ctx.run, key=key)

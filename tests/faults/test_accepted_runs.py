@@ -1,0 +1,144 @@
+"""A job that was accepted runs, whatever dies in between."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.app import Holdfast
+from holdfast.client.request import Request
+from holdfast.errors import BrokerError
+from holdfast.server import Server
+from tests.faults.effects import Effects
+from tests.faults.processes import WorkerProcess, until, worker_fleet
+
+RUNS = 2_000
+DUPLICATES = 200
+WINDOW_SECONDS = 20
+
+
+async def _accept(app: Holdfast, request: Request, seen: list[bool]) -> None:
+    """Enqueue as a caller would: again, with the same key, until it is accepted."""
+    while True:
+        try:
+            [run] = await app.enqueue_many([request])
+        except BrokerError:
+            await asyncio.sleep(0.1)
+            continue
+        seen.append(run.duplicate)
+        return
+
+
+@pytest.mark.timeout(400)
+async def test_runs_survive_kills_of_workers_and_server(
+    tmp_path: Path, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2,000 runs, 10 % repeated keys, workers and server killed -9: every key exactly once."""
+    dice = random.Random(7)
+    keys = [f"k{n}" for n in range(RUNS - DUPLICATES)]
+    early = dice.sample(keys, DUPLICATES // 2)
+    late = dice.sample(keys, DUPLICATES - len(early))
+    monkeypatch.setenv("EFFECTS", str(tmp_path / "effects"))
+    monkeypatch.setenv("HOLDFAST_RECORD_DEDUP_WINDOW_SECONDS", str(WINDOW_SECONDS))
+    monkeypatch.setenv("HOLDFAST_WORKER_CONCURRENCY", "6")
+    monkeypatch.setenv("HOLDFAST_WORKER_CRASH_LIMIT", "20")
+    effects = Effects(tmp_path / "effects")
+    with Server(store=tmp_path / "store") as server:
+        app, job = _sender(server.url, namespace)
+        with worker_fleet(4, server.url, namespace, tmp_path) as fleet:
+            suppressed: list[bool] = []
+            kills = await _storm(server, fleet, dice, [job(k) for k in keys + early], suppressed, app)
+            await until(lambda: effects.count() >= len(keys), 120, "every key's effect")
+            repeats = await _late_repeats(fleet, app, [job(k) for k in late], suppressed)
+            await app.close()
+    starts = effects.starts_per_run()
+    extra = sum(starts.values()) - len(starts)
+    print(
+        f"\n{RUNS} runs, {kills} workers and the server killed: {effects.count()} effects, "
+        f"{extra} extra starts, {sum(suppressed)} repeats suppressed at publish, {repeats} at claim"
+    )
+    assert sorted(e["key"] for e in effects.done()) == sorted(keys)
+    assert len(starts) == len(keys)
+    assert extra <= kills * 6 + 4 * 6
+    assert sum(suppressed) + repeats == DUPLICATES
+    _check_epochs(effects)
+
+
+def _sender(url: str, namespace: str):  # type: ignore[no-untyped-def]
+    app = Holdfast("sender", nats_url=url, namespace=namespace)
+
+    @app.job
+    async def work(key: str, seconds: float) -> str:
+        raise AssertionError("only sent here")
+
+    return app, lambda key: work.options(key=key).request(key=key, seconds=0.03)
+
+
+async def _storm(
+    server: Server,
+    fleet: list[WorkerProcess],
+    dice: random.Random,
+    requests: list[Request],
+    suppressed: list[bool],
+    app: Holdfast,
+) -> int:
+    """Send everything while workers die every so often and the server dies in the middle."""
+    kills = 0
+    dice.shuffle(requests)
+    for worker in fleet:
+        await worker.ready()
+    began = time.monotonic()
+    sending = asyncio.create_task(_send_all(app, requests, suppressed))
+    for step in range(12):
+        await asyncio.sleep(dice.uniform(0.3, 0.9))
+        if step == 6:
+            server.kill()
+            await asyncio.sleep(1.0)
+            await asyncio.to_thread(server.restart)
+        else:
+            dice.choice(fleet).replace()
+            kills += 1
+    await sending
+    assert time.monotonic() - began < WINDOW_SECONDS * 4
+    return kills
+
+
+async def _send_all(app: Holdfast, requests: list[Request], suppressed: list[bool]) -> None:
+    gate = asyncio.Semaphore(20)
+
+    async def one(request: Request) -> None:
+        async with gate:
+            await _accept(app, request, suppressed)
+
+    await asyncio.gather(*(one(r) for r in requests))
+
+
+async def _late_repeats(
+    fleet: list[WorkerProcess], app: Holdfast, requests: list[Request], suppressed: list[bool]
+) -> int:
+    """Repeat keys after the server has forgotten their message ids: the claim must know them."""
+    for worker in fleet:
+        await worker.ready()
+    await asyncio.sleep(WINDOW_SECONDS + 1)
+    before = _dropped(fleet)
+    sent = len(suppressed)
+    await _send_all(app, requests, suppressed)
+    stored = len(requests) - sum(suppressed[sent:])
+    await until(lambda: _dropped(fleet) - before >= stored, 60, "late repeats dropped")
+    return _dropped(fleet) - before
+
+
+def _dropped(fleet: list[WorkerProcess]) -> int:
+    return sum(worker.text().count("it has ended: drop the message") for worker in fleet)
+
+
+def _check_epochs(effects: Effects) -> None:
+    """Later starts of a run have higher epochs."""
+    last: dict[str, int] = {}
+    for start in effects.starts():
+        assert start["epoch"] > last.get(start["run"], 0), start
+        last[start["run"]] = start["epoch"]
