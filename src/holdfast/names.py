@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import re
 import secrets
 import time
@@ -137,17 +138,22 @@ class IdMaker:
     """Unique ids without asking the system's random source each time.
 
     One random prefix per process and a counter. The prefix starts with the second of creation, so
-    that ids of one day sort roughly by age.
+    that ids of one day sort roughly by age. A forked child makes a prefix of its own: with its
+    parent's, the two would give the same id to two runs, and one would be dropped as a repeat.
     """
 
     def __init__(self) -> None:
-        self._prefix = _b62(int(time.time())).rjust(6, "0") + _b62(secrets.randbits(64)).rjust(
-            11, "0"
-        )
-        self._count = itertools.count()
+        self._state = self._start()
+
+    def _start(self) -> tuple[int, str, itertools.count[int]]:
+        second = _b62(int(time.time())).rjust(6, "0")
+        return os.getpid(), second + _b62(secrets.randbits(64)).rjust(11, "0"), itertools.count()
 
     def __call__(self, kind: str = "r") -> str:
-        return f"{kind}{self._prefix}{_b62(next(self._count))}"
+        pid, prefix, count = self._state
+        if pid != os.getpid():
+            _, prefix, count = self._state = self._start()
+        return f"{kind}{prefix}{_b62(next(count))}"
 
 
 def keyed_run(group: str, job: str, key: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import string
 from typing import Any
@@ -156,6 +157,23 @@ def test_id_maker_gives_no_id_twice() -> None:
     ids = {maker() for maker in (one, other) for _ in range(5000)}
     assert len(ids) == 10_000
     assert all(names.check_run(i) == i for i in ids)
+
+
+def test_id_maker_gives_a_forked_child_ids_of_its_own() -> None:
+    """A prefork server's children do not give one id to two runs: one would be dropped."""
+    make = names.IdMaker()
+    before = make()
+    ours, theirs = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(theirs, make().encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(theirs)
+    with os.fdopen(ours) as answer:
+        other = answer.read()
+    assert names.check_run(other) == other
+    assert other[:12] != before[:12]
+    assert other not in {make() for _ in range(10)}
 
 
 @given(st.integers(1, 2**63), st.integers(0, 2**63))
