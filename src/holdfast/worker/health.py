@@ -13,13 +13,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.errors import ConfigError
 
 log = logging.getLogger("holdfast.health")
+
+T = TypeVar("T")
 
 READ_SECONDS = 5.0
 _REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
@@ -31,7 +33,7 @@ class Health:
 
     ready: bool
     problems: list[str]
-    metrics: Callable[[], bytes]
+    metrics: Callable[[], bytes] | Callable[[], Awaitable[bytes]]
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -39,7 +41,12 @@ class HealthServer:
     """Serves a process's health while the `async with` lasts; port 0 serves nothing."""
 
     def __init__(
-        self, host: str, port: int, health: Callable[[], Health], *, path: str | None = None
+        self,
+        host: str,
+        port: int,
+        health: Callable[[], Health] | Callable[[], Awaitable[Health]],
+        *,
+        path: str | None = None,
     ) -> None:
         self._host = host
         self._port = port
@@ -70,7 +77,7 @@ class HealthServer:
                 line = (await reader.readline()).decode("latin-1").split()
                 while (await reader.readline()).strip():
                     pass
-            status, kind, body = self._answer(line)
+            status, kind, body = await self._answer(line)
             head = (
                 f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\n"
                 f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
@@ -82,19 +89,24 @@ class HealthServer:
         finally:
             writer.close()
 
-    def _answer(self, line: list[str]) -> tuple[int, str, bytes]:
+    async def _answer(self, line: list[str]) -> tuple[int, str, bytes]:
         if len(line) < 2 or line[0] not in ("GET", "HEAD"):
             return 405, "text/plain", b"GET only\n"
         path = line[1].split("?")[0]
         if path == "/health/live":
             return 200, "application/json", b'{"live": true}\n'
         if path in ("/health", "/health/ready"):
-            health = self._health()
+            health = await _result(self._health())
             answer = {"ready": health.ready, "problems": health.problems, **health.facts}
             return (200 if health.ready else 503), "application/json", _json(answer)
         if path == "/metrics":
-            return 200, "text/plain; version=0.0.4; charset=utf-8", self._health().metrics()
+            metrics = (await _result(self._health())).metrics
+            return 200, "text/plain; version=0.0.4; charset=utf-8", await _result(metrics())
         return 404, "text/plain", b"try /health/live, /health/ready or /metrics\n"
+
+
+async def _result(value: T | Awaitable[T]) -> T:
+    return await value if isinstance(value, Awaitable) else value
 
 
 def _json(value: dict[str, Any]) -> bytes:

@@ -55,7 +55,9 @@ class Worker:
         connection: ConnectionConfig | None = None,
         records: RecordConfig | None = None,
         telemetry: Telemetry | None = None,
+        health_path: str = "",
     ) -> None:
+        """Health is served on the configuration's port, or on a Unix socket at `health_path`."""
         self.app = app
         self.config = config or WorkerConfig()
         self.jobs = {n: j for n, j in app.jobs.items() if j.spec.group == self.config.group}
@@ -68,6 +70,7 @@ class Worker:
         self.telemetry = telemetry or Telemetry()
         self.node = new_node_id("worker")
         self._records = records or RecordConfig()
+        self._health_path = health_path
         self._broker = Broker(connection or app.connection_config(), name=self.node)
         self._stop = asyncio.Event()
         self._held: dict[str, Held] = {}
@@ -145,7 +148,9 @@ class Worker:
         self._pulls = [p for job in self.jobs.values() for p in self._pulls_of(job)]
 
     async def _work(self) -> None:
-        health = HealthServer(self.config.health_host, self.config.health_port, self._health)
+        health = HealthServer(
+            self.config.health_host, self.config.health_port, self._health, path=self._health_path
+        )
         async with health:
             background = [
                 self._spawn(self._heartbeat.run(), "heartbeat"),
