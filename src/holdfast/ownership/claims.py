@@ -7,7 +7,9 @@ expects its own last revision, so a holder that was replaced meanwhile is refuse
 not by its own good manners.
 
 A write that got no answer is unknown: the record is read back from the leader, and the token says
-whether it was applied. Until that is resolved, nothing is acknowledged.
+whether it was applied. Until that is resolved, nothing is acknowledged. A holder's own writes take
+turns; one that was cut off half-way (a handler cancelled while it told its progress) is recognised
+by its token too, and not mistaken for another holder.
 
 Not guaranteed: that a handler runs only once. After a crash between an effect and its settle the
 next holder runs it again, with a higher epoch. `ClaimLost` means: stop, write nothing, and leave
@@ -16,8 +18,9 @@ the message alone, because its reply subject acts on the new holder's delivery.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 import msgspec
@@ -32,6 +35,8 @@ from holdfast.telemetry import Telemetry
 RETRY_SECONDS = 0.1
 RETRY_MOST_SECONDS = 1.0
 
+_UNSURE = (NotConnected, Unavailable, OutcomeUnknown)
+
 
 class ClaimLost(BrokerError):
     """Somebody else holds the run now."""
@@ -40,7 +45,7 @@ class ClaimLost(BrokerError):
 class Claim:
     """A held run: its record, the epoch at which it was won, and its newest revision."""
 
-    __slots__ = ("epoch", "lost", "record", "revision", "run")
+    __slots__ = ("epoch", "lost", "record", "revision", "run", "settled", "tokens", "turn")
 
     def __init__(self, run: str, record: RunRecord, revision: int) -> None:
         self.run = run
@@ -48,6 +53,10 @@ class Claim:
         self.epoch = revision
         self.revision = revision
         self.lost = False
+        self.settled = False
+        self.tokens = {record.token}
+        """Of the newest applied write, and of those after it whose outcome is not known."""
+        self.turn = asyncio.Lock()
 
 
 class Claims:
@@ -95,7 +104,7 @@ class Claims:
             record, revision = found or (None, 0)
             if record and (record.group, record.job) != (fresh.group, fresh.job):
                 return Verdict.FOREIGN
-            verdict = await self._decide(record, message)
+            verdict = await self.decide(record, message)
             if verdict not in (Verdict.CLAIM, Verdict.TAKE_OVER):
                 return verdict
             if self._must_wait(record, verdict):
@@ -122,7 +131,8 @@ class Claims:
         """The attempt is over, however it ended."""
         self._suspects.discard(claim.run)
 
-    async def _decide(self, record: RunRecord | None, message: int) -> Verdict:
+    async def decide(self, record: RunRecord | None, message: int) -> Verdict:
+        """What to do with a message whose run has this record, as things stand now."""
         alive = True
         if record is not None and record.state == "running":
             alive = await self._node_alive(record.node)
@@ -155,33 +165,39 @@ class Claims:
         result_object: str = "",
     ) -> None:
         """End the attempt; raises `ClaimLost` when somebody else holds the run now."""
-        record = runs.settled(
-            claim.record,
-            state,
-            outcome,
-            epoch=claim.epoch,
-            token=self._token(),
-            now=self._now(),
-            error=error,
-            message=message,
-            due=due,
-            result=result,
-            result_object=result_object,
-        )
-        ttl = self._ttl[record.keyed] if record.terminal else None
-        await self._write_own(claim, record, ttl)
+        async with claim.turn:
+            record = runs.settled(
+                claim.record,
+                state,
+                outcome,
+                epoch=claim.epoch,
+                token=self._token(),
+                now=self._now(),
+                error=error,
+                message=message,
+                due=due,
+                result=result,
+                result_object=result_object,
+            )
+            ttl = self._ttl[record.keyed] if record.terminal else None
+            await self._write_own(claim, record, ttl)
+            claim.settled = True
 
     async def progress(self, claim: Claim, progress: Progress) -> None:
-        """Write down how far the handler is."""
-        record = msgspec.structs.replace(claim.record, progress=progress, token=self._token())
-        await self._write_own(claim, record, None)
+        """Write down how far the handler is; `ClaimLost` when its attempt is over."""
+        async with claim.turn:
+            if claim.settled:
+                raise ClaimLost(f"the attempt at run {claim.run} is over")
+            record = msgspec.structs.replace(claim.record, progress=progress, token=self._token())
+            await self._write_own(claim, record, None)
 
-    async def give_up(self, run: str, *, state: State, error: str) -> RunRecord | None:
-        """End a run whose holder is gone, without executing it: `dead` or `lost`."""
-        found = await self.read(run)
-        if found is None or found[0].state != "running":
-            return None
-        record, revision = found
+    async def give_up(
+        self, run: str, record: RunRecord, revision: int, *, state: State, error: str
+    ) -> RunRecord | None:
+        """End a run whose holder is gone, without executing it: `dead` or `lost`.
+
+        `revision` is the one at which that was decided: a run that has moved since is left alone.
+        """
         crashed = runs.close_crashed(record, self._now())
         ended = msgspec.structs.replace(
             crashed, state=state, token=self._token(), error=error, ended=self._now(), reply=""
@@ -191,11 +207,14 @@ class Claims:
 
     async def owns(self, claim: Claim) -> bool:
         """Ask the leader whether the claim still stands. It informs; only a write decides."""
-        found = await self.read(claim.run)
-        mine = found is not None and found[1] == claim.revision
-        if not mine:
-            claim.lost = True
-        return mine
+        async with claim.turn:
+            if claim.settled:
+                return False
+            found = await self.read(claim.run)
+            mine = found is not None and found[0].token in claim.tokens
+            if not mine:
+                claim.lost = True
+            return mine
 
     async def read(self, run: str) -> tuple[RunRecord, int] | None:
         """A run's record and revision, waiting out a lost connection."""
@@ -203,41 +222,56 @@ class Claims:
         return (runs.decode(entry.value), entry.revision) if entry else None
 
     async def _write_own(self, claim: Claim, record: RunRecord, ttl: float | None) -> None:
-        won = 0 if claim.lost else await self._write(claim.run, record, claim.revision, ttl)
+        claim.tokens.add(record.token)
+        won = 0
+        if not claim.lost:
+            won = await self._write(claim.run, record, claim.revision, ttl, claim.tokens)
         if not won:
             claim.lost = True
             self._telemetry.fenced.labels("settle").inc()
             raise ClaimLost(f"run {claim.run} was taken over by another node")
         claim.record = record
         claim.revision = won
+        claim.tokens = {record.token}
 
     # ---- unknown writes
 
     async def _write(
-        self, run: str, record: RunRecord, expected: int, ttl: float | None = None
+        self,
+        run: str,
+        record: RunRecord,
+        expected: int,
+        ttl: float | None = None,
+        own: Collection[str] = (),
     ) -> int:
-        """Write until it is known to be applied (its revision) or refused (0)."""
+        """Write until it is known to be applied (its revision) or refused (0).
+
+        A refusal may come from this very write, when its first answer was lost, or from another
+        one of the same holder that was cut off (`own`): the token tells.
+        """
         body = runs.encode(record)
         delay = RETRY_SECONDS
         while True:
             try:
                 return await self._store.put(run, body, expected=expected, ttl=ttl)
             except Conflict:
-                return await self._applied_before(run, record)
-            except (NotConnected, Unavailable, OutcomeUnknown):
+                found = await self.read(run)
+                if found and found[0].token == record.token:
+                    return found[1]
+                if not (found and found[0].token in own and found[1] != expected):
+                    return 0
+                expected = found[1]
+            except BrokerError as error:
+                if not own and not isinstance(error, _UNSURE):
+                    raise  # nothing is held yet; what is held must be settled, on a full disk too
                 await self._clock.sleep(delay)
                 delay = min(delay * 2, RETRY_MOST_SECONDS)
-
-    async def _applied_before(self, run: str, record: RunRecord) -> int:
-        """A refused write may be our own earlier one whose answer was lost: the token tells."""
-        found = await self.read(run)
-        return found[1] if found and found[0].token == record.token else 0
 
     async def _patiently(self, call: Callable[[], Awaitable[Any]]) -> Any:
         delay = RETRY_SECONDS
         while True:
             try:
                 return await call()
-            except (NotConnected, Unavailable, OutcomeUnknown):
+            except _UNSURE:
                 await self._clock.sleep(delay)
                 delay = min(delay * 2, RETRY_MOST_SECONDS)

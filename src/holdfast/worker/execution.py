@@ -21,7 +21,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from holdfast import durations
 from holdfast.clock import Clock
@@ -30,12 +31,14 @@ from holdfast.errors import (
     BrokerError,
     Discard,
     HoldfastError,
+    InvalidInput,
     InvalidPayload,
     NoRecord,
+    PayloadTooLarge,
     Retry,
     Snooze,
 )
-from holdfast.model.run import Outcome, Progress, RunRecord, Verdict
+from holdfast.model.run import Outcome, Progress, RunRecord, State, Verdict
 from holdfast.names import H_CAUSE, H_MSG_ID, event_message_id
 from holdfast.ownership.claims import Claim, ClaimLost, Claims
 from holdfast.payload import encode_result, encode_value
@@ -49,6 +52,8 @@ log = logging.getLogger("holdfast.worker")
 
 HELD_ELSEWHERE_SECONDS = 2.0
 PROGRESS_SECONDS = 0.5
+
+T = TypeVar("T")
 
 
 class Execution:
@@ -192,15 +197,19 @@ class Executor:
 
     async def _abandon(self, held: Held, verdict: Verdict) -> None:
         found = await self.claims.read(held.run)
-        record = found[0] if found else None
+        if not found or await self.claims.decide(found[0], held.stamp) is not verdict:
+            await held.message.nak()  # it has moved on meanwhile
+            return
+        record, revision = found
         poison = verdict is Verdict.POISON
         error = (
-            f"{(record.crashes if record else 0) + 1} workers died while they held it"
+            f"{record.crashes + 1} workers died while they held it"
             if poison
             else "its worker died and its restart strategy is 'never'"
         )
         await self._bury(held, "crashed" if poison else "lost", error, "", record)
-        if await self.claims.give_up(held.run, state="dead" if poison else "lost", error=error):
+        state: State = "dead" if poison else "lost"
+        if await self.claims.give_up(held.run, record, revision, state=state, error=error):
             await held.message.ack()
         else:
             await held.message.nak(HELD_ELSEWHERE_SECONDS)
@@ -283,7 +292,8 @@ class Executor:
         if held.claim:
             name = ""
             if len(body) > self._outbox.largest_result:
-                name, body = await self._outbox.keep(f"result/{held.run}", body), b""
+                kept, name, body = body, f"result/{held.run}", b""
+                await self._surely(held, lambda: self._outbox.keep(name, kept))
             await self.claims.settle(held.claim, "done", "done", result=body, result_object=name)
         await _quietly(held.message.ack())
         return "done"
@@ -309,15 +319,16 @@ class Executor:
 
     async def _raised(self, held: Held, error: BaseException) -> Outcome:
         if isinstance(error, Discard):
-            return await self._cancelled(held, f"discarded: {error}")
-        if isinstance(error, Snooze):
-            return await self._snoozed(held, durations.seconds(error.delay, "Snooze delay"))
+            return await self._cancelled(held, _line(error).replace("Discard", "discarded", 1))
         delay = None
-        if isinstance(error, Retry) and error.delay is not None:
-            delay = durations.seconds(error.delay, "Retry delay")
-        text = f"{type(error).__name__}: {error}"
-        story = _story(error)
-        return await self._failed(held, text, story, "failed", delay)
+        try:
+            if isinstance(error, (Retry, Snooze)) and error.delay is not None:
+                delay = durations.seconds(error.delay, f"{type(error).__name__} delay")
+        except InvalidInput as wrong:
+            return await self._failed(held, _line(wrong), _story(error))
+        if isinstance(error, Snooze):
+            return await self._snoozed(held, delay or 0.0)
+        return await self._failed(held, _line(error), _story(error), "failed", delay)
 
     async def _cancelled(self, held: Held, why: str) -> Outcome:
         if held.claim:
@@ -369,23 +380,34 @@ class Executor:
     async def _again(self, held: Held, wait: float, outcome: Outcome, error: str) -> None:
         """Run it again after `wait`: a short wait keeps the message, a long one parks a new one."""
         due = self._now() + wait
-        if held.claim and wait <= self._short_wait and not held.lost:
-            await self.claims.settle(held.claim, "failed", outcome, error=error, due=due)
-            self._telemetry.retries.labels("nak").inc()
-            await _quietly(held.message.nak(wait))
-            return
-        stamp = held.stamp + 1
-        headers = envelope.parked_headers(held, stamp)
-        spec = held.job.spec
-        await self._outbox.park(
-            spec.group, spec.name, held.run, stamp, held.message.body, headers, due
-        )
+        short = held.claim is not None and wait <= self._short_wait
+        stamp = held.stamp if short else await self._park(held, due)
         if held.claim:
             await self.claims.settle(
                 held.claim, "failed", outcome, error=error, due=due, message=stamp
             )
-        self._telemetry.retries.labels("parked").inc()
-        await _quietly(held.message.ack())
+        parked = stamp != held.stamp
+        self._telemetry.retries.labels("parked" if parked else "nak").inc()
+        await _quietly(held.message.ack() if parked else held.message.nak(wait))
+
+    async def _park(self, held: Held, due: float) -> int:
+        """Store the message of the next attempt and return its stamp.
+
+        One that has no room for our headers stays with its consumer, however long the wait.
+        """
+        stamp = held.stamp + 1
+        headers = envelope.parked_headers(held, stamp)
+        spec, body = held.job.spec, held.message.body
+        try:
+            await self._surely(
+                held,
+                lambda: self._outbox.park(
+                    spec.group, spec.name, held.run, stamp, body, headers, due
+                ),
+            )
+        except PayloadTooLarge:
+            return held.stamp
+        return stamp
 
     async def _dead(self, held: Held, reason: str, error: str, story: str) -> None:
         await self._bury(held, reason, error, story, held.claim.record if held.claim else None)
@@ -401,7 +423,10 @@ class Executor:
             raise ClaimLost(f"run {held.run} was taken over by another node")
         headers = envelope.dead_headers(held, reason, error, story, record, self._now())
         spec = held.job.spec
-        await self._outbox.dead_letter(spec.group, spec.name, held.message.body, headers)
+        body = held.message.body
+        await self._surely(
+            held, lambda: self._outbox.dead_letter(spec.group, spec.name, body, headers)
+        )
         self._telemetry.dead.labels(spec.group, spec.name, reason).inc()
         log.error(
             "run %s is a dead letter (%s): %s",
@@ -410,6 +435,25 @@ class Executor:
             story.rstrip() or error,
             extra=envelope.log_fields(held, self._node),
         )
+
+    async def _surely(self, held: Held, store: Callable[[], Awaitable[T]]) -> T:
+        """Store it, however long that takes.
+
+        The run is ours until it is settled: left to its redelivery it would be found to be held by
+        a node that is alive, and nobody would touch it.
+        """
+        delay = 0.1
+        while True:
+            try:
+                return await store()
+            except BrokerError as error:
+                if held.claim is None:
+                    raise
+                if held.lost:
+                    raise ClaimLost(f"run {held.run} was taken over by another node") from None
+                log.warning("run %s cannot be settled yet: %s", held.run, error)
+            await self.clock.sleep(delay)
+            delay = min(delay * 2, 5.0)
 
     # ---- events
 
@@ -425,6 +469,15 @@ class Executor:
                 event,
                 event,
             )
+
+
+def _line(error: BaseException) -> str:
+    """An error in one text that any record can carry, whatever the error itself is made of."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - the user's own __str__ may do anything
+        text = f"{type(error).__name__} (which cannot be shown)"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _story(error: BaseException) -> str:
