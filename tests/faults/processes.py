@@ -49,7 +49,7 @@ class WorkerProcess:
     def _spawn(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as out:
             return subprocess.Popen(
-                [sys.executable, "-c", "import sys;from holdfast.worker.process import run_worker;from holdfast.worker import Worker;from holdfast.config import *;from holdfast.telemetry import configure_logging;configure_logging();from tests.faults.app import app;sys.exit(run_worker(lambda: Worker(app, load(WorkerConfig), records=load(RecordConfig))))"],
+                [sys.executable, "-c", "import sys;from holdfast.worker.process import run_worker;from holdfast.worker import Worker;from holdfast.config import *;from holdfast.telemetry import configure_logging;configure_logging(__import__('os').environ.get('HOLDFAST_LOG_LEVEL','info'));from tests.faults.app import app;sys.exit(run_worker(lambda: Worker(app, load(WorkerConfig), records=load(RecordConfig))))"],
                 env=self._env,
                 cwd=ROOT,
                 stdout=out,

@@ -43,6 +43,7 @@ ENVELOPE_BYTES: Final = 16 * 1024
 """Kept free below the server's limit, so that a dead letter can carry the body and its story."""
 
 _CAS_REFUSED: Final = frozenset({10071, 10164})
+_NO_SEQUENCE: Final = 10043
 _SWEEP_SECONDS: Final = 0.25
 
 
@@ -297,11 +298,13 @@ class Broker:
 
     # ---- JetStream's API
 
-    async def api(self, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def api(
+        self, subject: str, body: dict[str, Any] | None = None, timeout: float = 0
+    ) -> dict[str, Any]:
         """Call `$JS.API.<subject>`; `NotFound`, `Conflict`, `BrokerError` for its refusals."""
         data = msgspec.json.encode(body) if body is not None else b""
         try:
-            answer = await self.request(f"$JS.API.{subject}", data)
+            answer = await self.request(f"$JS.API.{subject}", data, timeout=timeout)
         except errors.OutcomeUnknown:
             denied = self._denied.get(f"$JS.API.{subject}")
             if denied:
@@ -420,7 +423,7 @@ def api_error(error: ApiError) -> errors.BrokerError:
     text = f"{error.description} ({error.err_code or error.code})"
     if error.err_code in _CAS_REFUSED:
         return errors.Conflict(text)
-    if error.code == 404:
+    if error.code == 404 or error.err_code == _NO_SEQUENCE:
         return errors.NotFound(text)
     if error.code == 503:
         return errors.Unavailable(text)

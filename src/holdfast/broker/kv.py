@@ -88,18 +88,29 @@ async def direct_batch(
 ) -> AsyncIterator[Received]:
     """Every stored message of a subject, oldest first, page by page."""
     while True:
-        page, last = await _direct_page(broker, stream, subject, start)
-        for message in page:
-            if not message.headers.get("KV-Operation") and not _is_marker_headers(message.headers):
-                yield message
-        if len(page) < _PAGE:
+        page = await direct_page(broker, stream, subject, start)
+        for message in page.messages:
+            yield message
+        if not page.more:
             return
-        start = last + 1
+        start = page.last + 1
 
 
-async def _direct_page(
-    broker: Broker, stream: str, subject: str, start: int
-) -> tuple[list[Received], int]:
+class Page(NamedTuple):
+    """Part of a listing: its messages, the last sequence looked at, and whether more follow."""
+
+    messages: list[Received]
+    last: int
+    more: bool
+
+
+async def direct_page(
+    broker: Broker, stream: str, subject: str, start: int, size: int = _PAGE
+) -> Page:
+    """The next stored messages of a subject from a sequence on, without markers.
+
+    The server ends a page before `size` when its messages are large, and says that more follow.
+    """
     inbox = broker.new_inbox()
     queue: asyncio.Queue[Received] = asyncio.Queue()
 
@@ -108,7 +119,7 @@ async def _direct_page(
 
     subscription = await broker.subscribe(inbox, receive)
     try:
-        request: dict[str, Any] = {"seq": start, "next_by_subj": subject, "batch": _PAGE}
+        request: dict[str, Any] = {"seq": start, "next_by_subj": subject, "batch": size}
         await broker.publish(
             f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(request), reply=inbox
         )
@@ -117,7 +128,7 @@ async def _direct_page(
         await broker.unsubscribe(subscription)
 
 
-async def _read_page(queue: asyncio.Queue[Received], timeout: float) -> tuple[list[Received], int]:
+async def _read_page(queue: asyncio.Queue[Received], timeout: float) -> Page:
     page: list[Received] = []
     last = 0
     while True:
@@ -126,15 +137,17 @@ async def _read_page(queue: asyncio.Queue[Received], timeout: float) -> tuple[li
                 message = await queue.get()
         except TimeoutError:
             raise errors.OutcomeUnknown("a listing was cut off: try again") from None
-        status = message.status
+        stored = "Nats-Sequence" in message.headers
+        status = "" if stored else message.status  # a stored message may have a header of that name
         if status in ("204", "404"):
-            return page, last
+            return Page(page, last, int(message.headers.get("Nats-Num-Pending", 0)) > 0)
         if status == "503":
             raise errors.Unavailable("nobody answers for the bucket right now")
         if status:
             raise errors.BrokerError(f"a listing failed: {status} {message.headers}")
-        page.append(message)
         last = int(message.headers["Nats-Sequence"])
+        if not message.headers.get("KV-Operation") and not _is_marker_headers(message.headers):
+            page.append(message)
 
 
 def ttl_text(ttl: float) -> str:

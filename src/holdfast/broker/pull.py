@@ -34,6 +34,7 @@ NANO: Final = 1_000_000_000
 HEARTBEAT_SECONDS: Final = 0.75
 MISSED_HEARTBEATS: Final = 2.2
 EXPIRES_SECONDS: Final = 30.0
+COMPLAIN_SECONDS: Final = 10.0
 GIVE_UP_SECONDS: Final = 60.0
 REFUSED_SECONDS: Final = 0.1
 MAX_BATCH: Final = 2_000
@@ -129,6 +130,7 @@ class Pull:
         self._missing = True
         self._not_before = 0.0
         self._failing_since: float | None = None
+        self._complained = False
         self._wake = asyncio.Event()
 
     @property
@@ -185,7 +187,7 @@ class Pull:
             return wait
         try:
             if self._silent():
-                log.warning("no heartbeat from consumer %s: asking again", self.consumer)
+                log.debug("no heartbeat from consumer %s: asking again", self.consumer)
                 self._missing = True
                 self._start_over()
             if self._missing:
@@ -210,6 +212,9 @@ class Pull:
         self._missing = True
         if self._failing_since is None:
             self._failing_since = now
+            self._complained = False
+        if not self._complained and now - self._failing_since > COMPLAIN_SECONDS:
+            self._complained = True
             log.warning("consumer %s cannot be used (%s): trying again", self.consumer, error)
         if now - self._failing_since > GIVE_UP_SECONDS:
             raise errors.Unavailable(

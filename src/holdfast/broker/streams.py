@@ -7,10 +7,12 @@ may start at once.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from holdfast import errors
 from holdfast.broker.connection import Broker
+from holdfast.broker.kv import parse_time
 from holdfast.config import RecordConfig
 from holdfast.names import Names, kv_stream, kv_subject
 
@@ -20,6 +22,9 @@ MAX_CONSUMERS: Final = 100_000
 MAX_ACK_PENDING: Final = 50_000
 MAX_WAITING: Final = 8_192
 FOREVER: Final = "2199-01-01T00:00:00Z"
+PATIENCE_SECONDS: Final = 30.0
+LOOK_SECONDS: Final = 0.5
+"""A question asked during an election is never answered: ask again soon."""
 BUCKETS: Final = ("runs", "nodes")
 
 Config = dict[str, Any]
@@ -132,28 +137,41 @@ class Topology:
         """Create every stream and bucket that is missing; measure the server's clock."""
         replicas = await self.wanted_replicas()
         for config in stream_configs(self._names, self._records, replicas):
-            await self.ensure_stream(config)
-        await self.measure_clock()
+            await self._patiently(lambda config=config: self.ensure_stream(config))
+        await self._patiently(self.measure_clock)
+
+    async def _patiently(self, step: Callable[[], Awaitable[object]]) -> None:
+        """A cluster that has just started needs a moment; every step may be repeated."""
+        clock = self._broker.clock
+        deadline = clock.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                await step()
+                return
+            except (errors.OutcomeUnknown, errors.Unavailable, errors.NotConnected):
+                if clock.monotonic() > deadline:
+                    raise
+                await clock.sleep(0.2)
 
     async def ensure_stream(self, config: Config) -> None:
         """Create one stream unless it is there."""
         try:
-            await self._broker.api(f"STREAM.INFO.{config['name']}")
+            await self._broker.api(f"STREAM.INFO.{config['name']}", timeout=LOOK_SECONDS)
             return
         except errors.NotFound:
             pass
         try:
             await self._broker.api(f"STREAM.CREATE.{config['name']}", config)
+        except (errors.OutcomeUnknown, errors.Unavailable, errors.NotConnected):
+            raise
         except errors.BrokerError as error:
             if "already in use" not in str(error):
                 raise errors.BrokerError(f"cannot create {config['name']}: {error}") from None
 
     async def measure_clock(self) -> float:
         """The difference between the server's clock and ours, good to half a round trip."""
-        from holdfast.broker.kv import parse_time
-
         before = self._broker.clock.utc()
-        info = await self._broker.api(f"STREAM.INFO.{self._names.jobs}")
+        info = await self._broker.api(f"STREAM.INFO.{self._names.jobs}", timeout=LOOK_SECONDS)
         middle = (before + self._broker.clock.utc()) / 2
         if "ts" in info:
             self._broker.server_offset = parse_time(info["ts"]) - middle
@@ -182,7 +200,7 @@ class Topology:
     ) -> None:
         """Create a job's consumer unless it is there (`new`: events from now on, not all kept)."""
         try:
-            await self._broker.api(f"CONSUMER.INFO.{stream}.{name}")
+            await self._broker.api(f"CONSUMER.INFO.{stream}.{name}", timeout=LOOK_SECONDS)
             return
         except errors.NotFound as error:
             if "stream not found" in str(error):

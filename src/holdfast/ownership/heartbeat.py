@@ -31,6 +31,9 @@ from holdfast.version import __version__
 
 log = logging.getLogger("holdfast.heartbeat")
 
+STEADY = 0.75
+"""The part of a TTL without a renewal after which a series of heartbeats counts as broken."""
+
 
 def new_node_id(role: str) -> str:
     """An id that is never used again."""
@@ -63,11 +66,22 @@ class Heartbeat:
         self._running = running
         self._revision = 0
         self._acknowledged = -1e9
+        self._steady_since = 0.0
 
     @property
     def trusted(self) -> bool:
         """Nobody can have seen this node as gone yet."""
         return self._clock.monotonic() - self._acknowledged < self.record.ttl_seconds
+
+    @property
+    def may_judge(self) -> bool:
+        """Whether the absence of another node's key means anything.
+
+        After an outage every key has lapsed, whoever lives. A node that could not renew its own
+        waits a whole TTL after it can again, so that the others have had their turn.
+        """
+        steady = self._acknowledged - self._steady_since
+        return self.trusted and steady >= self.record.ttl_seconds
 
     async def beat(self) -> None:
         """Renew once; registers (again) when the key is not there."""
@@ -80,6 +94,8 @@ class Heartbeat:
         except Conflict:
             await self._register_again(record)
         self.record = record
+        if sent - self._acknowledged > record.ttl_seconds * STEADY:
+            self._steady_since = sent
         self._acknowledged = sent
 
     async def _register_again(self, record: NodeRecord) -> None:

@@ -90,7 +90,6 @@ class Canary:
                 "deliver_policy": "all",
                 "replay_policy": "instant",
                 "inactive_threshold": KEEP_SECONDS * NANO,
-                "num_replicas": 1,
                 "mem_storage": True,
             },
         )

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from holdfast.errors import HoldfastError
@@ -50,13 +50,15 @@ async def _main(worker_factory: Any) -> int:
     return 0
 
 
-def handle_signals(stop: Any) -> None:
-    """Call `stop` on the first SIGTERM or SIGINT; exit at once on the second."""
+def handle_signals(stop: Callable[[], None], kill: Callable[[], None] | None = None) -> None:
+    """Call `stop` on the first SIGTERM or SIGINT; on the second `kill`, and exit at once."""
     loop = asyncio.get_running_loop()
     seen: list[int] = []
 
     def received(number: int) -> None:
         if seen:
+            if kill:
+                kill()
             os._exit(128 + number)
         seen.append(number)
         stop()

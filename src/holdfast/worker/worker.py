@@ -324,7 +324,7 @@ class Worker:
                 held.interrupt(Interrupt.CLAIM_LOST)
 
     async def _node_alive(self, node: str) -> bool:
-        if node == self.node:
+        if node == self.node or not self._heartbeat.may_judge:
             return True
         return await self._nodes.get(node) is not None
 

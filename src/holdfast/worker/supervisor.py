@@ -1,0 +1,223 @@
+"""Keeps processes running: starts them, replaces those that ended, stops them in order.
+
+    start the first ──► it is up ──► start the others ──► (signal) SIGTERM to all ──► wait ──► exit
+
+A process that died is started again after a wait that grows while it keeps dying and starts over
+once it has lived for a while; one that ended well (its share of runs is done) is replaced at once.
+The first process goes first, so that a mistake in the configuration is told once and not by each.
+
+Gives up, non-zero, when a process has died five times in a row before it was up, or says at its
+first start that its configuration cannot work: trying again would not help, and whoever started us
+should know. Not given up: a process that worked and then keeps dying.
+
+A process is up when the file that it announces exists (a worker's health socket), or, without one,
+when it has lived for `UP_SECONDS`. It dies with us, in whatever way we end (`holdfast.child`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from holdfast.child import Child, ending
+from holdfast.clock import Clock, SystemClock
+from holdfast.errors import HoldfastError
+
+log = logging.getLogger("holdfast.supervisor")
+
+CONFIG_EXIT = 78
+"""The exit code of a process whose configuration or app cannot work: EX_CONFIG of sysexits.h."""
+FIRST_WAIT_SECONDS = 0.2
+LONGEST_WAIT_SECONDS = 5.0
+STABLE_SECONDS = 10.0
+UP_SECONDS = 5.0
+STARTS = 5
+_LOOK_SECONDS = 0.02
+
+
+class GivenUp(HoldfastError):
+    """A process cannot be kept running."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What to run: a name for the log, the command, what it has in its environment besides ours."""
+
+    name: str
+    command: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    announces: Path | None = None
+    """A file that exists once the process is up."""
+
+
+class Restarts:
+    """When a process that ended is started again, and when there is no point in it."""
+
+    def __init__(self) -> None:
+        self._deaths = 0
+        self._failed_starts = 0
+        self._was_up = False
+
+    def after(self, code: int, *, lived: float, up: bool) -> float | None:
+        """Seconds to wait before the next start; None: give up."""
+        self._was_up = self._was_up or up
+        self._failed_starts = 0 if up else self._failed_starts + 1
+        if code == 0 and up:
+            self._deaths = 0
+            return 0.0
+        if self._failed_starts >= STARTS or (code == CONFIG_EXIT and not self._was_up):
+            return None
+        self._deaths = 0 if lived >= STABLE_SECONDS else self._deaths + 1
+        wait: float = FIRST_WAIT_SECONDS * 2 ** max(0, self._deaths - 1)
+        return min(wait, LONGEST_WAIT_SECONDS)
+
+
+class Keeper:
+    """Keeps one process running while `run` runs."""
+
+    def __init__(
+        self, spec: Spec, *, clock: Clock | None = None, output: IO[bytes] | None = None
+    ) -> None:
+        self.spec = spec
+        self.child: Child | None = None
+        self.starts = 0
+        self.up = asyncio.Event()
+        """Set while the process is up."""
+        self.trouble = "not started yet"
+        """Why no process runs, in words; empty while one does."""
+        self._clock = clock or SystemClock()
+        self._output = output
+        self._restarts = Restarts()
+        self._stopping = asyncio.Event()
+
+    async def run(self) -> None:
+        """Start it, and again whenever it ends, until `stop`; raises `GivenUp`."""
+        while not self._stopping.is_set():
+            began = self._clock.monotonic()
+            code = await self._live()
+            if self._stopping.is_set():
+                return
+            lived = self._clock.monotonic() - began
+            wait = self._restarts.after(code, lived=lived, up=self._came_up(lived))
+            if wait is None:
+                raise GivenUp(f"{self.spec.name} cannot be started: {self.trouble}")
+            await self._pause(code, wait)
+
+    def stop(self) -> None:
+        """Ask the process to end in order and start no other; `run` returns when it is gone."""
+        self._stopping.set()
+        if self.child:
+            self.child.terminate()
+
+    def kill(self) -> None:
+        """End the process at once, without a successor."""
+        self._stopping.set()
+        if self.child:
+            self.child.kill()
+
+    async def _live(self) -> int:
+        """One process from its start to its end; returns its exit code."""
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+
+        def on_exit() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(ended.set)
+
+        if self.spec.announces:
+            self.spec.announces.unlink(missing_ok=True)
+        env = {**os.environ, **self.spec.env}
+        name = self.spec.name
+        child = Child(self.spec.command, name=name, env=env, output=self._output, on_exit=on_exit)
+        self.child, self.trouble = child, ""
+        self.starts += 1
+        looking = asyncio.create_task(self._look_up())
+        try:
+            await ended.wait()
+        finally:
+            looking.cancel()
+            self.up.clear()
+        code = child.code or 0
+        self.trouble = ending(code)
+        return code
+
+    async def _look_up(self) -> None:
+        if self.spec.announces is None:
+            await self._clock.sleep(UP_SECONDS)
+        else:
+            while not self.spec.announces.exists():
+                await self._clock.sleep(_LOOK_SECONDS)
+        self.up.set()
+
+    def _came_up(self, lived: float) -> bool:
+        if self.spec.announces is None:
+            return lived >= UP_SECONDS
+        return self.spec.announces.exists()
+
+    async def _pause(self, code: int, wait: float) -> None:
+        pid = self.child.pid if self.child else 0
+        if code == 0:
+            log.info("%s (pid %d) has done its share: replaced", self.spec.name, pid)
+        else:
+            text = "%s (pid %d) ended, %s: started again in %g s"
+            log.warning(text, self.spec.name, pid, self.trouble, wait)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                await self._stopping.wait()
+
+
+class Supervisor:
+    """Keeps several processes running until it is stopped."""
+
+    def __init__(self, specs: Sequence[Spec], *, stop_seconds: float) -> None:
+        """After `stop_seconds` without having ended, a process that was told to is killed."""
+        self.keepers = [Keeper(spec) for spec in specs]
+        self._stop_seconds = stop_seconds
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """End `run`: every process is asked to end in order."""
+        self._stopping.set()
+
+    def kill(self) -> None:
+        """End every process at once."""
+        for keeper in self.keepers:
+            keeper.kill()
+
+    async def run(self) -> int:
+        """Run until stopped; returns the exit code: 0, or 1 when something had to be forced."""
+        tasks = [asyncio.create_task(self._start(n)) for n in range(len(self.keepers))]
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            failed = [task for task in done - {stopping} if task.exception()]
+            for task in failed:
+                log.error("%s", task.exception())
+            return await self._end(tasks) or (1 if failed else 0)
+        finally:
+            self.kill()
+            for task in (stopping, *tasks):
+                task.cancel()
+            await asyncio.gather(stopping, *tasks, return_exceptions=True)
+
+    async def _start(self, number: int) -> None:
+        if number:
+            await self.keepers[0].up.wait()
+        if not self._stopping.is_set():
+            await self.keepers[number].run()
+
+    async def _end(self, tasks: list[asyncio.Task[None]]) -> int:
+        self._stopping.set()
+        for keeper in self.keepers:
+            keeper.stop()
+        self.keepers[0].up.set()  # those that wait for it need not any more
+        _, late = await asyncio.wait(tasks, timeout=self._stop_seconds)
+        if late:
+            log.error("%d processes did not end in time: killed", len(late))
+        return 1 if late else 0

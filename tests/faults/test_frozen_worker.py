@@ -1,0 +1,96 @@
+"""A process that only looked dead can do no harm when it wakes."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+from holdfast import Run
+from holdfast.app import Holdfast
+from holdfast.server import Server
+from tests.faults.app import app as jobs
+from tests.faults.conftest import QUICK
+from tests.faults.effects import Effects
+from tests.faults.processes import until, worker_fleet
+
+
+def sender(url: str, namespace: str) -> Holdfast:
+    """The fault app, sending to one server."""
+    app = Holdfast("sender", nats_url=url, namespace=namespace)
+    for job in jobs.jobs.values():
+        app.job(name=job.name, delivery=job.spec.delivery)(job.func)
+    return app
+
+
+async def test_frozen_worker_changes_nothing(nats: Server, namespace: str, tmp_path: Path) -> None:
+    """SIGSTOP past the claim, SIGCONT afterwards: the successor's result stands, nothing doubles."""
+    effects = Effects(tmp_path / "effects")
+    app = sender(nats.url, namespace)
+    with worker_fleet(1, nats.url, namespace, tmp_path, **QUICK) as [frozen]:
+        await frozen.ready()
+        run = await app.jobs["slow"].enqueue(key="a", seconds=3.0)
+        await until(lambda: effects.starts(), what="the first start")
+        frozen.signal(signal.SIGSTOP)
+        other_root = tmp_path / "other"
+        other_root.mkdir()
+        (other_root / "effects").symlink_to(tmp_path / "effects")
+        with worker_fleet(1, nats.url, namespace, other_root, **QUICK) as [other]:
+            winner = await run.result(timeout=40)
+            before = await run.status()
+            frozen.signal(signal.SIGCONT)
+            await until(lambda: "taken over" in frozen.text(), 20, "the zombie noticing")
+            after = await run.status()
+            assert other.running
+            assert frozen.running
+    await app.close()
+    assert before.record == after.record
+    assert before.record is not None
+    assert before.record.crashes == 1
+    assert [e["node"] for e in effects.done()] == [winner]
+    epochs = [start["epoch"] for start in effects.starts()]
+    assert len(epochs) == 2
+    assert epochs[0] < epochs[1]
+
+
+async def test_long_run_starts_once(nats: Server, namespace: str, tmp_path: Path) -> None:
+    """A run longer than every time-out in the system is started once, with idle workers around."""
+    effects = Effects(tmp_path / "effects")
+    app = sender(nats.url, namespace)
+    with worker_fleet(2, nats.url, namespace, tmp_path, **QUICK) as fleet:
+        for worker in fleet:
+            await worker.ready()
+        run = await app.jobs["slow"].enqueue(key="a", seconds=7.0)
+        await run.result(timeout=30)
+    await app.close()
+    assert len(effects.starts()) == 1
+
+
+async def test_poison_run_is_stopped_by_the_crash_limit(
+    nats: Server, namespace: str, tmp_path: Path
+) -> None:
+    """A run that kills its worker is dead-lettered after three crashes; bystanders all finish."""
+    effects = Effects(tmp_path / "effects")
+    app = sender(nats.url, namespace)
+    with worker_fleet(1, nats.url, namespace, tmp_path, **QUICK) as [worker]:
+        await worker.ready()
+        bad = await app.jobs["poison"].enqueue(how="exit")
+        good = await app.jobs["work"].enqueue_many(
+            [app.jobs["work"].request(key=str(n), seconds=0.2) for n in range(40)]
+        )
+        for _ in range(3):
+            await until(lambda: not worker.running, 40, "the crash")
+            worker.replace()
+        await until(lambda: _dead(bad), 40, "the dead letter")
+        for run in good:
+            assert await run.result(timeout=30) is not None
+        assert worker.running
+        status = await bad.status()
+    await app.close()
+    assert effects.starts_per_run()[bad.id] == 3
+    assert status.crashes == 3
+    assert "3 workers died" in status.error
+
+
+async def _dead(run: Run[Any]) -> bool:
+    return (await run.status()).state == "dead"
