@@ -54,7 +54,7 @@ class Client:
         self.topology = Topology(broker, records)
         self.runs = Bucket(broker, broker.names.runs)
         self.objects = Objects(broker)
-        self._records = records
+        self.records = records
 
     # ---- enqueue
 
@@ -245,7 +245,7 @@ class Client:
         )
         try:
             await self.runs.put(
-                run, runs.encode(ended), expected=revision, ttl=self._records.keyed_ttl_seconds
+                run, runs.encode(ended), expected=revision, ttl=self.records.keyed_ttl_seconds
             )
         except errors.Conflict:
             return False
