@@ -16,14 +16,48 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holdfast.testing.backend import DeadLetter, PublishedEvent
+    from holdfast.testing.clock import FakeClock
+    from holdfast.testing.context import (
+        FakeContext,
+        FakeSyncContext,
+        make_context,
+        make_sync_context,
+    )
+    from holdfast.testing.eager_mode import eager
+    from holdfast.testing.memory_app import Memory, memory
     from holdfast.testing.running import RunningWorker
 
-__all__ = ["RunningWorker"]
+__all__ = [
+    "DeadLetter",
+    "FakeClock",
+    "FakeContext",
+    "FakeSyncContext",
+    "Memory",
+    "PublishedEvent",
+    "RunningWorker",
+    "eager",
+    "make_context",
+    "make_sync_context",
+    "memory",
+]
 
-_WHERE = {"RunningWorker": "running"}
+_MODULES = {
+    "DeadLetter": "backend",
+    "FakeClock": "clock",
+    "FakeContext": "context",
+    "FakeSyncContext": "context",
+    "Memory": "memory_app",
+    "PublishedEvent": "backend",
+    "RunningWorker": "running",
+    "eager": "eager_mode",
+    "make_context": "context",
+    "make_sync_context": "context",
+    "memory": "memory_app",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,0 +1,239 @@
+"""What the memory app has instead of the client and the outbox on NATS."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast.app import Holdfast
+from holdfast.broker import Stored
+from holdfast.broker.connection import ENVELOPE_BYTES, header_bytes
+from holdfast.client import Enqueued, Request
+from holdfast.config import RecordConfig
+from holdfast.errors import Conflict, PayloadTooLarge
+from holdfast.model import run as runs
+from holdfast.model.run import RunRecord
+from holdfast.names import H_CAUSE, H_ERROR, H_MSG_ID, H_REASON, H_RUN, H_TRACEBACK, Names
+from holdfast.ownership.store import MemoryStore
+from holdfast.server.node import MAX_PAYLOAD
+from holdfast.testing.clock import FakeClock
+from holdfast.testing.queue import Headers, MemoryQueue, Scheduled
+from holdfast.worker.held import Held, Interrupt
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A run that was given up."""
+
+    run: str
+    group: str
+    job: str
+    reason: str
+    """`failed`, `timeout`, `invalid`, `crashed` or `lost`."""
+    error: str
+    traceback: str
+    body: bytes
+    headers: Headers
+
+    @property
+    def payload(self) -> Any:
+        """The body as JSON."""
+        return msgspec.json.decode(self.body)
+
+
+@dataclass(frozen=True)
+class PublishedEvent:
+    """An event as it was published."""
+
+    event: str
+    data: Any
+    id: str
+    cause: str
+    """The run that published it; empty when it came from outside a run."""
+
+
+class MemoryOutbox:
+    """What executions send (`worker.outbox.Outbox`), and what became of it."""
+
+    largest_result = MAX_PAYLOAD // 4
+
+    def __init__(self, app: Holdfast, queue: MemoryQueue, names: Names) -> None:
+        self.dead: list[DeadLetter] = []
+        self.events: list[PublishedEvent] = []
+        self.objects: dict[str, bytes] = {}
+        self._app = app
+        self._queue = queue
+        self._names = names
+
+    async def park(
+        self,
+        group: str,
+        job: str,
+        run: str,
+        attempt: int,
+        body: bytes,
+        headers: Headers,
+        due: float,
+    ) -> None:
+        subject = self._names.later(group, job, run, attempt)
+        self._queue.later(subject, Scheduled(group, job, body, headers, due), replace=True)
+
+    async def event(self, event: str, body: bytes, headers: Headers) -> bool:
+        subscribers = self._subscribers(event)
+        self.publish(event, body, headers)
+        return bool(subscribers)
+
+    def publish(self, event: str, body: bytes, headers: Headers) -> Stored:
+        stored = self._queue.event(event, body, headers, self._subscribers(event))
+        if not stored.duplicate:
+            data = msgspec.json.decode(body)
+            id, cause = headers.get(H_MSG_ID, ""), headers.get(H_CAUSE, "")
+            self.events.append(PublishedEvent(event, data, id, cause))
+        return stored
+
+    def _subscribers(self, event: str) -> list[tuple[str, str]]:
+        specs = [job.spec for job in self._app.jobs.values()]
+        return [(spec.group, spec.name) for spec in specs if event in spec.on]
+
+    async def dead_letter(self, group: str, job: str, body: bytes, headers: Headers) -> None:
+        if not self._queue.is_new_dead_letter(headers):
+            return
+        error, story = headers.get(H_ERROR, '""'), headers.get(H_TRACEBACK, '""')
+        self.dead.append(
+            DeadLetter(
+                headers.get(H_RUN, ""),
+                group,
+                job,
+                headers.get(H_REASON, ""),
+                json.loads(error),
+                json.loads(story),
+                body,
+                headers,
+            )
+        )
+
+    async def keep(self, name: str, body: bytes) -> str:
+        self.objects[name] = body
+        return name
+
+
+class Process(Protocol):
+    """What the backend needs of the app in memory."""
+
+    clock: FakeClock
+
+    async def record(self, run: str) -> RunRecord | None: ...
+    async def until_ended(self, run: str, sequence: int, patient: bool) -> RunRecord: ...
+    def held(self, run: str) -> tuple[Held, asyncio.Task[None]] | None: ...
+
+
+class MemoryBackend:
+    """Accepts runs and answers questions about them (`client.request.Backend`)."""
+
+    def __init__(
+        self,
+        process: Process,
+        queue: MemoryQueue,
+        names: Names,
+        store: MemoryStore,
+        outbox: MemoryOutbox,
+        records: RecordConfig,
+    ) -> None:
+        self._process = process
+        self._queue = queue
+        self._names = names
+        self._store = store
+        self._outbox = outbox
+        self._records = records
+
+    # ---- accepting
+
+    async def enqueue(self, request: Request) -> Enqueued:
+        headers = {**request.headers, H_MSG_ID: request.run}
+        if request.cause:
+            headers[H_CAUSE] = request.cause
+        _check_size(request.body, headers)
+        group, job = request.group, request.spec.name
+        if not request.delayed:
+            stored = self._queue.job(group, job, request.body, headers)
+            return Enqueued(request.run, stored.seq, stored.duplicate)
+        headers[H_RUN] = request.run
+        due = request.at
+        if due is None:
+            due = self._process.clock.utc() + request.delay_seconds
+        stored = self._queue.later(
+            self._names.later(group, job, request.run, 1),
+            Scheduled(group, job, request.body, headers, due),
+            replace=False,
+        )
+        return Enqueued(request.run, 0, stored.duplicate)
+
+    async def enqueue_many(self, requests: Sequence[Request]) -> list[Enqueued]:
+        return [await self.enqueue(request) for request in requests]
+
+    async def publish_event(self, event: str, body: bytes, headers: Headers) -> Stored:
+        _check_size(body, headers)
+        return self._outbox.publish(event, body, headers)
+
+    # ---- asking
+
+    async def read(self, run: str) -> RunRecord | None:
+        return await self._process.record(run)
+
+    async def wait(self, run: str, sequence: int, timeout: float | None) -> RunRecord:
+        async with asyncio.timeout(timeout):
+            return await self._process.until_ended(run, sequence, patient=timeout is None)
+
+    async def queued(self, run: str, group: str, job: str, sequence: int) -> str:
+        if sequence:
+            return "queued" if self._queue.has(sequence) else "unknown"
+        delayed = self._queue.has_later(self._names.later(group, job, run, ""))
+        return "delayed" if delayed else "queued"
+
+    async def result_bytes(self, record: RunRecord) -> bytes:
+        if record.result_object:
+            return self._outbox.objects[record.result_object]
+        return bytes(record.result)
+
+    # ---- cancelling
+
+    async def cancel(self, run: str, group: str, job: str) -> bool:
+        while True:
+            entry = await self._store.get(run)
+            record = runs.decode(entry.value) if entry else None
+            if record and record.terminal:
+                return record.state == "cancelled"
+            if running := self._process.held(run):
+                held, task = running
+                held.interrupt(Interrupt.CANCEL)
+                await asyncio.shield(task)
+                continue
+            if await self._write_cancelled(run, record, entry.revision if entry else 0, group, job):
+                return True
+
+    async def _write_cancelled(
+        self, run: str, record: RunRecord | None, revision: int, group: str, job: str
+    ) -> bool:
+        now = self._process.clock.utc()
+        base = record or RunRecord("cancelled", group, job, keyed=True, created=now)
+        ended = msgspec.structs.replace(
+            base, state="cancelled", token=f"cancel.{run}", ended=now, error="cancelled", reply=""
+        )
+        ttl = self._records.keyed_ttl_seconds
+        try:
+            await self._store.put(run, runs.encode(ended), expected=revision, ttl=ttl)
+        except Conflict:
+            return False
+        self._queue.forget_later(self._names.later(group, job, run, ""))
+        return True
+
+
+def _check_size(body: bytes, headers: Headers) -> None:
+    size, limit = len(body) + header_bytes(headers), MAX_PAYLOAD - ENVELOPE_BYTES
+    if size > limit:
+        raise PayloadTooLarge(size, limit)

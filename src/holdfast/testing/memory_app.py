@@ -1,0 +1,291 @@
+"""An app without a server: handlers, retries, delays, events and crashes in one process.
+
+    async def test_resize_is_retried_after_a_minute():
+        async with memory(app) as mem:
+            run = await resize.enqueue(Image(id=42))
+            await mem.drain()                         # everything that is due, until nothing is
+            assert (await run.status()).state == "failed"
+            await mem.advance("1m")                   # and everything that becomes due meanwhile
+            assert await run.result() == Thumbnail(key="42-small")
+
+Guaranteed to behave as a worker does, because it is the same code: claims, attempts, retries, dead
+letters, events, cancellation and the de-duplication of keys. The clock stands still until
+`advance`; it moves from one due instant to the next, so that each attempt starts when it would.
+
+Not covered: several processes at once (attempts are made one after the other; a crash is simulated
+with `crash_next`), acknowledgement deadlines, outages. Timeouts pass in real time. Use the pytest
+fixture `holdfast_worker` for a real server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from holdfast.app import Holdfast, Hook, Job
+from holdfast.clock import rfc3339
+from holdfast.config import RecordConfig, WorkerConfig
+from holdfast.context import Context, SyncContext
+from holdfast.durations import Duration, seconds
+from holdfast.errors import HoldfastError, RunError, RunNotFound, Signal
+from holdfast.model import run as runs
+from holdfast.model.run import RunRecord
+from holdfast.names import Names
+from holdfast.ownership.claims import Claims
+from holdfast.ownership.store import MemoryStore
+from holdfast.payload import Bound
+from holdfast.telemetry import Telemetry
+from holdfast.testing.backend import DeadLetter, MemoryBackend, MemoryOutbox, PublishedEvent
+from holdfast.testing.clock import FakeClock
+from holdfast.testing.queue import MemoryDelivery, MemoryQueue, Message
+from holdfast.worker.calling import Caller
+from holdfast.worker.execution import Executor
+from holdfast.worker.held import Held
+
+MOST_ATTEMPTS = 10_000
+"""`drain` gives up after this many: a job that enqueues itself without a delay never ends."""
+
+Moment = Literal["start", "end"]
+
+
+class _ProcessDied(BaseException):
+    """The simulated end of the process: nothing may catch it and nothing is sent."""
+
+
+class _Calls(Caller):
+    """Calls handlers, unless their process is to die; remembers what they raised."""
+
+    def __init__(self, app: Holdfast, telemetry: Telemetry) -> None:
+        super().__init__(app.middlewares, threads=4, telemetry=telemetry)
+        self.crashes: dict[str, list[Moment]] = {}
+        self.raised: list[Exception] = []
+
+    async def call(self, job: Job[Any, Any], ctx: Context | SyncContext, bound: Bound) -> Any:
+        planned = self.crashes.get(job.name)
+        moment = planned.pop(0) if planned else None
+        if moment == "start":
+            raise _ProcessDied
+        try:
+            value = await super().call(job, ctx, bound)
+        except Exception as error:
+            if moment == "end":
+                raise _ProcessDied from None
+            if not isinstance(error, Signal):
+                self.raised.append(error)
+            raise
+        if moment == "end":
+            raise _ProcessDied
+        return value
+
+
+class Memory:
+    """An app in memory. Made by `memory`."""
+
+    def __init__(
+        self,
+        app: Holdfast,
+        clock: FakeClock | None = None,
+        *,
+        worker: WorkerConfig | None = None,
+        records: RecordConfig | None = None,
+        telemetry: Telemetry | None = None,
+    ) -> None:
+        self.app = app
+        self.clock = clock or FakeClock()
+        self.telemetry = telemetry or Telemetry()
+        self._config = worker or WorkerConfig()
+        self._records = records or RecordConfig()
+        self._names = Names("memory")
+        self._store = MemoryStore(self.clock)
+        self._queue = MemoryQueue(self.clock, self._names, self._records.dedup_window_seconds)
+        self._outbox = MemoryOutbox(app, self._queue, self._names)
+        self._calls = _Calls(app, self.telemetry)
+        self._deaths = 0
+        self._attempting: dict[Held, asyncio.Task[None]] = {}
+        self._executor = self._new_process()
+        self.backend = MemoryBackend(
+            self, self._queue, self._names, self._store, self._outbox, self._records
+        )
+
+    def _new_process(self) -> Executor:
+        self.node = f"memory-{self._deaths}"
+        claims = Claims(
+            self._store,
+            self.node,
+            self.clock,
+            self.telemetry,
+            now=self.clock.utc,
+            node_alive=self._node_alive,
+            crash_limit=self._config.crash_limit,
+            keyed_ttl=self._records.keyed_ttl_seconds,
+            keyless_ttl=self._records.keyless_ttl_seconds,
+        )
+        return Executor(
+            claims,
+            self._outbox,
+            self._calls,
+            self.clock,
+            self.telemetry,
+            node=self.node,
+            now=self.clock.utc,
+            short_wait=self._config.short_wait_seconds,
+        )
+
+    async def _node_alive(self, node: str) -> bool:
+        return node == self.node
+
+    # ---- life
+
+    async def __aenter__(self) -> Memory:
+        self._before = self.app.replace_backend(self.backend)
+        await _call(self.app.startup_hooks)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        tasks = list(self._attempting.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await _call(self.app.shutdown_hooks)
+        self.close()
+        self.app.replace_backend(self._before)
+
+    def close(self) -> None:
+        """Let go of the threads in which plain handlers ran."""
+        self._calls.close()
+
+    # ---- making things happen
+
+    async def drain(self) -> int:
+        """Execute everything that is due, and what that causes, until nothing is; how many."""
+        for count in range(MOST_ATTEMPTS):
+            if not await self.step():
+                return count
+        raise HoldfastError(
+            f"{MOST_ATTEMPTS:,} attempts and still not drained: does a job enqueue itself?"
+        )
+
+    async def step(self) -> bool:
+        """Execute the one message that has been due longest; False when nothing is due."""
+        consumers = {(job.spec.group, job.name) for job in self.app.jobs.values()}
+        message = self._queue.take(consumers)
+        if message is None:
+            return False
+        job = self.app.jobs[message.job]
+        delivery = MemoryDelivery(self._queue, message)
+        held = Held(delivery, job, self.clock.monotonic(), message.event)
+        task = asyncio.create_task(self._attempt(held, message), name=f"memory-{job.name}")
+        self._attempting[held] = task
+        await asyncio.shield(task)  # whoever waits may be cancelled; the attempt goes on
+        return True
+
+    async def _attempt(self, held: Held, message: Message) -> None:
+        try:
+            await self._executor.execute(held)
+        except _ProcessDied:
+            self._deaths += 1
+            self._executor = self._new_process()
+            self._queue.returned(message)
+        finally:
+            del self._attempting[held]
+
+    async def advance(self, duration: Duration) -> int:
+        """Let time pass, and execute everything when it becomes due; how many attempts."""
+        end = self.clock.utc() + seconds(duration, "advance")
+        count = await self.drain()
+        while (due := self._queue.next_due()) is not None and due <= end:
+            self.clock.advance(max(0.0, due - self.clock.utc()))
+            count += await self.drain()
+        self.clock.advance(max(0.0, end - self.clock.utc()))
+        return count + await self.drain()
+
+    def crash_next(self, job: Job[Any, Any] | str, *, times: int = 1, at: Moment = "end") -> None:
+        """Let the process die at the next attempts of a job.
+
+        At the `end` of the handler its effects have happened and nothing of them is recorded; at
+        the `start` it has not been called. The message is redelivered at once, to a new process.
+        """
+        name = job if isinstance(job, str) else job.name
+        self._calls.crashes.setdefault(name, []).extend([at] * times)
+
+    # ---- looking
+
+    @property
+    def dead(self) -> list[DeadLetter]:
+        """Every dead letter so far."""
+        return self._outbox.dead
+
+    @property
+    def events(self) -> list[PublishedEvent]:
+        """Every event published so far, repeats left out."""
+        return self._outbox.events
+
+    @property
+    def next_due(self) -> datetime | None:
+        """When the next delayed run or retry is due; None when nothing waits."""
+        due = self._queue.next_due()
+        return datetime.fromtimestamp(due, UTC) if due is not None else None
+
+    @property
+    def raised(self) -> list[Exception]:
+        """What handlers raised so far, signals left out."""
+        return self._calls.raised
+
+    async def record(self, run: str) -> RunRecord | None:
+        """A run's record with its attempts; None before the first and after its TTL."""
+        entry = await self._store.get(run)
+        return runs.decode(entry.value) if entry else None
+
+    def held(self, run: str) -> tuple[Held, asyncio.Task[None]] | None:
+        """The attempt at a run that is being made right now."""
+        for held, task in self._attempting.items():
+            if held.run == run:
+                return held, task
+        return None
+
+    async def until_ended(self, run: str, sequence: int, patient: bool) -> RunRecord:
+        """Execute what is due until a run has ended; the clock does not move."""
+        while True:
+            record = await self.record(run)
+            if record is not None and record.terminal:
+                return record
+            if running := self.held(run):
+                await asyncio.shield(running[1])
+            elif not await self.step():
+                raise self._not_ended(run, sequence, record, patient)
+
+    def _not_ended(
+        self, run: str, sequence: int, record: RunRecord | None, patient: bool
+    ) -> Exception:
+        if record is None and sequence and not self._queue.has(sequence):
+            return RunNotFound(f"run {run} is neither queued nor recorded", run=run)
+        if not patient:
+            return TimeoutError()
+        due = self._queue.next_due()
+        when = f"; the next thing is due at {rfc3339(due)}" if due is not None else ""
+        return RunError(
+            f"run {run} has not ended and nothing is due now{when}: move the clock with "
+            "`await mem.advance(...)`",
+            run=run,
+        )
+
+
+def memory(
+    app: Holdfast,
+    clock: FakeClock | None = None,
+    *,
+    worker: WorkerConfig | None = None,
+    records: RecordConfig | None = None,
+) -> Memory:
+    """An app in memory, for `async with`; its hooks are called as in a worker."""
+    return Memory(app, clock, worker=worker, records=records)
+
+
+async def _call(hooks: Sequence[Hook]) -> None:
+    for hook in hooks:
+        result = hook()
+        if inspect.isawaitable(result):
+            await result

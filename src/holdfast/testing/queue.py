@@ -1,0 +1,232 @@
+"""The streams in memory: what `holdfast.testing.memory` has instead of a server.
+
+It keeps the rules of the server that jobs can notice: a message id is known for the window and a
+repeat of it is dropped; a message that is held is not handed out again; `nak` brings it back when
+its delay is over; a scheduled message is handed out when it is due, as a new message without its
+message id; a later schedule for the same run and attempt replaces the earlier one; each job that
+subscribes to an event gets its own copy.
+
+Not kept: acknowledgement deadlines. A message that was handed out stays with its holder until it
+is acknowledged, given back or `returned` by the simulated crash of its process.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from holdfast.broker import Stored
+from holdfast.clock import Clock
+from holdfast.names import H_MSG_ID, SERVER_HEADERS, Names
+
+NANO = 1_000_000_000
+_SAME_INSTANT = 1e-6  # of two sums of the same seconds in another order
+
+Headers = dict[str, str]
+
+
+@dataclass(eq=False)
+class Message:
+    """A stored message of one consumer."""
+
+    subject: str
+    group: str
+    job: str
+    body: bytes
+    headers: Headers
+    sequence: int
+    stored: float
+    visible: float
+    event: str = ""
+    deliveries: int = 0
+    held: bool = False
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A message that is handed out when it is due."""
+
+    group: str
+    job: str
+    body: bytes
+    headers: Headers
+    due: float
+
+
+class MemoryDelivery:
+    """One handing out of a message, with the right to acknowledge it (`worker.held.Message`)."""
+
+    def __init__(self, queue: MemoryQueue, message: Message) -> None:
+        self.subject = message.subject
+        self.body = message.body
+        self.headers = message.headers
+        self.reply = f"memory.ack.{message.sequence}.{message.deliveries}"
+        self.deliveries = message.deliveries
+        self.sequence = message.sequence
+        self.stored_ns = int(message.stored * NANO)
+        self._queue = queue
+        self._message = message
+
+    async def ack(self) -> None:
+        self._queue.remove(self._message)
+
+    async def ack_confirmed(self) -> None:
+        self._queue.remove(self._message)
+
+    async def nak(self, delay: float = 0.0) -> None:
+        self._queue.returned(self._message, delay)
+
+    async def extend(self) -> None:
+        """Nothing to do: there is no deadline."""
+
+
+@dataclass
+class Window:
+    """The message ids that a stream knows."""
+
+    seconds: float
+    seen: dict[str, tuple[float, Stored]] = field(default_factory=dict)
+
+    def known(self, headers: Headers, now: float) -> Stored | None:
+        """What was stored under this id not longer ago than the window."""
+        found = self.seen.get(headers.get(H_MSG_ID, ""))
+        if found is None or now - found[0] >= self.seconds:
+            return None
+        return Stored(found[1].stream, found[1].seq, duplicate=True)
+
+    def remember(self, headers: Headers, now: float, stored: Stored) -> Stored:
+        """Keep the id, if there is one."""
+        if id := headers.get(H_MSG_ID):
+            self.seen[id] = (now, stored)
+        return stored
+
+
+class MemoryQueue:
+    """All streams of one namespace."""
+
+    def __init__(self, clock: Clock, names: Names, window_seconds: float) -> None:
+        self._clock = clock
+        self._names = names
+        self._windows = {s: Window(window_seconds) for s in (names.jobs, names.events, names.dead)}
+        self._sequences = {stream: itertools.count(1) for stream in self._windows}
+        self._messages: dict[Message, None] = {}
+        self._later: dict[str, Scheduled] = {}
+
+    # ---- storing
+
+    def job(self, group: str, job: str, body: bytes, headers: Headers) -> Stored:
+        """Store a run's message, unless its id is known."""
+        now = self._clock.utc()
+        window = self._windows[self._names.jobs]
+        return window.known(headers, now) or window.remember(
+            headers, now, self._put(group, job, body, headers, now)
+        )
+
+    def _put(self, group: str, job: str, body: bytes, headers: Headers, now: float) -> Stored:
+        sequence = next(self._sequences[self._names.jobs])
+        subject = self._names.job(group, job)
+        message = Message(subject, group, job, body, headers, sequence, now, now)
+        self._messages[message] = None
+        return Stored(self._names.jobs, sequence)
+
+    def later(self, subject: str, scheduled: Scheduled, *, replace: bool) -> Stored:
+        """Store a scheduled message, unless its id is known or (without `replace`) one waits."""
+        now = self._clock.utc()
+        window = self._windows[self._names.jobs]
+        if known := window.known(scheduled.headers, now):
+            return known
+        if subject in self._later and not replace:
+            return Stored(self._names.jobs, duplicate=True)
+        self._later[subject] = scheduled
+        stored = Stored(self._names.jobs, next(self._sequences[self._names.jobs]))
+        return window.remember(scheduled.headers, now, stored)
+
+    def event(
+        self, event: str, body: bytes, headers: Headers, subscribers: Iterable[tuple[str, str]]
+    ) -> Stored:
+        """Store an event, with a copy for each subscribing job, unless its id is known."""
+        now = self._clock.utc()
+        window = self._windows[self._names.events]
+        if known := window.known(headers, now):
+            return known
+        sequence = next(self._sequences[self._names.events])
+        subject = self._names.event(event)
+        for group, job in subscribers:
+            copy = Message(subject, group, job, body, headers, sequence, now, now, event)
+            self._messages[copy] = None
+        return window.remember(headers, now, Stored(self._names.events, sequence))
+
+    def is_new_dead_letter(self, headers: Headers) -> bool:
+        """Whether the dead letter's id is not known yet; it is from now on."""
+        now = self._clock.utc()
+        window = self._windows[self._names.dead]
+        if window.known(headers, now):
+            return False
+        window.remember(
+            headers, now, Stored(self._names.dead, next(self._sequences[self._names.dead]))
+        )
+        return True
+
+    # ---- handing out
+
+    def take(self, consumers: set[tuple[str, str]]) -> Message | None:
+        """The message that has been due longest, for one of these consumers (group and job)."""
+        self._fire()
+        now = self._clock.utc() + _SAME_INSTANT
+        due = [
+            m
+            for m in self._messages
+            if not m.held and m.visible <= now and (m.group, m.job) in consumers
+        ]
+        if not due:
+            return None
+        message = min(due, key=lambda m: m.visible)  # of equals the first stored
+        message.held = True
+        message.deliveries += 1
+        return message
+
+    def _fire(self) -> None:
+        now = self._clock.utc() + _SAME_INSTANT
+        fired = [subject for subject, scheduled in self._later.items() if scheduled.due <= now]
+        for subject in sorted(fired, key=lambda s: self._later[s].due):
+            found = self._later.pop(subject)
+            kept = {k: v for k, v in found.headers.items() if not k.startswith(SERVER_HEADERS)}
+            self._put(found.group, found.job, found.body, kept, found.due)
+
+    def next_due(self) -> float | None:
+        """When the next thing that is not due yet will be."""
+        now = self._clock.utc() + _SAME_INSTANT
+        waiting = [m.visible for m in self._messages if not m.held and m.visible > now]
+        waiting += [scheduled.due for scheduled in self._later.values()]
+        return min(waiting, default=None)
+
+    # ---- what becomes of a message
+
+    def remove(self, message: Message) -> None:
+        """It was acknowledged."""
+        self._messages.pop(message, None)
+
+    def returned(self, message: Message, delay: float = 0.0) -> None:
+        """It was given back, or its process died."""
+        message.held = False
+        message.visible = self._clock.utc() + delay
+
+    def forget_later(self, prefix: str) -> None:
+        """Remove every scheduled message whose subject starts so."""
+        for subject in [s for s in self._later if s.startswith(prefix)]:
+            del self._later[subject]
+
+    # ---- asking
+
+    def has(self, sequence: int) -> bool:
+        """Whether the jobs stream still has this message."""
+        return any(m.sequence == sequence and not m.event for m in self._messages)
+
+    def has_later(self, prefix: str) -> bool:
+        """Whether a scheduled message's subject starts so."""
+        return any(subject.startswith(prefix) for subject in self._later)
+
+    def waiting(self) -> int:
+        """How many messages are stored in all."""
+        return len(self._messages) + len(self._later)
