@@ -1,0 +1,75 @@
+"""When a dead letter may be sent again, and as which message.
+
+    none, dead, lost, cancelled ──► failed, next message number ──► publish ──► (a worker claims it)
+
+The arrow to `failed` is a compare-and-swap on the record, made before the publish, so of any number
+of operators one wins. It marks the record with a replay token; a record that still has that mark
+was not claimed yet, so whoever finds it may publish the same message again: that repairs a crash
+between the two steps, and the server drops the repeat by its message id.
+
+A letter that is older than the message its record expects has been replayed before: it is refused,
+as is anything for a run that is running, waiting for a retry of its own, or done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from holdfast.model import run as runs
+from holdfast.model.run import RunRecord
+
+LARGEST_MESSAGE = 1_000_000
+"""Workers read no larger number; a forged one must not be counted up from."""
+
+MARK = "replay."
+"""How the token of a replay begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a letter may not be sent again."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """How to send it: as which message, and whether the record must be written first."""
+
+    message: int
+    write: bool
+
+
+def decide_replay(record: RunRecord | None, attempt: int) -> Replay | Refused:
+    """The rule for a dead letter that was stamped `attempt`."""
+    if attempt >= LARGEST_MESSAGE:
+        return Refused("its message number is forged: enqueue the payload as a new run")
+    if record is None:
+        return Replay(attempt + 1, write=True)
+    if record.state == "done":
+        return Refused("the run has been done since: drop the dead letter")
+    if record.state == "running":
+        return Refused(f"the run is running on {record.node}")
+    if record.state == "failed":
+        return _decide_waiting(record, attempt)
+    if attempt < record.message:
+        return Refused("the run has been replayed since: a newer dead letter tells how it ended")
+    return Replay(attempt + 1, write=True)
+
+
+def _decide_waiting(record: RunRecord, attempt: int) -> Replay | Refused:
+    if not record.token.startswith(MARK):
+        return Refused("the run waits for its next attempt")
+    if attempt < record.message:
+        return Replay(record.message, write=False)
+    # The replayed message itself was dead-lettered without touching the record, as at_least_once
+    # does: the mark is that of the replay before.
+    return Replay(attempt + 1, write=True)
+
+
+def again(record: RunRecord, *, message: int, token: str, now: float) -> RunRecord:
+    """The record of a run that is sent again: fresh counts, and a fresh time for `run_timeout`."""
+    fresh = runs.replayed(record, token=MARK + token)
+    return msgspec.structs.replace(fresh, message=message, created=now)

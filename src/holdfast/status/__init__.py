@@ -1,0 +1,1 @@
+"""What operators see and do: runs, jobs, dead letters, and the audit of their actions."""

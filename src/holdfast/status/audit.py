@@ -1,0 +1,97 @@
+"""The audit of what operators do: one record in the ledger stream for each action.
+
+An action is written down after it took place, with what it changed. When the ledger cannot be
+written the action stands all the same; a log line says that it is missing there.
+"""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import socket
+from typing import Any, Literal
+
+import msgspec
+
+from holdfast.client import Client
+from holdfast.errors import BrokerError
+from holdfast.names import H_MSG_ID, IdMaker
+from holdfast.status.messages import newest
+
+log = logging.getLogger("holdfast.audit")
+
+Verb = Literal["cancel", "retry", "replay", "drop", "pause", "resume", "purge"]
+
+NAMED_MOST = 500
+"""Runs named in one record; the count is always complete."""
+
+_make_id = IdMaker()
+
+
+class Action(msgspec.Struct, omit_defaults=True, frozen=True):
+    """What an operator did."""
+
+    verb: str
+    who: str
+    host: str
+    at: float
+    """When, by the server's clock."""
+    runs: tuple[str, ...] = ()
+    group: str = ""
+    job: str = ""
+    count: int = 0
+    detail: str = ""
+
+
+class Audit:
+    """Writes and reads operators' actions."""
+
+    def __init__(self, client: Client, who: str | None = None) -> None:
+        self._broker = client.broker
+        self._client = client
+        self._who = who or operator()
+
+    async def write(self, verb: Verb, **what: Any) -> None:
+        """Write an action down; `what` are the members of `Action`."""
+        runs = tuple(what.pop("runs", ()))
+        action = Action(
+            verb,
+            self._who,
+            socket.gethostname(),
+            self._broker.server_now(),
+            runs=runs[:NAMED_MOST],
+            count=what.pop("count", len(runs)),
+            **what,
+        )
+        subject = self._broker.names.log("operator", verb)
+        try:
+            body = msgspec.json.encode(action)
+            await self._client.store_surely(subject, body, {H_MSG_ID: _make_id("o")})
+        except BrokerError as error:
+            log.warning("%s is done, but not written to the ledger: %s", verb, error)
+
+    async def actions(self, run: str = "", most: int = 1_000) -> list[Action]:
+        """The newest actions, or those among them that name a run; newest first."""
+        found: list[Action] = []
+        looked = 0
+        subject = self._broker.names.log("operator", "*")
+        async for kept in newest(self._broker, self._broker.names.ledger, subject):
+            looked += 1
+            if looked > most:
+                break
+            try:
+                action = msgspec.json.decode(kept.body, type=Action)
+            except msgspec.MsgspecError:
+                continue
+            if not run or run in action.runs:
+                found.append(action)
+        return found
+
+
+def operator() -> str:
+    """Who is at the keyboard: the user of the operating system."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container may have no name for its user
+        return f"uid {os.getuid()}" if hasattr(os, "getuid") else "unknown"

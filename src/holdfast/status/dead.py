@@ -1,0 +1,300 @@
+"""Dead letters: runs that were given up, with their bytes, headers, reason and story.
+
+A letter's id is its sequence in the dead-letter stream. `replay` sends letters again, each guarded
+by the run's claim (`replaying`): of two operators who replay the same letter one run comes. `drop`
+removes letters for good. Both take ids or a filter, are paced, and are written to the ledger.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+
+from holdfast.broker.kv import parse_time
+from holdfast.client import Client
+from holdfast.errors import InvalidInput, NotFound
+from holdfast.model.run import Attempt
+from holdfast.names import (
+    H_ATTEMPTS,
+    H_CRASHES,
+    H_DEAD_AT,
+    H_ERROR,
+    H_FAILURES,
+    H_OBJECT,
+    H_REASON,
+    H_RUN,
+    H_SUBJECT,
+    H_TRACEBACK,
+    Names,
+)
+from holdfast.status.audit import Audit
+from holdfast.status.messages import Kept, by_sequence, delete, newest, number
+from holdfast.status.replaying import Replayer
+
+SELECT_MOST: Final = 100_000
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """A run that was given up."""
+
+    id: int
+    run: str
+    group: str
+    job: str
+    reason: str
+    """`failed`, `timeout`, `invalid`, `crashed` or `lost`."""
+    error: str
+    attempt: int
+    """The number of the message that carried it."""
+    failures: int
+    crashes: int
+    at: float
+    size: int
+    object: str = ""
+    """Where its body is, when no message could carry it with its story."""
+    subject: str = ""
+    headers: dict[str, str] = {}
+    attempts: tuple[Attempt, ...] = ()
+    traceback: str = ""
+
+
+class Body(msgspec.Struct, frozen=True):
+    """A letter's bytes as text: as they are, or base64 when they are not UTF-8."""
+
+    encoding: Literal["utf-8", "base64"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadFilter:
+    """Which letters; what is empty matches all."""
+
+    job: str = ""
+    group: str = ""
+    reason: str = ""
+    error: str = ""
+    """A part of the error's text, in any case."""
+    run: str = ""
+    since: float = 0.0
+    before: float = 0.0
+
+    def matches(self, letter: DeadLetter) -> bool:
+        return (
+            (not self.reason or letter.reason == self.reason)
+            and self.error.lower() in letter.error.lower()
+            and (not self.run or letter.run == self.run)
+            and (not self.before or letter.at < self.before)
+            and letter.at >= self.since
+        )
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """What became of one letter."""
+
+    id: int
+    run: str
+    job: str
+    result: Literal["replayed", "would replay", "refused", "dropped", "would drop", "gone"]
+    why: str = ""
+
+
+Selection = Sequence[int] | DeadFilter
+
+
+class DeadLetters:
+    """The dead letters of one namespace."""
+
+    def __init__(self, client: Client, audit: Audit | None = None) -> None:
+        self._client = client
+        self._broker = client.broker
+        self._stream = client.broker.names.dead
+        self._audit = audit or Audit(client)
+        self._replayer = Replayer(client)
+
+    # ---- looking
+
+    async def list(self, wanted: DeadFilter | None = None, limit: int = 50) -> Sequence[DeadLetter]:
+        """The newest letters that match."""
+        found: list[DeadLetter] = []
+        async for letter in self._matching(wanted or DeadFilter()):
+            found.append(letter)
+            if len(found) >= limit:
+                break
+        return found
+
+    async def _matching(self, wanted: DeadFilter) -> AsyncIterator[DeadLetter]:
+        names = self._broker.names
+        subject = names.dead_letter(wanted.group or "*", wanted.job or "*")
+        async for kept in newest(self._broker, self._stream, subject):
+            if kept.stored < wanted.since:
+                return
+            letter = read_letter(kept, names)
+            if wanted.matches(letter):
+                yield letter
+
+    async def show(self, id: int) -> DeadLetter:
+        """One letter."""
+        return read_letter(await self._kept(id), self._broker.names)
+
+    async def body(self, id: int) -> bytes:
+        """A letter's bytes as they were sent."""
+        return await self._body_of(await self._kept(id))
+
+    async def _kept(self, id: int) -> Kept:
+        kept = await by_sequence(self._broker, self._stream, check_id(id))
+        if kept is None:
+            raise NotFound(f"dead letter {id} is not there (any more): 'holdfast dead list'")
+        return kept
+
+    async def _body_of(self, kept: Kept) -> bytes:
+        name = kept.headers.get(H_OBJECT)
+        return await self._client.objects.get(name) if name else kept.body
+
+    async def select(self, wanted: Selection, limit: int = SELECT_MOST) -> Sequence[DeadLetter]:
+        """The letters that ids or a filter name, oldest first; an unknown id is an error."""
+        if isinstance(wanted, DeadFilter):
+            return (await self.list(wanted, limit))[::-1]
+        return [await self.show(id) for id in sorted(set(wanted))[:limit]]
+
+    # ---- acting
+
+    async def replay(
+        self,
+        wanted: Selection,
+        *,
+        dry_run: bool = False,
+        rate: float = 0.0,
+        limit: int = SELECT_MOST,
+    ) -> Sequence[Replayed]:
+        """Send letters again, at most `rate` per second (0: as fast as it goes)."""
+        letters = await self.select(wanted, limit)
+        done: list[Replayed] = []
+        try:
+            for letter in letters:
+                if done and rate > 0:
+                    await self._broker.clock.sleep(1 / rate)
+                done.append(await self._replay(letter, dry_run))
+        finally:
+            runs = [r.run for r in done if r.result == "replayed"]
+            if runs:
+                await self._audit.write("replay", runs=runs, **_where(wanted))
+        return done
+
+    async def _replay(self, letter: DeadLetter, dry_run: bool) -> Replayed:
+        kept = await by_sequence(self._broker, self._stream, letter.id)
+        if kept is None:
+            return Replayed(letter.id, letter.run, letter.job, "gone")
+        if H_RUN not in kept.headers:
+            why = "it names no run: it was not written by a worker"
+            return Replayed(letter.id, letter.run, letter.job, "refused", why)
+        if dry_run:
+            why = await self._replayer.refusal(kept)
+            result: Literal["refused", "would replay"] = "refused" if why else "would replay"
+            return Replayed(letter.id, letter.run, letter.job, result, why)
+        body = await self._body_of(kept)
+        why = await self._replayer.replay(kept, letter.group, letter.job, body)
+        if why:
+            return Replayed(letter.id, letter.run, letter.job, "refused", why)
+        await self._remove(letter)
+        return Replayed(letter.id, letter.run, letter.job, "replayed")
+
+    async def drop(
+        self, wanted: Selection, *, dry_run: bool = False, limit: int = SELECT_MOST
+    ) -> Sequence[Replayed]:
+        """Remove letters for good."""
+        done: list[Replayed] = []
+        try:
+            for letter in await self.select(wanted, limit):
+                if dry_run:
+                    done.append(Replayed(letter.id, letter.run, letter.job, "would drop"))
+                    continue
+                there = await self._remove(letter)
+                result: Literal["dropped", "gone"] = "dropped" if there else "gone"
+                done.append(Replayed(letter.id, letter.run, letter.job, result))
+        finally:
+            runs = [r.run for r in done if r.result == "dropped"]
+            if runs:
+                await self._audit.write("drop", runs=runs, **_where(wanted))
+        return done
+
+    async def _remove(self, letter: DeadLetter) -> bool:
+        there = await delete(self._broker, self._stream, letter.id)
+        if letter.object:
+            await self._client.objects.delete(letter.object)
+        return there
+
+
+def _where(wanted: Selection) -> dict[str, str]:
+    if isinstance(wanted, DeadFilter):
+        return {"group": wanted.group, "job": wanted.job}
+    return {}
+
+
+def check_id(id: int) -> int:
+    """A letter's id: a sequence number."""
+    if not 0 < id < 2**63:
+        raise InvalidInput(f"{id} is not the id of a dead letter: 'holdfast dead list' shows them")
+    return id
+
+
+# ---- reading a letter
+
+
+def read_letter(kept: Kept, names: Names) -> DeadLetter:
+    """A stored letter; headers that are missing or nonsense leave their members empty."""
+    headers = kept.headers
+    group, job = names.parse_dead(kept.subject) or ("", "")
+    return DeadLetter(
+        kept.sequence,
+        kept.run,
+        group,
+        job,
+        headers.get(H_REASON, ""),
+        _text(headers.get(H_ERROR, "")),
+        kept.stamp,
+        number(headers.get(H_FAILURES), 0),
+        number(headers.get(H_CRASHES), 0),
+        _time(headers.get(H_DEAD_AT, ""), kept.stored),
+        len(kept.body),
+        headers.get(H_OBJECT, ""),
+        headers.get(H_SUBJECT, ""),
+        kept.user_headers,
+        _attempts(headers.get(H_ATTEMPTS, "")),
+        _text(headers.get(H_TRACEBACK, "")),
+    )
+
+
+def as_text(body: bytes) -> Body:
+    """Bytes to be shown: as text when they are text."""
+    try:
+        return Body("utf-8", body.decode())
+    except UnicodeDecodeError:
+        return Body("base64", base64.b64encode(body).decode())
+
+
+def _text(header: str) -> str:
+    """A text that was written as JSON, so that it fits into one line."""
+    try:
+        value: Any = json.loads(header)
+    except ValueError:
+        return header
+    return value if isinstance(value, str) else header
+
+
+def _time(header: str, default: float) -> float:
+    try:
+        return parse_time(header) if header else default
+    except ValueError:
+        return default
+
+
+def _attempts(header: str) -> tuple[Attempt, ...]:
+    try:
+        return msgspec.json.decode(header, type=tuple[Attempt, ...]) if header else ()
+    except msgspec.MsgspecError:
+        return ()

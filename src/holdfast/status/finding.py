@@ -1,0 +1,167 @@
+"""Finding a run by its id alone: its record, the message that carries it, its dead letters.
+
+A record is one read. A message is looked up directly where the id says where it is (a delayed or
+parked one has the run in its subject, a header-less one its sequence), else its queue is searched:
+the job's own for a keyed run, all of them for any other, up to `SEARCH_MOST` messages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from holdfast.client import Client
+from holdfast.errors import RunNotFound
+from holdfast.model import run as runs
+from holdfast.model.replay import MARK
+from holdfast.model.run import RunRecord
+from holdfast.names import DEFAULT_GROUP, check_run
+from holdfast.status.messages import Kept, by_sequence, last_of, newest, oldest, subject_counts
+
+SEARCH_MOST: Final = 100_000
+
+_SEQUENCE_RUN = re.compile(r"s(\d{1,18})-[0-9A-Za-z]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """The message that carries a run: waiting in its queue, or put off until it is due."""
+
+    kept: Kept
+    group: str
+    job: str
+    later: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Everything that is known of where a run is."""
+
+    run: str
+    record: RunRecord | None
+    revision: int
+    carrier: Carrier | None
+    letter: Kept | None
+    group: str
+    job: str
+
+
+class Finder:
+    """Looks runs up in one namespace."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._broker = client.broker
+        self._names = client.broker.names
+
+    async def find(self, run: str) -> Found:
+        """Where a run is; raises `RunNotFound` when there is no trace of it."""
+        check_run(run)
+        record, revision = await self.record(run)
+        group, job = (record.group, record.job) if record else home_of(run)
+        ended = record is not None and record.terminal
+        carrier = None if ended else await self.carrier(run, group, job)
+        if carrier is None and record is None and job:
+            carrier = await self.carrier(run)  # the id only looked like that of a keyed run
+        if carrier:
+            group, job = carrier.group, carrier.job
+        letter = None
+        if record is None or record.state in ("dead", "lost") or replayed(record):
+            letter = await self.letter(run, *((group, job) if record or carrier else ()))
+        if letter and not (record or carrier):
+            group, job = self._names.parse_dead(letter.subject) or ("", "")
+        if record is None and carrier is None and letter is None:
+            raise RunNotFound(
+                f"no trace of run {run}: it ended a while ago and its record expired, it was "
+                "purged, or it belongs to another namespace",
+                run=run,
+            )
+        return Found(run, record, revision, carrier, letter, group, job)
+
+    async def record(self, run: str) -> tuple[RunRecord | None, int]:
+        """A run's record and its revision, read from the leader."""
+        entry = await self._client.runs.get(run)
+        record = read_record(entry.value) if entry else None
+        return record, entry.revision if entry else 0
+
+    async def carrier(self, run: str, group: str = "", job: str = "") -> Carrier | None:
+        """The newest message that carries a run."""
+        found = await self._later(run)
+        if found is None:
+            found = await self._queued(run, group, job)
+        return found
+
+    async def _later(self, run: str) -> Carrier | None:
+        stream = self._names.jobs
+        pattern = self._names.later("*", "*", run, "*")
+        subjects = await subject_counts(self._broker, stream, pattern)
+        best: Carrier | None = None
+        for subject in subjects:
+            kept = await last_of(self._broker, stream, subject)
+            where = self._names.parse_later(subject)
+            if kept and where and (best is None or kept.stamp > best.kept.stamp):
+                best = Carrier(kept, where[0], where[1], later=True)
+        return best
+
+    async def _queued(self, run: str, group: str, job: str) -> Carrier | None:
+        best: Carrier | None = None
+        async for kept in self._candidates(run, group, job):
+            where = self._names.parse_job(kept.subject)
+            if where and kept.run == run and (best is None or kept.stamp >= best.kept.stamp):
+                best = Carrier(kept, where[0], where[1], later=False)
+        return best
+
+    async def _candidates(self, run: str, group: str, job: str) -> AsyncIterator[Kept]:
+        stream = self._names.jobs
+        numbered = _SEQUENCE_RUN.fullmatch(run)
+        if numbered:
+            kept = await by_sequence(self._broker, stream, int(numbered[1]))
+            if kept and kept.run == run:
+                yield kept
+                return
+        subject = self._names.job(group or "*", job or "*")
+        looked = 0
+        async for kept in oldest(self._broker, stream, subject):
+            looked += 1
+            if looked > SEARCH_MOST:
+                return
+            yield kept
+
+    async def letter(self, run: str, group: str = "", job: str = "") -> Kept | None:
+        """The newest dead letter of a run."""
+        looked = 0
+        subject = self._names.dead_letter(group or "*", job or "*")
+        async for kept in newest(self._broker, self._names.dead, subject):
+            looked += 1
+            if kept.run == run:
+                return kept
+            if looked > SEARCH_MOST:
+                break
+        return None
+
+
+def home_of(run: str) -> tuple[str, str]:
+    """Group and job of a keyed run, as its id tells; empty for any other."""
+    parts = run.split("/")
+    if len(parts) == 2:
+        return DEFAULT_GROUP, parts[0]
+    if len(parts) == 3:
+        return parts[0], parts[1]
+    return "", ""
+
+
+def replayed(record: RunRecord) -> bool:
+    """Sent again by an operator, and not claimed since."""
+    return record.state == "failed" and record.token.startswith(MARK)
+
+
+def read_record(body: bytes) -> RunRecord | None:
+    """A record, or None for bytes that somebody else put there."""
+    try:
+        return runs.decode(body)
+    except msgspec.MsgspecError:
+        return None

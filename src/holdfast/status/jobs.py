@@ -1,0 +1,244 @@
+"""Jobs as the server knows them: what waits, what is in flight, what is put off, what is dead.
+
+A job is known when a worker has ever served it (its consumers exist) or when something was sent to
+it. `pause` stops the server from delivering, to the job's queue and to its events; what is running
+goes on. A consumer that is made anew, or a job that a worker serves for the first time, starts
+unpaused. `purge` removes runs that wait or are put off; what is in flight is left alone, and so
+are events, which belong to every job that subscribes to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+
+from holdfast.client import Client
+from holdfast.errors import InvalidInput, UnknownJob
+from holdfast.names import parse_consumer
+from holdfast.status.audit import Audit
+from holdfast.status.messages import next_of, subject_counts
+from holdfast.status.purging import Purger
+
+Which = Literal["waiting", "parked", "all"]
+WHICH: Final = ("waiting", "parked", "all")
+
+
+class Subscription(msgspec.Struct, frozen=True):
+    """A job's subscription to an event."""
+
+    event: str
+    waiting: int
+    in_flight: int
+    paused: bool
+
+
+class JobInfo(msgspec.Struct, frozen=True):
+    """One job and its numbers."""
+
+    group: str
+    job: str
+    waiting: int = 0
+    """Runs and events that no worker was handed yet."""
+    in_flight: int = 0
+    """Handed to a worker and not acknowledged: running, or waiting out a short retry."""
+    parked: int = 0
+    """Put off until they are due: delayed runs and long retries."""
+    dead: int = 0
+    paused: bool = False
+    served: bool = False
+    """Whether a worker has ever served it."""
+    oldest_seconds: float | None = None
+    """How long the oldest waiting run has waited."""
+    events: tuple[Subscription, ...] = ()
+
+
+class Purged(msgspec.Struct, frozen=True):
+    """How many runs a purge removed."""
+
+    group: str
+    job: str
+    waiting: int = 0
+    parked: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Consumer:
+    stream: str
+    name: str
+    group: str
+    job: str
+    event: str
+    info: dict[str, Any]
+
+    @property
+    def waiting(self) -> int:
+        return int(self.info.get("num_pending", 0))
+
+    @property
+    def in_flight(self) -> int:
+        return int(self.info.get("num_ack_pending", 0))
+
+    @property
+    def paused(self) -> bool:
+        return bool(self.info.get("paused"))
+
+    @property
+    def delivered(self) -> int:
+        return int(self.info["delivered"]["stream_seq"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Messages by group and job."""
+
+    waiting: dict[tuple[str, str], int]
+    parked: dict[tuple[str, str], int]
+    dead: dict[tuple[str, str], int]
+
+
+class Jobs:
+    """The jobs of one namespace."""
+
+    def __init__(self, client: Client, audit: Audit | None = None) -> None:
+        self._client = client
+        self._broker = client.broker
+        self._names = client.broker.names
+        self._audit = audit or Audit(client)
+
+    # ---- looking
+
+    async def list(self, job: str = "", group: str = "") -> Sequence[JobInfo]:
+        """Every known job, or those of a name or group."""
+        consumers = await self._consumers()
+        counts = await self._counts()
+        known = {(c.group, c.job) for c in consumers}
+        known |= counts.waiting.keys() | counts.parked.keys() | counts.dead.keys()
+        return [
+            await self._info(g, j, consumers, counts)
+            for g, j in sorted(known)
+            if (not group or g == group) and (not job or j == job)
+        ]
+
+    async def _info(
+        self, group: str, job: str, consumers: Sequence[_Consumer], counts: _Counts
+    ) -> JobInfo:
+        mine = [c for c in consumers if (c.group, c.job) == (group, job)]
+        queue = next((c for c in mine if not c.event), None)
+        events = tuple(
+            Subscription(c.event, c.waiting, c.in_flight, c.paused) for c in mine if c.event
+        )
+        waiting = queue.waiting if queue else counts.waiting.get((group, job), 0)
+        return JobInfo(
+            group,
+            job,
+            waiting + sum(e.waiting for e in events),
+            sum(c.in_flight for c in mine),
+            counts.parked.get((group, job), 0),
+            counts.dead.get((group, job), 0),
+            bool(mine) and all(c.paused for c in mine),
+            bool(mine),
+            await self._oldest(group, job, queue) if waiting else None,
+            events,
+        )
+
+    async def _oldest(self, group: str, job: str, queue: _Consumer | None) -> float | None:
+        start = queue.delivered + 1 if queue else 1
+        subject = self._names.job(group, job)
+        kept = await next_of(self._broker, self._names.jobs, subject, start)
+        return max(0.0, round(self._broker.server_now() - kept.stored, 3)) if kept else None
+
+    async def _consumers(self) -> Sequence[_Consumer]:
+        found = []
+        for stream in (self._names.jobs, self._names.events):
+            for info in await self._client.topology.consumers(stream):
+                name = info.get("name", "")
+                where = parse_consumer(name)
+                if where:
+                    subject = info["config"].get("filter_subject", "")
+                    event = self._names.parse_event(subject) or ""
+                    found.append(_Consumer(stream, name, *where, event, info))
+        return found
+
+    async def _counts(self) -> _Counts:
+        names = self._names
+        queued = await subject_counts(self._broker, names.jobs, names.job("*", "*"))
+        later = await subject_counts(self._broker, names.jobs, names.later("*", "*", "*", "*"))
+        dead = await subject_counts(self._broker, names.dead, names.dead_letter("*", "*"))
+        return _Counts(
+            _by_job({s: names.parse_job(s) for s in queued}, queued),
+            _by_job({s: (names.parse_later(s) or ())[:2] or None for s in later}, later),
+            _by_job({s: names.parse_dead(s) for s in dead}, dead),
+        )
+
+    async def groups_of(self, job: str) -> Sequence[str]:
+        """The groups in which a worker has ever served a job of that name."""
+        return sorted({c.group for c in await self._consumers() if c.job == job})
+
+    # ---- acting
+
+    async def pause(self, job: str = "", group: str = "") -> Sequence[JobInfo]:
+        """Stop deliveries of a job, or of all jobs of a group."""
+        return await self._switch("pause", job, group)
+
+    async def resume(self, job: str = "", group: str = "") -> Sequence[JobInfo]:
+        """Let deliveries go on."""
+        return await self._switch("resume", job, group)
+
+    async def _switch(
+        self, verb: Literal["pause", "resume"], job: str, group: str
+    ) -> Sequence[JobInfo]:
+        targets = set(await self._targets(job, group))
+        consumers = [c for c in await self._consumers() if (c.group, c.job) in targets]
+        if not consumers:
+            raise UnknownJob(
+                f"no worker has ever served {job or group}: there is nothing to {verb}"
+            )
+        switch = self._client.topology.pause if verb == "pause" else self._client.topology.resume
+        for consumer in consumers:
+            await switch(consumer.stream, consumer.name)
+        await self._audit.write(verb, job=job, group=group, count=len(targets))
+        return [i for i in await self.list(job, group) if (i.group, i.job) in targets]
+
+    async def purge(self, job: str = "", group: str = "", which: Which = "all") -> Sequence[Purged]:
+        """Remove runs that wait in the queue or are put off; returns how many of each."""
+        if which not in WHICH:
+            raise InvalidInput(f"{which!r} is not one of {', '.join(WHICH)}")
+        purger = Purger(self._client)
+        done: list[Purged] = []
+        try:
+            for g, j in await self._targets(job, group):
+                waiting = await purger.waiting(g, j) if which != "parked" else 0
+                parked = await purger.parked(g, j) if which != "waiting" else 0
+                done.append(Purged(g, j, waiting, parked))
+        finally:
+            count = sum(p.waiting + p.parked for p in done)
+            await self._audit.write("purge", job=job, group=group, count=count, detail=which)
+        return done
+
+    async def _targets(self, job: str, group: str) -> Sequence[tuple[str, str]]:
+        """The jobs that are meant; unknown and ambiguous ones are refused."""
+        if not job and not group:
+            raise InvalidInput("name a job, or a group for all of its jobs")
+        known = [(i.group, i.job) for i in await self.list()]
+        targets = [k for k in known if (not job or k[1] == job) and (not group or k[0] == group)]
+        if not targets:
+            what = f"job {job!r}" + (f" in group {group!r}" if group else "")
+            listed = ", ".join(f"{g}/{j}" for g, j in known) or "none"
+            raise UnknownJob(
+                f"there is no {what if job else f'group {group!r}'}: known are {listed}"
+            )
+        if job and len(targets) > 1:
+            groups = ", ".join(g for g, _ in targets)
+            raise InvalidInput(f"job {job!r} is in several groups ({groups}): say which")
+        return targets
+
+
+def _by_job(where: dict[str, Any], counts: dict[str, int]) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = {}
+    for subject, home in where.items():
+        if home:
+            found[tuple(home)] = found.get(tuple(home), 0) + counts[subject]
+    return found

@@ -1,0 +1,207 @@
+"""Stored messages as an operator looks at them: listed newest first, read one by one, deleted.
+
+Reads are direct gets, which any replica may answer: they inform and never decide. Nothing here
+makes a consumer, so looking costs the server no state and takes no message from a worker.
+
+Listing newest first walks back through the sequence numbers in windows that grow where a stream is
+sparse, so that the first page of a long stream costs as little as that of a short one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from holdfast import errors
+from holdfast.broker import Broker, Received
+from holdfast.broker.kv import direct_batch, direct_page, parse_time
+from holdfast.names import (
+    H_ATTEMPT,
+    H_MSG_ID,
+    H_RUN,
+    H_SCHEDULE,
+    OWN_HEADERS,
+    SERVER_HEADERS,
+    check_run,
+    encode,
+    sequence_run,
+)
+
+PAGE: Final = 1_000
+CROWDED: Final = 5_000
+"""A window with more messages than this is made smaller, to keep memory bounded."""
+
+_FRACTION = re.compile(r"\.(\d{1,9})")
+
+
+class Kept(NamedTuple):
+    """A message that a stream keeps."""
+
+    sequence: int
+    subject: str
+    stored_ns: int
+    body: bytes
+    headers: dict[str, str]
+
+    @property
+    def stored(self) -> float:
+        """When the server stored it, in seconds since the epoch."""
+        return self.stored_ns / 1e9
+
+    @property
+    def run(self) -> str:
+        """The run that it carries, by the same rule as a worker's."""
+        given = self.headers.get(H_RUN) or self.headers.get(H_MSG_ID)
+        if not given:
+            return sequence_run(self.sequence, self.stored_ns)
+        try:
+            return check_run(given)
+        except errors.InvalidName:
+            return encode(given)
+
+    @property
+    def stamp(self) -> int:
+        """The attempt stamped on it: 1 unless it was re-published."""
+        return number(self.headers.get(H_ATTEMPT), 1) if H_RUN in self.headers else 1
+
+    @property
+    def due(self) -> float:
+        """When a delayed or parked message is to be delivered; 0 for any other."""
+        schedule = self.headers.get(H_SCHEDULE, "")
+        try:
+            return parse_time(schedule.removeprefix("@at "))
+        except ValueError:
+            return 0.0
+
+    @property
+    def user_headers(self) -> dict[str, str]:
+        """The headers that are neither Holdfast's nor the server's."""
+        reserved = (OWN_HEADERS, SERVER_HEADERS)
+        return {k: v for k, v in self.headers.items() if not k.startswith(reserved)}
+
+
+def number(text: str | None, default: int) -> int:
+    """A header's number; nonsense counts as absent."""
+    if text and text.isascii() and text.isdigit() and len(text) < 19:
+        return int(text)
+    return default
+
+
+def _kept(message: Received) -> Kept:
+    headers = message.headers
+    return Kept(
+        int(headers["Nats-Sequence"]),
+        headers["Nats-Subject"],
+        _nanoseconds(headers["Nats-Time-Stamp"]),
+        message.body,
+        headers,
+    )
+
+
+def _nanoseconds(text: str) -> int:
+    """The server's time exactly, because run ids are made of it."""
+    fraction = _FRACTION.search(text)
+    whole = _FRACTION.sub("", text).replace("Z", "+00:00")
+    digits = fraction[1].ljust(9, "0") if fraction else "0"
+    return int(datetime.fromisoformat(whole).timestamp()) * 1_000_000_000 + int(digits)
+
+
+# ---- reading
+
+
+async def oldest(broker: Broker, stream: str, subject: str, start: int = 1) -> AsyncIterator[Kept]:
+    """The stored messages of a subject, oldest first."""
+    async for message in direct_batch(broker, stream, subject, start):
+        yield _kept(message)
+
+
+async def newest(broker: Broker, stream: str, subject: str) -> AsyncIterator[Kept]:
+    """The stored messages of a subject, newest first."""
+    state = await stream_state(broker, stream)
+    first, high = int(state["first_seq"]), int(state["last_seq"])
+    span = PAGE
+    while high >= first:
+        low = max(first, high - span + 1)
+        found = await _between(broker, stream, subject, low, high)
+        if found is None:
+            span = max(PAGE, span // 8)
+            continue
+        for kept in reversed(found):
+            yield kept
+        if len(found) < PAGE // 2:
+            span *= 4
+        high = low - 1
+
+
+async def _between(
+    broker: Broker, stream: str, subject: str, low: int, high: int
+) -> list[Kept] | None:
+    """The messages of a window of sequences; None when there are too many to hold."""
+    found: list[Kept] = []
+    while True:
+        page = await direct_page(broker, stream, subject, low, min(PAGE, high - low + 1))
+        found += [kept for m in page.messages if (kept := _kept(m)).sequence <= high]
+        if not page.more or page.last >= high:
+            return found
+        if len(found) > CROWDED and high - low >= PAGE:
+            return None
+        low = page.last + 1
+
+
+async def by_sequence(broker: Broker, stream: str, sequence: int) -> Kept | None:
+    """One stored message."""
+    return await _direct(broker, stream, {"seq": sequence})
+
+
+async def last_of(broker: Broker, stream: str, subject: str) -> Kept | None:
+    """The last stored message of a subject without wildcards."""
+    return await _direct(broker, stream, {"last_by_subj": subject})
+
+
+async def next_of(broker: Broker, stream: str, subject: str, start: int) -> Kept | None:
+    """The first stored message of a subject from a sequence on."""
+    return await _direct(broker, stream, {"seq": start, "next_by_subj": subject})
+
+
+async def _direct(broker: Broker, stream: str, request: dict[str, Any]) -> Kept | None:
+    answer = await broker.request(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(request))
+    if "Nats-Sequence" in answer.headers:
+        return _kept(answer)
+    if answer.status == "404":
+        return None
+    raise errors.BrokerError(f"message of {stream} not readable: {answer.headers}")
+
+
+async def stream_state(broker: Broker, stream: str) -> dict[str, Any]:
+    """A stream's counts, as its leader knows them."""
+    info = await broker.api(f"STREAM.INFO.{stream}")
+    state: dict[str, Any] = info["state"]
+    return state
+
+
+async def subject_counts(broker: Broker, stream: str, subject: str) -> dict[str, int]:
+    """How many messages each matching subject of a stream has."""
+    counts: dict[str, int] = {}
+    while True:
+        request = {"subjects_filter": subject, "offset": len(counts)}
+        info = await broker.api(f"STREAM.INFO.{stream}", request)
+        page: dict[str, int] = info["state"].get("subjects") or {}
+        counts |= page
+        if not page or len(counts) >= int(info.get("total", 0)):
+            return counts
+
+
+# ---- deleting
+
+
+async def delete(broker: Broker, stream: str, sequence: int) -> bool:
+    """Delete one message; False when it is not there (any more)."""
+    try:
+        await broker.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
+    except errors.NotFound:
+        return False
+    return True

@@ -1,0 +1,112 @@
+"""Sending a given-up run again, so that any number of operators make one run of it.
+
+First the record moves to `failed` with the next message number, by compare-and-swap; then the
+message is published under the id `<run>.<number>`. The rule is `model.replay`. Whoever crashes, or
+hears nothing, between the two steps leaves a record with the mark of a replay; replaying the same
+letter again publishes that message, and the server or the claim drops a repeat.
+
+A run without a record (it expired, or its job is `at_least_once` and never had one) gets one that
+expires by itself: it only has to tell two operators apart and to survive a crash between the two
+steps. The claim of a worker replaces it and takes its TTL away. A worker of an `at_least_once` job
+makes no claim at a first delivery; it never looks at the record, which then lapses. When the
+message waits in the queue for longer than that, the claim simply finds no record, as at first.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final
+
+from holdfast.broker import Stored
+from holdfast.broker.connection import header_bytes
+from holdfast.client import Client
+from holdfast.errors import Conflict, OutcomeUnknown, PayloadTooLarge
+from holdfast.model import run as runs
+from holdfast.model.replay import Refused, Replay, again, decide_replay
+from holdfast.model.run import RunRecord
+from holdfast.names import H_ATTEMPT, H_MSG_ID, H_RUN, attempt_message_id
+from holdfast.status.finding import Finder
+from holdfast.status.messages import Kept
+
+TRIES: Final = 20
+
+
+class Replayer:
+    """Sends given-up runs again."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._broker = client.broker
+        self._finder = Finder(client)
+        self._token = secrets.token_hex(6)
+
+    async def refusal(self, letter: Kept) -> str:
+        """Why a letter would be refused as things stand now; empty when it would not."""
+        record, _ = await self._finder.record(letter.run)
+        decision = decide_replay(record, letter.stamp)
+        return decision.why if isinstance(decision, Refused) else ""
+
+    async def replay(self, letter: Kept, group: str, job: str, body: bytes) -> str:
+        """Send it again; returns why not, or nothing."""
+        self._check_size(letter, body)
+        attempt, written = letter.stamp, False
+        for _ in range(TRIES):
+            record, revision = await self._finder.record(letter.run)
+            if record and (record.group, record.job) != (group, job):
+                return f"its run id belongs to job {record.job} of group {record.group}"
+            decision = decide_replay(record, attempt)
+            if isinstance(decision, Refused):
+                return "" if written else decision.why  # written: a worker has it already
+            if decision.write and not await self._write(
+                letter.run, record, revision, group, job, decision.message
+            ):
+                continue
+            written = True
+            stored = await self._publish(letter, group, job, body, decision)
+            if not (stored.duplicate and decision.write):
+                return ""
+            attempt = decision.message  # that number was used before: take the next one
+        return "others keep changing the run: try again"
+
+    async def _write(
+        self,
+        run: str,
+        record: RunRecord | None,
+        revision: int,
+        group: str,
+        job: str,
+        message: int,
+    ) -> bool:
+        base = record or RunRecord("dead", group, job, keyed="/" in run)
+        now = self._broker.server_now()
+        body = runs.encode(again(base, message=message, token=self._token, now=now))
+        ttl = self._ttl(base) if record is None or record.state == "failed" else None
+        try:
+            await self._client.runs.put(run, body, expected=revision, ttl=ttl)
+        except (Conflict, OutcomeUnknown):  # read again: an applied write bears the mark
+            return False
+        return True
+
+    def _ttl(self, record: RunRecord) -> float:
+        records = self._client.records
+        return records.keyed_ttl_seconds if record.keyed else records.keyless_ttl_seconds
+
+    async def _publish(
+        self, letter: Kept, group: str, job: str, body: bytes, decision: Replay
+    ) -> Stored:
+        headers = self._headers(letter, decision.message)
+        subject = self._broker.names.job(group, job)
+        return await self._client.store_surely(subject, body, headers)
+
+    def _headers(self, letter: Kept, message: int) -> dict[str, str]:
+        return letter.user_headers | {
+            H_RUN: letter.run,
+            H_MSG_ID: attempt_message_id(letter.run, message),
+            H_ATTEMPT: str(message),
+        }
+
+    def _check_size(self, letter: Kept, body: bytes) -> None:
+        """Before anything is written: what cannot be published must not look as if it were."""
+        size = len(body) + header_bytes(self._headers(letter, letter.stamp + 1_000_000))
+        if size > self._broker.max_message_bytes:
+            raise PayloadTooLarge(size, self._broker.max_message_bytes)

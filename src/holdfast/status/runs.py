@@ -1,0 +1,343 @@
+"""Runs as an operator sees them: listed, found, cancelled, sent again.
+
+A run is its record; before its first attempt it has none and is only a message: `queued`, or
+`delayed` until it is due. Lists show both, newest change first. Every number comes from the server.
+
+`cancel` and `retry` are decided by compare-and-swap or by the claim, never by what was read; both
+are written to the ledger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from holdfast import durations
+from holdfast.broker import Bucket
+from holdfast.client import Client
+from holdfast.clock import rfc3339
+from holdfast.errors import InvalidInput, RunError
+from holdfast.model.run import RunRecord
+from holdfast.names import (
+    H_ATTEMPT,
+    H_CAUSE,
+    H_DEADLINE,
+    H_FAILURES,
+    H_MSG_ID,
+    H_RUN,
+    attempt_message_id,
+    check_name,
+    encode,
+    kv_key,
+    kv_subject,
+)
+from holdfast.status.audit import Audit
+from holdfast.status.dead import DeadLetters
+from holdfast.status.finding import Carrier, Finder, Found, read_record, replayed
+from holdfast.status.messages import Kept, delete, newest
+
+STATES: Final = (
+    "queued",
+    "delayed",
+    "running",
+    "failed",
+    "done",
+    "cancelled",
+    "dead",
+    "lost",
+)
+LOOK_MOST: Final = 20_000
+"""Messages of a queue that a list looks through for runs without a record."""
+
+_CHUNK: Final = 100
+
+
+class RunInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One run in a list."""
+
+    run: str
+    state: str
+    group: str
+    job: str
+    updated: float
+    """When it last changed, by the server's clock."""
+    created: float = 0.0
+    started: float = 0.0
+    ended: float = 0.0
+    due: float = 0.0
+    """When a delayed run, or the next attempt of a failed one, is to start."""
+    attempts: int = 0
+    failures: int = 0
+    crashes: int = 0
+    node: str = ""
+    error: str = ""
+    cause: str = ""
+
+
+class RunDetail(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All about one run."""
+
+    info: RunInfo
+    where: str
+    """A sentence: where it is, and what will happen to it."""
+    record: RunRecord | None = None
+    dead_letter: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Which runs; what is empty matches all."""
+
+    job: str = ""
+    group: str = ""
+    state: str = ""
+    node: str = ""
+    prefix: str = ""
+    """How the run's id, or its key, begins."""
+    since: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("job", "group"):
+            if getattr(self, name):
+                check_name(getattr(self, name), name)
+        if self.state and self.state not in STATES:
+            raise InvalidInput(f"{self.state!r} is not a state of a run: {', '.join(STATES)}")
+
+    def matches(self, info: RunInfo) -> bool:
+        return (
+            (not self.job or info.job == self.job)
+            and (not self.group or info.group == self.group)
+            and (not self.state or info.state == self.state)
+            and (not self.node or info.node == self.node)
+            and (not self.prefix or self._has_prefix(info.run))
+            and info.updated >= self.since
+        )
+
+    def _has_prefix(self, run: str) -> bool:
+        key = run.rpartition("/")[2] if "/" in run else ""
+        return run.startswith(self.prefix) or (bool(key) and key.startswith(encode(self.prefix)))
+
+
+class Runs:
+    """The runs of one namespace."""
+
+    def __init__(self, client: Client, audit: Audit | None = None) -> None:
+        self._client = client
+        self._broker = client.broker
+        self._names = client.broker.names
+        self._audit = audit or Audit(client)
+        self._finder = Finder(client)
+        self._dead = DeadLetters(client, self._audit)
+
+    # ---- looking
+
+    async def list(self, wanted: RunFilter | None = None, limit: int = 50) -> Sequence[RunInfo]:
+        """The runs that match, newest change first."""
+        wanted = wanted or RunFilter()
+        found: list[RunInfo] = []
+        if wanted.state not in ("queued", "delayed"):
+            found += await self._take(self._recorded(wanted), wanted, limit)
+        if wanted.state in ("", "queued") and not wanted.node:
+            subject = self._names.job(wanted.group or "*", wanted.job or "*")
+            found += await self._take(self._unrecorded(subject, wanted), wanted, limit)
+        if wanted.state in ("", "delayed") and not wanted.node:
+            subject = self._names.later(wanted.group or "*", wanted.job or "*", "*", "*")
+            found += await self._take(self._unrecorded(subject, wanted), wanted, limit)
+        return sorted(found, key=lambda info: info.updated, reverse=True)[:limit]
+
+    async def _take(
+        self, source: AsyncIterator[RunInfo], wanted: RunFilter, limit: int
+    ) -> Sequence[RunInfo]:
+        found: list[RunInfo] = []
+        async for info in source:
+            if wanted.matches(info):
+                found.append(info)
+                if len(found) >= limit:
+                    break
+        return found
+
+    async def _recorded(self, wanted: RunFilter) -> AsyncIterator[RunInfo]:
+        bucket = self._client.runs
+        async for kept in newest(self._broker, bucket.stream, kv_subject(bucket.name, ">")):
+            if kept.stored < wanted.since:
+                return
+            record = read_record(kept.body)
+            if record is not None:
+                yield of_record(kv_key(bucket.name, kept.subject), record, kept.stored)
+
+    async def _unrecorded(self, subject: str, wanted: RunFilter) -> AsyncIterator[RunInfo]:
+        """Runs that are only a message yet; those with a record are listed by it."""
+        looked = 0
+        chunk: list[RunInfo] = []
+        async for kept in newest(self._broker, self._names.jobs, subject):
+            looked += 1
+            if kept.stored < wanted.since or looked > LOOK_MOST:
+                break
+            info = self._of_message(kept)
+            if info and wanted.matches(info):
+                chunk.append(info)
+            if len(chunk) >= _CHUNK:
+                for fresh in await self._without_record(chunk):
+                    yield fresh
+                chunk = []
+        for fresh in await self._without_record(chunk):
+            yield fresh
+
+    async def _without_record(self, infos: Sequence[RunInfo]) -> Sequence[RunInfo]:
+        entries = await asyncio.gather(*(self._client.runs.get(info.run) for info in infos))
+        return [info for info, entry in zip(infos, entries, strict=True) if entry is None]
+
+    def _of_message(self, kept: Kept) -> RunInfo | None:
+        where = self._names.parse_job(kept.subject) or self._names.parse_later(kept.subject)
+        if where is None:
+            return None
+        return RunInfo(
+            kept.run,
+            "delayed" if kept.due else "queued",
+            where[0],
+            where[1],
+            kept.stored,
+            created=kept.stored,
+            due=kept.due,
+            cause=kept.headers.get(H_CAUSE, ""),
+        )
+
+    async def show(self, run: str) -> RunDetail:
+        """One run: its record and where it is."""
+        found = await self._finder.find(run)
+        letter = found.letter.sequence if found.letter else 0
+        return RunDetail(self._info(found), await self._where(found), found.record, letter)
+
+    def _info(self, found: Found) -> RunInfo:
+        if found.record:
+            record = found.record
+            changed = max(record.created, record.started, record.ended)
+            return of_record(found.run, record, changed)
+        info = self._of_message(found.carrier.kept) if found.carrier else None
+        if info:
+            return info
+        at = found.letter.stored if found.letter else 0.0
+        return RunInfo(found.run, "dead", found.group, found.job, at, ended=at)
+
+    async def _where(self, found: Found) -> str:
+        record, carrier, letter = found.record, found.carrier, found.letter
+        if record and record.state == "running":
+            alive = await Bucket(self._broker, self._names.nodes).get(record.node)
+            how = "alive" if alive else "gone: another worker takes the run over"
+            return f"running on {record.node}, which is {how}"
+        if letter and (record is None or record.terminal):
+            return f"dead letter {letter.sequence}: 'holdfast runs retry' sends it again"
+        if record and record.terminal:
+            return f"ended {rfc3339(record.ended)}"
+        if carrier and carrier.later:
+            return f"put off until {rfc3339(carrier.kept.due)}"
+        if carrier:
+            return f"in the queue of {found.job} as message {carrier.kept.sequence}"
+        if record and replayed(record):
+            return "replayed; its message is gone: it was executed by a job that keeps no records"
+        return "waiting, but its message is gone: it was purged, or is just being delivered"
+
+    # ---- acting
+
+    async def cancel(self, run: str) -> bool:
+        """Cancel a run wherever it is; False when it had ended already."""
+        found = await self._finder.find(run)
+        if found.record is None and found.carrier is None:
+            raise RunError(f"run {run} has ended: it is dead letter {_id(found)}", run=run)
+        cancelled = await self._client.cancel(run, found.group, found.job)
+        if cancelled and found.carrier and not found.carrier.later:
+            # Jobs that keep no records do not look at this one: without a message they need not.
+            await delete(self._broker, self._names.jobs, found.carrier.kept.sequence)
+        if cancelled:
+            await self._audit.write("cancel", runs=[run], group=found.group, job=found.job)
+        return cancelled
+
+    async def retry(self, run: str) -> str:
+        """Send a run again, or its next attempt at once; returns a sentence about it."""
+        found = await self._finder.find(run)
+        done = await self._retry(found)
+        await self._audit.write("retry", runs=[run], group=found.group, job=found.job, detail=done)
+        return done
+
+    async def _retry(self, found: Found) -> str:
+        record, carrier = found.record, found.carrier
+        state = record.state if record else ("dead" if found.letter and not carrier else "queued")
+        if found.letter and (state in ("dead", "lost") or (record and replayed(record))):
+            return await self._replay(found, found.letter)
+        if state == "failed" and carrier:
+            return await self._attempt_now(found, carrier)
+        raise RunError(f"run {found.run} {_refusal(state, found)}", run=found.run)
+
+    async def _replay(self, found: Found, letter: Kept) -> str:
+        outcome = (await self._dead.replay([letter.sequence]))[0]
+        if outcome.result == "replayed":
+            return f"dead letter {letter.sequence} was sent again"
+        raise RunError(
+            f"run {found.run} was not sent again: {outcome.why or 'gone'}", run=found.run
+        )
+
+    async def _attempt_now(self, found: Found, carrier: Carrier) -> str:
+        """Publish the waiting message once more under the next number, due at once.
+
+        It is published before the old one is removed: after a crash between the two the run has
+        two messages, of which the claim drops the older one.
+        """
+        record = found.record
+        assert record is not None
+        kept, number = carrier.kept, max(record.message, carrier.kept.stamp) + 1
+        headers = kept.user_headers | {
+            H_RUN: found.run,
+            H_MSG_ID: attempt_message_id(found.run, number),
+            H_ATTEMPT: str(number),
+            H_FAILURES: str(record.failures),
+            H_DEADLINE: f"{record.created:.3f}",
+        }
+        subject = self._names.job(found.group, found.job)
+        await self._client.store_surely(subject, kept.body, headers)
+        if carrier.later:
+            await self._client.topology.purge(self._names.jobs, kept.subject)
+        waited = max(0.0, record.due - self._broker.server_now())
+        return f"its next attempt was due in {durations.text(round(waited))} and starts now"
+
+
+def of_record(run: str, record: RunRecord, changed: float) -> RunInfo:
+    """A recorded run in a list."""
+    return RunInfo(
+        run,
+        record.state,
+        record.group,
+        record.job,
+        changed,
+        record.created,
+        record.started,
+        record.ended,
+        record.due if record.state == "failed" else 0.0,
+        len(record.attempts) + (record.state == "running"),
+        record.failures,
+        record.crashes,
+        record.node if record.state == "running" else "",
+        record.error,
+        record.cause,
+    )
+
+
+def _id(found: Found) -> int:
+    return found.letter.sequence if found.letter else 0
+
+
+def _refusal(state: str, found: Found) -> str:
+    if state == "done":
+        return "is done: enqueue it again if it should run once more"
+    if state == "running":
+        return f"is running on {found.record.node if found.record else '?'}"
+    if state == "queued":
+        return "has not run yet: it waits in the queue, or for the time it was delayed to"
+    if state == "failed":
+        return "waits for its next attempt, and its message is just being delivered: look again"
+    if state == "cancelled":
+        return "was cancelled and its payload is not kept: enqueue it again"
+    return "has no dead letter (any more), so its payload is gone: enqueue it again"

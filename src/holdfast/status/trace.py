@@ -1,0 +1,162 @@
+"""A run's story from its acceptance to what it caused, as an ordered list of steps.
+
+The record tells the attempts, the dead-letter stream how it was given up, the ledger what operators
+did, the events stream what it published, and other records' causes what that led to. What has
+expired meanwhile is missing from the story; nothing in it is guessed. The last two are searched
+among the newest `SEARCH_MOST` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final, Literal
+
+import msgspec
+
+from holdfast.client import Client
+from holdfast.model.run import Attempt, RunRecord
+from holdfast.names import H_CAUSE, kv_key, kv_subject
+from holdfast.status.audit import Audit
+from holdfast.status.dead import DeadFilter, DeadLetter, DeadLetters
+from holdfast.status.finding import Finder, Found, read_record
+from holdfast.status.messages import Kept, newest
+
+SEARCH_MOST: Final = 20_000
+
+What = Literal[
+    "accepted",
+    "queued",
+    "delayed",
+    "started",
+    "ended",
+    "waiting",
+    "event",
+    "caused",
+    "dead letter",
+    "operator",
+    "done",
+    "cancelled",
+    "dead",
+    "lost",
+]
+
+
+class Step(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One thing that happened to a run."""
+
+    at: float
+    """By the server's clock, or by that of the node that did it."""
+    what: What
+    attempt: int = 0
+    node: str = ""
+    epoch: int = 0
+    outcome: str = ""
+    error: str = ""
+    until: float = 0.0
+    run: str = ""
+    """Another run that this one caused."""
+    event: str = ""
+    dead_letter: int = 0
+    detail: str = ""
+
+
+class Trace(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The story of one run."""
+
+    run: str
+    state: str
+    group: str
+    job: str
+    steps: list[Step]
+    cause: str = ""
+
+
+async def trace(client: Client, run: str) -> Trace:
+    """Tell a run's story; raises `RunNotFound` when there is no trace of it."""
+    found = await Finder(client).find(run)
+    record = found.record
+    steps = _from_record(record) if record else _from_message(found)
+    letters = await DeadLetters(client).list(DeadFilter(found.job, found.group, run=run))
+    steps += [_letter(letter) for letter in letters]
+    if record is None and letters:
+        steps += [s for a in letters[0].attempts for s in _attempt(a)]
+    for action in await Audit(client).actions(run):
+        steps.append(Step(action.at, "operator", detail=f"{action.verb} by {action.who}"))
+    steps += [s async for s in _events(client, run)]
+    steps += [s async for s in _caused(client, run)]
+    state = record.state if record else ("queued" if found.carrier else "dead")
+    steps.sort(key=lambda step: step.at)
+    return Trace(run, state, found.group, found.job, steps, record.cause if record else "")
+
+
+def _from_record(record: RunRecord) -> list[Step]:
+    steps = [Step(record.created, "accepted")] if record.created else []
+    for attempt in record.attempts:
+        steps += _attempt(attempt)
+    if record.state == "running":
+        steps.append(Step(record.started, "started", record.attempt, record.node))
+    if record.state == "failed" and record.due:
+        last = record.attempts[-1].ended if record.attempts else record.created
+        steps.append(Step(last, "waiting", record.attempt, until=record.due))
+    if record.terminal:
+        steps.append(Step(record.ended, record.state, error=record.error))  # type: ignore[arg-type]
+    return steps
+
+
+def _attempt(attempt: Attempt) -> list[Step]:
+    of = (attempt.number, attempt.node, attempt.epoch)
+    return [
+        Step(attempt.started, "started", *of),
+        Step(attempt.ended, "ended", *of, attempt.outcome or "", attempt.error),
+    ]
+
+
+def _from_message(found: Found) -> list[Step]:
+    if not found.carrier:
+        return []
+    kept = found.carrier.kept
+    return [
+        Step(kept.stored, "accepted"),
+        Step(kept.stored, "delayed" if found.carrier.later else "queued", until=kept.due),
+    ]
+
+
+def _letter(letter: DeadLetter) -> Step:
+    return Step(
+        letter.at,
+        "dead letter",
+        error=letter.error,
+        dead_letter=letter.id,
+        detail=letter.reason,
+    )
+
+
+async def _events(client: Client, run: str) -> AsyncIterator[Step]:
+    names = client.broker.names
+    async for kept in _newest(client, names.events, names.event(">")):
+        if kept.headers.get(H_CAUSE) == run:
+            yield Step(kept.stored, "event", event=names.parse_event(kept.subject) or "")
+
+
+async def _caused(client: Client, run: str) -> AsyncIterator[Step]:
+    bucket = client.runs
+    async for kept in _newest(client, bucket.stream, kv_subject(bucket.name, ">")):
+        record = read_record(kept.body)
+        if record and record.cause == run:
+            name = kv_key(bucket.name, kept.subject)
+            yield Step(record.created, "caused", run=name, detail=f"{record.job}: {record.state}")
+    async for kept in _newest(client, client.broker.names.jobs, client.broker.names.job("*", "*")):
+        if kept.headers.get(H_CAUSE) == run and await client.runs.get(kept.run) is None:
+            where = client.broker.names.parse_job(kept.subject)
+            yield Step(
+                kept.stored, "caused", run=kept.run, detail=f"{where[1] if where else ''}: queued"
+            )
+
+
+async def _newest(client: Client, stream: str, subject: str) -> AsyncIterator[Kept]:
+    looked = 0
+    async for kept in newest(client.broker, stream, subject):
+        looked += 1
+        if looked > SEARCH_MOST:
+            return
+        yield kept
