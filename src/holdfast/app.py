@@ -7,10 +7,11 @@ contract attached: called directly they just run, `enqueue` makes them a run.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -131,6 +132,7 @@ class Holdfast:
         self._backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Backend] = (
             weakref.WeakKeyDictionary()
         )
+        self._bound: list[tuple[asyncio.AbstractEventLoop, Backend]] = []
         self._fixed: Backend | None = None
 
     def __repr__(self) -> str:
@@ -139,7 +141,7 @@ class Holdfast:
     # ---- defining
 
     @overload
-    def job(self, func: Callable[P, R], /) -> Job[P, R]: ...
+    def job(self, func: Callable[P, R]) -> Job[P, R]: ...
     @overload
     def job(
         self,
@@ -153,7 +155,7 @@ class Holdfast:
         run_timeout: Duration | None = None,
         on: str | Sequence[str] = (),
     ) -> Callable[[Callable[P, R]], Job[P, R]]: ...
-    def job(self, func: Any = None, /, **contract: Any) -> Any:
+    def job(self, func: Any = None, **contract: Any) -> Any:
         """Register a function as a job, with or without a contract."""
         if func is not None:
             return self._register(func, contract)
@@ -222,11 +224,14 @@ class Holdfast:
     # ---- connection
 
     async def backend(self) -> Backend:
-        """Where this event loop's runs go: connects on first use."""
+        """Where this event loop's runs go: a worker's connection, or one of its own.
+
+        It connects on first use, unless a worker runs on this loop.
+        """
         if self._fixed is not None:
             return self._fixed
         loop = asyncio.get_running_loop()
-        found = self._backends.get(loop)
+        found = self._backends.get(loop) or self._bound_to(loop)
         if found is None:
             config = load(ConnectionConfig, **self._overrides)
             broker = Broker(config, name=f"{self.name} client")
@@ -243,13 +248,18 @@ class Holdfast:
         given = {k: v for k, v in overrides.items() if v is not None}
         return load(ConnectionConfig, **{**self._overrides, **given})
 
-    def bind(self, backend: Backend | None) -> None:
-        """Send this event loop's runs through an existing backend (None: connect again)."""
-        loop = asyncio.get_running_loop()
-        if backend is None:
-            self._backends.pop(loop, None)
-        else:
-            self._backends[loop] = backend
+    @contextlib.contextmanager
+    def bound(self, backend: Backend) -> Iterator[None]:
+        """While it lasts, this event loop's runs go through `backend` unless it has its own."""
+        entry = (asyncio.get_running_loop(), backend)
+        self._bound.append(entry)
+        try:
+            yield
+        finally:
+            self._bound.remove(entry)
+
+    def _bound_to(self, loop: asyncio.AbstractEventLoop) -> Backend | None:
+        return next((b for where, b in reversed(self._bound) if where is loop), None)
 
     def replace_backend(self, backend: Backend | None) -> Backend | None:
         """For tests: send everything to `backend`, whatever the loop; returns the one before."""

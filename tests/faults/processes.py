@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+from tests.support import until
+
+__all__ = ["WorkerProcess", "until", "worker_fleet"]
 
 ROOT = Path(__file__).parents[2]
-
-
-async def until(
-    condition: Callable[[], Any | Awaitable[Any]], limit: float = 60.0, what: str = ""
-) -> Any:
-    """Wait until a condition holds; fails with its name when it does not in time."""
-    deadline = time.monotonic() + limit
-    while True:
-        found = condition()
-        if asyncio.iscoroutine(found):
-            found = await found
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"not within {limit:g} s: {what or condition}"
-        await asyncio.sleep(0.02)
 
 
 class WorkerProcess:

@@ -68,6 +68,8 @@ class Execution:
         self._progressed = -1e9
 
     async def publish(self, event: str, data: Any) -> None:
+        if self._held.task is None or self._held.lost:
+            raise ClaimLost(f"the attempt at run {self._held.run} is over: nothing is published")
         number = self._events.get(event, 0) + 1
         self._events[event] = number
         headers = {

@@ -90,18 +90,22 @@ class Worker:
         async with self._broker:
             self._assemble()
             await self._client.topology.ensure()
-            self.app.bind(self._client)
             self._broker.on_reconnect(self.telemetry.reconnects.inc)
             await self._heartbeat.beat()
-            await self._broker.subscribe(self._broker.names.cancel("*"), self._on_cancel)
-            await _call_hooks(self.app.startup_hooks)
             try:
-                await self._work()
+                with self.app.bound(self._client):
+                    await self._live()
             finally:
-                self._caller.close()
-                await _call_hooks(self.app.shutdown_hooks)
                 await self._heartbeat.stop()
-                self.app.bind(None)
+
+    async def _live(self) -> None:
+        await self._broker.subscribe(self._broker.names.cancel("*"), self._on_cancel)
+        await _call_hooks(self.app.startup_hooks)
+        try:
+            await self._work()
+        finally:
+            self._caller.close()
+            await _call_hooks(self.app.shutdown_hooks)
 
     def _assemble(self) -> None:
         broker, config, records = self._broker, self.config, self._records
