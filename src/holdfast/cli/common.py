@@ -160,15 +160,36 @@ def _internal(error: Exception) -> str:
 
 
 @contextlib.asynccontextmanager
-async def connected() -> AsyncIterator[Client]:
-    """A client of the namespace that the options, the environment and the file name."""
+async def connected(*, create: bool = False) -> AsyncIterator[Client]:
+    """A client of the namespace that the options, the environment and the file name.
+
+    A namespace with nothing in it is made with `create`; else it is an error, because it is more
+    often a wrong name than an early question.
+    """
     from holdfast.broker import Broker
     from holdfast.client import Client
     from holdfast.config import ConnectionConfig, RecordConfig, load
 
     log_to_stderr()
     async with Broker(load(ConnectionConfig, **connection_given()), name="holdfast cli") as broker:
-        yield Client(broker, load(RecordConfig))
+        client = Client(broker, load(RecordConfig))
+        if create:
+            await client.topology.ensure()
+        else:
+            await _need_namespace(client)
+        yield client
+
+
+async def _need_namespace(client: Client) -> None:
+    from holdfast.errors import NotFound
+
+    try:
+        await client.topology.measure_clock()
+    except NotFound:
+        raise NotFound(
+            f"namespace {client.broker.names.namespace!r} does not exist on this server: a worker "
+            "makes it when it starts, and so does the first 'holdfast enqueue'"
+        ) from None
 
 
 def connection_given() -> dict[str, Any]:
@@ -183,7 +204,51 @@ def log_to_stderr(level: str = "warning") -> None:
     configure_logging("debug" if given().verbose else level)
 
 
+def instant(text: str | None, client: Client, what: str) -> float:
+    """`10m` ago, or a time such as `2026-11-16T01:45:00Z`; 0 when nothing was given."""
+    from holdfast import durations
+    from holdfast.errors import InvalidInput
+
+    if not text:
+        return 0.0
+    try:
+        return client.broker.server_now() - durations.seconds(text, what)
+    except InvalidInput:
+        return moment(text, what)
+
+
+def moment(text: str, what: str) -> float:
+    """A time with its zone, as seconds since the epoch."""
+    from datetime import datetime
+
+    from holdfast.errors import InvalidInput
+
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise InvalidInput(
+            f"{what} {text!r} is not readable: write a time with its zone, such as "
+            "2026-11-16T01:45:00Z or 2026-11-16T02:45+01:00"
+        )
+    return found.timestamp()
+
+
 # ---- printing
+
+
+def clock_time(at: float) -> str:
+    """An instant for people: UTC, to the second."""
+    from holdfast.clock import rfc3339
+
+    return rfc3339(at)[:19].replace("T", " ") if at else ""
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """The first line of a text, cut to fit a table."""
+    line = text.strip().split("\n", 1)[0]
+    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def emit(value: Any) -> None:
@@ -258,15 +323,19 @@ def pairs(facts: Iterable[tuple[str, Any]]) -> None:
 __all__ = [
     "Cli",
     "Given",
+    "clock_time",
     "confirm",
     "connected",
     "connection_given",
     "emit",
     "given",
+    "instant",
     "log_to_stderr",
+    "moment",
     "note",
     "pairs",
     "run_cli",
     "say",
+    "shortened",
     "table",
 ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 
@@ -23,7 +23,6 @@ from holdfast.status.messages import next_of, subject_counts
 from holdfast.status.purging import Purger
 
 Which = Literal["waiting", "parked", "all"]
-WHICH: Final = ("waiting", "parked", "all")
 
 
 class Subscription(msgspec.Struct, frozen=True):
@@ -190,7 +189,7 @@ class Jobs:
     async def _switch(
         self, verb: Literal["pause", "resume"], job: str, group: str
     ) -> Sequence[JobInfo]:
-        targets = set(await self._targets(job, group))
+        targets = set(await self.targets(job, group))
         consumers = [c for c in await self._consumers() if (c.group, c.job) in targets]
         if not consumers:
             raise UnknownJob(
@@ -204,12 +203,10 @@ class Jobs:
 
     async def purge(self, job: str = "", group: str = "", which: Which = "all") -> Sequence[Purged]:
         """Remove runs that wait in the queue or are put off; returns how many of each."""
-        if which not in WHICH:
-            raise InvalidInput(f"{which!r} is not one of {', '.join(WHICH)}")
         purger = Purger(self._client)
         done: list[Purged] = []
         try:
-            for g, j in await self._targets(job, group):
+            for g, j in await self.targets(job, group):
                 waiting = await purger.waiting(g, j) if which != "parked" else 0
                 parked = await purger.parked(g, j) if which != "waiting" else 0
                 done.append(Purged(g, j, waiting, parked))
@@ -218,7 +215,7 @@ class Jobs:
             await self._audit.write("purge", job=job, group=group, count=count, detail=which)
         return done
 
-    async def _targets(self, job: str, group: str) -> Sequence[tuple[str, str]]:
+    async def targets(self, job: str, group: str) -> Sequence[tuple[str, str]]:
         """The jobs that are meant; unknown and ambiguous ones are refused."""
         if not job and not group:
             raise InvalidInput("name a job, or a group for all of its jobs")
@@ -234,6 +231,14 @@ class Jobs:
             groups = ", ".join(g for g, _ in targets)
             raise InvalidInput(f"job {job!r} is in several groups ({groups}): say which")
         return targets
+
+
+def check_which(text: str) -> Which:
+    """Which runs to purge, as a user wrote it."""
+    for which in get_args(Which):
+        if text == which:
+            return cast(Which, which)
+    raise InvalidInput(f"{text!r} is not one of {', '.join(get_args(Which))}")
 
 
 def _by_job(where: dict[str, Any], counts: dict[str, int]) -> dict[tuple[str, str], int]:

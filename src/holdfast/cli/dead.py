@@ -1,0 +1,249 @@
+"""`holdfast dead`: list, show, replay and drop dead letters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.common import (
+    Cli,
+    clock_time,
+    confirm,
+    connected,
+    emit,
+    given,
+    instant,
+    note,
+    pairs,
+    say,
+    shortened,
+    table,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.client import Client
+    from holdfast.status.dead import (
+        Body,
+        DeadFilter,
+        DeadLetter,
+        DeadLetters,
+        Replayed,
+        Selection,
+    )
+
+REFUSED = 1
+
+Ids = Annotated[
+    list[int] | None,
+    typer.Argument(metavar="ID", help="Ids of dead letters; or use the filters."),
+]
+Job = Annotated[str, typer.Option("--job", metavar="NAME", help="Of this job.")]
+Group = Annotated[str, typer.Option("--group", metavar="NAME", help="Of this group.")]
+Reason = Annotated[
+    str,
+    typer.Option("--reason", metavar="REASON", help="failed, timeout, invalid, crashed or lost."),
+]
+Error = Annotated[str, typer.Option("--error", metavar="TEXT", help="With this in its error.")]
+Since = Annotated[
+    str | None, typer.Option("--since", metavar="TIME", help="From the last 10m, or since a time.")
+]
+Before = Annotated[
+    str | None, typer.Option("--before", metavar="TIME", help="Older than 10m, or than a time.")
+]
+All = Annotated[bool, typer.Option("--all", help="All of them.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")]
+
+
+def register(app: Cli) -> None:
+    """Add `holdfast dead`."""
+    dead = app.noun("dead", "Look at dead letters, send them again, drop them.")
+    dead.command("list")(list_letters)
+    dead.command("show")(show)
+    dead.command("replay")(replay)
+    dead.command("drop")(drop)
+
+
+def _filter(
+    client: Client,
+    job: str,
+    group: str,
+    reason: str,
+    error: str,
+    since: str | None,
+    before: str | None,
+) -> DeadFilter:
+    from holdfast.status.dead import DeadFilter
+
+    return DeadFilter(
+        job,
+        group,
+        reason,
+        error,
+        since=instant(since, client, "--since"),
+        before=instant(before, client, "--before"),
+    )
+
+
+async def list_letters(
+    job: Job = "",
+    group: Group = "",
+    reason: Reason = "",
+    error: Error = "",
+    since: Since = None,
+    before: Before = None,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", help="At most so many.", min=1)
+    ] = 50,
+) -> None:
+    """List dead letters, the newest first."""
+    from holdfast.status.dead import DeadLetters
+
+    async with connected() as client:
+        wanted = _filter(client, job, group, reason, error, since, before)
+        found = await DeadLetters(client).list(wanted, limit)
+    if given().json:
+        emit(found)
+        return
+    table(
+        ("id", "run", "group", "job", "reason", "since (UTC)", "error"),
+        [
+            (d.id, d.run, d.group, d.job, d.reason, clock_time(d.at), shortened(d.error))
+            for d in found
+        ],
+        empty="no dead letters found",
+    )
+
+
+async def show(id: Annotated[int, typer.Argument(metavar="ID", help="The letter's id.")]) -> None:
+    """Show a dead letter: its story, headers and body."""
+    from holdfast.status.dead import DeadLetters, as_text
+
+    async with connected() as client:
+        letters = DeadLetters(client)
+        letter = await letters.show(id)
+        body = as_text(await letters.body(id))
+    if given().json:
+        emit({"letter": letter, "body": body})
+    else:
+        _print_letter(letter, body)
+
+
+def _print_letter(letter: DeadLetter, body: Body) -> None:
+    pairs(
+        [
+            ("id", letter.id),
+            ("run", letter.run),
+            ("job", letter.job),
+            ("group", letter.group),
+            ("reason", letter.reason),
+            ("error", letter.error),
+            ("since", clock_time(letter.at)),
+            ("failures", letter.failures),
+            ("crashes", letter.crashes),
+            ("came from", letter.subject),
+            *((f"header {name}", value) for name, value in letter.headers.items()),
+        ]
+    )
+    for attempt in letter.attempts:
+        outcome = f"{attempt.outcome or ''} {attempt.error}".strip()
+        say(f"attempt {attempt.number} on {attempt.node}, {clock_time(attempt.ended)}: {outcome}")
+    if letter.traceback:
+        say("\n" + letter.traceback.rstrip())
+    say(f"\nbody ({body.encoding}):")
+    say(body.text)
+
+
+async def replay(
+    ids: Ids = None,
+    job: Job = "",
+    group: Group = "",
+    reason: Reason = "",
+    error: Error = "",
+    since: Since = None,
+    before: Before = None,
+    all_: All = False,
+    dry_run: DryRun = False,
+    rate: Annotated[
+        float,
+        typer.Option("--rate", metavar="N", help="At most so many per second; 0: no limit.", min=0),
+    ] = 0,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", help="At most so many.", min=1)
+    ] = 100_000,
+    yes: Yes = False,
+) -> None:
+    """Send dead letters again. Exit code 1 when one was refused."""
+    from holdfast.status.dead import DeadLetters
+
+    async with connected() as client:
+        wanted = _filter(client, job, group, reason, error, since, before)
+        chosen = _selection(ids, wanted, all_)
+        letters = DeadLetters(client)
+        if not (yes or dry_run or (ids and len(ids) == 1)):
+            chosen = await _ask("Replay", letters, chosen, limit)
+        done = await letters.replay(chosen, dry_run=dry_run, rate=rate, limit=limit)
+    _report(done)
+
+
+async def drop(
+    ids: Ids = None,
+    job: Job = "",
+    group: Group = "",
+    reason: Reason = "",
+    error: Error = "",
+    since: Since = None,
+    before: Before = None,
+    all_: All = False,
+    dry_run: DryRun = False,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", help="At most so many.", min=1)
+    ] = 100_000,
+    yes: Yes = False,
+) -> None:
+    """Remove dead letters for good."""
+    from holdfast.status.dead import DeadLetters
+
+    async with connected() as client:
+        wanted = _filter(client, job, group, reason, error, since, before)
+        chosen = _selection(ids, wanted, all_)
+        letters = DeadLetters(client)
+        if not (yes or dry_run):
+            chosen = await _ask("Drop", letters, chosen, limit)
+        done = await letters.drop(chosen, dry_run=dry_run, limit=limit)
+    _report(done)
+
+
+def _selection(ids: list[int] | None, wanted: DeadFilter, everything: bool) -> Selection:
+    from holdfast.status.dead import DeadFilter
+
+    filtered = wanted != DeadFilter()
+    if bool(ids) + filtered + everything != 1:
+        raise typer.BadParameter("name ids, or filters, or --all (one of the three)")
+    return ids or wanted
+
+
+async def _ask(verb: str, letters: DeadLetters, chosen: Selection, limit: int) -> Selection:
+    """Ask about exactly the letters that are then acted on."""
+    found = [letter.id for letter in await letters.select(chosen, limit)]
+    if found:
+        confirm(f"{verb} {len(found)} dead letter{'s' if len(found) != 1 else ''}?")
+    return found
+
+
+def _report(done: Sequence[Replayed]) -> None:
+    if given().json:
+        emit(done)
+    else:
+        table(
+            ("id", "run", "job", "result", "why"),
+            [(d.id, d.run, d.job, d.result, d.why) for d in done],
+            empty="no dead letters found",
+        )
+        counts = {d.result for d in done}
+        note(", ".join(f"{sum(d.result == c for d in done)} {c}" for c in sorted(counts)))
+    if any(d.result == "refused" for d in done):
+        raise typer.Exit(REFUSED)
