@@ -163,3 +163,8 @@ async def exists(app: Holdfast, stream: str) -> bool:
     except NotFound:
         return False
     return True
+
+
+def metric(worker: Worker, name: str, **labels: str) -> float:
+    """A metric's value; 0 when it has never been touched."""
+    return worker.telemetry.registry.get_sample_value(name, labels) or 0.0

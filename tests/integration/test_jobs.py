@@ -16,7 +16,7 @@ import pytest
 
 from holdfast import Backoff, Context, Holdfast, SyncContext
 from holdfast.errors import InvalidPayload, ResultTimeout, RunFailed, UnknownJob
-from tests.integration.support import Seen, dead_letter, record_of, until, working
+from tests.integration.support import Seen, dead_letter, metric, record_of, until, working
 
 
 class Image(pydantic.BaseModel):
@@ -253,12 +253,12 @@ async def test_sync_handler_over_its_time_is_given_up_and_its_context_is_closed(
         run = await stuck.enqueue()
         with pytest.raises(RunFailed, match="longer than 100ms"):
             await run.result(5)
-        assert _metric(worker, "holdfast_stuck_threads") == 1
+        assert metric(worker, "holdfast_stuck_threads") == 1
         before = await record_of(app, run.id)
         go.set()
         assert await seen.wait(3) == ["ClaimLost", "ClaimLost", False]
         assert await record_of(app, run.id) == before
-        await until(lambda: _metric(worker, "holdfast_stuck_threads") == 0, 5, "a free thread")
+        await until(lambda: metric(worker, "holdfast_stuck_threads") == 0, 5, "a free thread")
 
 
 async def test_job_called_directly_is_the_plain_function(app: Holdfast) -> None:
@@ -370,7 +370,3 @@ async def test_handlers_enqueue_with_their_run_as_the_cause(app: Holdfast) -> No
         top = await record_of(app, run.id)
         assert top is not None
         assert top.cause == ""
-
-
-def _metric(worker: Any, name: str, **labels: str) -> float:
-    return worker.telemetry.registry.get_sample_value(name, labels) or 0.0
