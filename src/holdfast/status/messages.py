@@ -202,6 +202,8 @@ async def delete(broker: Broker, stream: str, sequence: int) -> bool:
     """Delete one message; False when it is not there (any more)."""
     try:
         await broker.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
-    except errors.NotFound:
-        return False
+    except errors.BrokerError:  # the server has several ways to say that it is not there
+        if await by_sequence(broker, stream, sequence) is None:
+            return False
+        raise
     return True
