@@ -68,11 +68,15 @@ class Client:
         return self._accepted(request, stored)
 
     async def enqueue_many(self, requests: Sequence[Request]) -> list[Enqueued]:
-        """Store many runs, pipelined; the answers come in the order of the requests."""
-        done: list[Enqueued] = []
-        flying: deque[tuple[Request, asyncio.Future[Received] | None]] = deque()
+        """Store many runs, pipelined, in order; nothing is sent when one of them is refused.
+
+        The first goes alone: with it the streams are there, or are made. Only a connection lost on
+        the way can change the order.
+        """
         messages = [self._message(request) for request in requests]
-        for request, (subject, headers) in zip(requests, messages, strict=True):
+        done = [await self.enqueue(request) for request in requests[:1]]
+        flying: deque[tuple[Request, asyncio.Future[Received] | None]] = deque()
+        for request, (subject, headers) in zip(requests[1:], messages[1:], strict=True):
             if len(flying) >= WINDOW:
                 done.append(await self._land(*flying.popleft()))
             try:
@@ -95,9 +99,10 @@ class Client:
 
     def _accepted(self, request: Request, stored: Stored) -> Enqueued:
         self.telemetry.enqueued.labels(request.group, request.spec.name).inc()
-        if stored.duplicate:
+        duplicate = stored.duplicate and request.keyed  # else it is our own publish, repeated
+        if duplicate:
             self.telemetry.duplicates.labels("publish").inc()
-        return Enqueued(request.run, 0 if request.delayed else stored.seq, stored.duplicate)
+        return Enqueued(request.run, 0 if request.delayed else stored.seq, duplicate)
 
     def _message(self, request: Request) -> tuple[str, Headers]:
         names = self.broker.names
@@ -215,7 +220,7 @@ class Client:
     # ---- cancelling
 
     async def cancel(self, run: str, group: str, job: str) -> bool:
-        """Cancel wherever it is; each step is a compare-and-swap, so it either holds or is redone."""
+        """Cancel wherever it is; each step is a compare-and-swap: it holds, or is redone."""
         check_run(run)
         deadline = self.broker.clock.monotonic() + CANCEL_SECONDS
         while True:
@@ -230,9 +235,9 @@ class Client:
                     f"run {run} could not be cancelled: its holder does not answer", run=run
                 )
             revision = entry.revision if entry else 0
-            if not (record and record.state == "running" and await self._alive(record.node)):
-                if await self._write_cancelled(run, record, revision, group, job):
-                    return True
+            held = record and record.state == "running" and await self._alive(record.node)
+            if not held and await self._write_cancelled(run, record, revision, group, job):
+                return True
             await self.broker.clock.sleep(0.1)
 
     async def _write_cancelled(
