@@ -106,7 +106,8 @@ class Keeper:
             lived = self._clock.monotonic() - began
             wait = self._restarts.after(code, lived=lived, up=self._came_up(lived))
             if wait is None:
-                raise GivenUp(f"{self.spec.name} cannot be started: {self.trouble}")
+                why = "its reason stands above" if code == CONFIG_EXIT else self.trouble
+                raise GivenUp(f"{self.spec.name} cannot be started: {why}")
             await self._pause(code, wait)
 
     def stop(self) -> None:
