@@ -152,7 +152,10 @@ class WorkerConfig(Role):
         0, "Runs after which a process is replaced by a fresh one; 0 means never.", least=0
     )
     grace_seconds: float = option(
-        30.0, "How long running handlers may go on after SIGTERM.", least=0, most=86_400
+        0.0,
+        "How long running handlers may go on after SIGTERM; 0 means as the liveness profile says.",
+        least=0,
+        most=86_400,
     )
     health_port: int = option(
         0, "Port that answers health and metrics requests; 0 means none.", least=0, most=65_535
@@ -169,16 +172,6 @@ class WorkerConfig(Role):
         "How often a worker gives that sign for everything it holds; below half of "
         "`ack_wait_seconds`.",
         least=0.05,
-    )
-    heartbeat_seconds: float = option(
-        2.0, "How often a node renews its record.", least=0.1, most=3600
-    )
-    heartbeat_ttl_seconds: int = option(
-        6,
-        "After this long without a heartbeat the record is gone; at least twice "
-        "`heartbeat_seconds`.",
-        least=2,
-        most=86_400,
     )
     crash_limit: int = option(
         3, "Crashes of its process after which a run becomes a dead letter.", least=1, most=1000
@@ -202,12 +195,43 @@ class WorkerConfig(Role):
                 f"({self.ack_wait_seconds:g}): else one late extension gives the run to another "
                 "worker while this one still executes it"
             )
-        if self.heartbeat_ttl_seconds < 2 * self.heartbeat_seconds:
-            raise ConfigError(
-                f"heartbeat_ttl_seconds ({self.heartbeat_ttl_seconds}) must be at least twice "
-                f"heartbeat_seconds ({self.heartbeat_seconds:g}): else one late heartbeat makes "
-                "the node look lost"
-            )
+
+
+@dataclass(frozen=True, repr=False)
+class LivenessConfig(Role):
+    """How fast the death of a node is noticed. Every number that is 0 comes from the profile."""
+
+    table = "liveness"
+
+    profile: str = option(
+        "lan",
+        "Numbers for one machine, one network, or several sites; docs/liveness.md explains each.",
+        choices=("local", "lan", "wan"),
+    )
+    enabled: str = option(
+        "yes", "Whether this node is judged at all; `no` is for debugging.", choices=("yes", "no")
+    )
+    heartbeat_seconds: float = option(
+        0.0, "How often a node renews its record.", least=0, most=3600
+    )
+    timeout_seconds: float = option(
+        0.0, "Silence after which a node is declared lost.", least=0, most=86_400
+    )
+    initial_delay_seconds: float = option(
+        0.0, "How long a new node is not judged.", least=0, most=86_400
+    )
+    ping_seconds: float = option(
+        0.0, "How often a coordinator asks whether the node is there.", least=0, most=3600
+    )
+    ping_misses: int = option(
+        0, "Answers of 'nobody there' in a row that are tolerated.", least=0, most=1000
+    )
+    grace_seconds: float = option(
+        0.0,
+        "Time to finish after SIGTERM, and before `after_grace` starts a lost node's runs again.",
+        least=0,
+        most=86_400,
+    )
 
 
 @dataclass(frozen=True, repr=False)

@@ -170,8 +170,12 @@ def sequence_run(stream_sequence: int, timestamp_ns: int) -> str:
 
 
 def event_run(group: str, job: str, event_id: str) -> str:
-    """The run id of a subscriber: derived from the event, so that a repeat is known as one."""
-    return keyed_run(group, job, f"on-{event_id}")
+    """The run id of a subscriber: derived from the event, so that a repeat is known as one.
+
+    `=e` is nothing that `encode` makes, so no user's key can be mistaken for it.
+    """
+    prefix = job if group == DEFAULT_GROUP else f"{group}/{job}"
+    return f"{prefix}/=e{encode(event_id)}"
 
 
 def attempt_message_id(run: str, attempt: int) -> str:

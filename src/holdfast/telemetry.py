@@ -93,6 +93,23 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "canary", "holdfast_canary_age_seconds", "gauge", "Age of the last message that travelled."
     ),
     Metric(
+        "transitions",
+        "holdfast_node_transitions",
+        "counter",
+        "Transitions of nodes that this coordinator made.",
+        ("role", "state"),
+    ),
+    Metric("lost_nodes", "holdfast_nodes_lost", "counter", "Nodes declared lost.", ("role",)),
+    Metric(
+        "recovered", "holdfast_runs_recovered", "counter", "Runs of lost nodes that were given back."
+    ),
+    Metric(
+        "recovery_seconds",
+        "holdfast_recovery_seconds",
+        "histogram",
+        "Time from a node's last sign of life to its runs being given back.",
+    ),
+    Metric(
         "stuck_threads",
         "holdfast_stuck_threads",
         "gauge",
@@ -123,6 +140,10 @@ class Telemetry:
     enqueued: Counter
     reconnects: Counter
     canary: Gauge
+    transitions: Counter
+    lost_nodes: Counter
+    recovered: Counter
+    recovery_seconds: Histogram
     stuck_threads: Gauge
 
     def __init__(self) -> None:

@@ -8,8 +8,8 @@ import tempfile
 os.environ.setdefault("EFFECTS", tempfile.mkdtemp(prefix="holdfast-effects-"))
 
 QUICK = {
-    "HOLDFAST_WORKER_HEARTBEAT_SECONDS": "0.5",
-    "HOLDFAST_WORKER_HEARTBEAT_TTL_SECONDS": "2",
+    "HOLDFAST_LIVENESS_HEARTBEAT_SECONDS": "0.5",
+    "HOLDFAST_LIVENESS_TIMEOUT_SECONDS": "2",
     "HOLDFAST_WORKER_ACK_WAIT_SECONDS": "2",
     "HOLDFAST_WORKER_EXTEND_SECONDS": "0.5",
 }

@@ -155,7 +155,7 @@ class Broker:
                     reconnected_cb=self._on_reconnected,
                     closed_cb=self._on_closed,
                     max_reconnect_attempts=-1,
-                    reconnect_time_wait=0.2,  # type: ignore[arg-type]  # a float works
+                    reconnect_time_wait=0.1,  # type: ignore[arg-type]  # a float works
                     connect_timeout=2,
                     ping_interval=5,
                     max_outstanding_pings=2,

@@ -7,6 +7,7 @@ may start at once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -137,7 +138,7 @@ class Topology:
         """Create every stream and bucket that is missing; measure the server's clock."""
         replicas = await self.wanted_replicas()
         for config in stream_configs(self._names, self._records, replicas):
-            await self._patiently(lambda config=config: self.ensure_stream(config))
+            await self._patiently(functools.partial(self.ensure_stream, config))
         await self._patiently(self.measure_clock)
 
     async def _patiently(self, step: Callable[[], Awaitable[object]]) -> None:

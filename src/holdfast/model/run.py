@@ -81,6 +81,8 @@ class RunRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     result: msgspec.Raw = NO_RESULT
     result_object: str = ""
     progress: Progress | None = None
+    body: bytes = b""
+    """The payload of a run whose message is gone before it starts (`at_most_once`)."""
     cause: str = ""
     """The run that published the event or enqueued this run."""
 
@@ -122,9 +124,17 @@ class Verdict(Enum):
 
 
 def decide(
-    record: RunRecord | None, *, message: int, holder_alive: bool, crash_limit: int
+    record: RunRecord | None,
+    *,
+    message: int,
+    holder_alive: bool,
+    crash_limit: int,
+    in_grace: bool = False,
 ) -> Verdict:
-    """The rule for a delivered message; `holder_alive` matters only while it is running."""
+    """The rule for a delivered message; the holder matters only while it is running.
+
+    `in_grace`: the holder is lost, and may still be finishing within its grace period.
+    """
     if record is None:
         return Verdict.CLAIM
     if record.terminal:
@@ -133,7 +143,7 @@ def decide(
         return Verdict.SUPERSEDED
     if record.state == "failed":
         return Verdict.CLAIM
-    if holder_alive:
+    if holder_alive or (in_grace and record.restart == "after_grace"):
         return Verdict.HELD
     if record.restart == "never":
         return Verdict.LOST
@@ -202,6 +212,7 @@ def settled(
         error=error[:ERROR_CHARS],
         result=msgspec.Raw(result) if result else NO_RESULT,
         result_object=result_object,
+        body=b"",
         attempts=_add(record.attempts, attempt),
     )
 

@@ -59,6 +59,10 @@ class Claim:
         self.turn = asyncio.Lock()
 
 
+async def _no_grace(_: str) -> bool:
+    return False
+
+
 class Claims:
     """Claims and settles runs for one node."""
 
@@ -71,6 +75,7 @@ class Claims:
         *,
         now: Callable[[], float],
         node_alive: Callable[[str], Awaitable[bool]],
+        in_grace: Callable[[str], Awaitable[bool]] = _no_grace,
         crash_limit: int = 3,
         keyed_ttl: float = 86_400.0,
         keyless_ttl: float = 3_600.0,
@@ -81,6 +86,7 @@ class Claims:
         self._telemetry = telemetry
         self._now = now
         self._node_alive = node_alive
+        self._in_grace = in_grace
         self._crash_limit = crash_limit
         self._ttl = {True: keyed_ttl, False: keyless_ttl}
         self._tokens = itertools.count(1)
@@ -133,11 +139,17 @@ class Claims:
 
     async def decide(self, record: RunRecord | None, message: int) -> Verdict:
         """What to do with a message whose run has this record, as things stand now."""
-        alive = True
+        alive, in_grace = True, False
         if record is not None and record.state == "running":
             alive = await self._node_alive(record.node)
+            if not alive and record.restart == "after_grace":
+                in_grace = await self._in_grace(record.node)
         return runs.decide(
-            record, message=message, holder_alive=alive, crash_limit=self._crash_limit
+            record,
+            message=message,
+            holder_alive=alive,
+            crash_limit=self._crash_limit,
+            in_grace=in_grace,
         )
 
     async def _try(

@@ -1,12 +1,18 @@
-"""A node's heartbeat, and the window in which it may trust itself.
+"""A node's heartbeat: its record kept alive, its state moved, and the window of its own trust.
 
 The protocol. A node writes its record under its own id with a TTL and renews it by
-compare-and-swap; the key vanishes when the node falls silent. `trusted` is true only for less than
-that TTL, counted on a monotonic clock from *before* the last acknowledged renewal was sent, so a
-slow answer or a frozen process cannot stretch it.
+compare-and-swap. Only the node writes it while it is alive; a coordinator that declares it lost
+writes the same key with another state, expecting the node's last heartbeat. So exactly one of them
+wins: the node's next renewal is refused, it reads who was first, and ends (`lost`).
 
-When the key has vanished although the node lives (a long outage, a freeze), the node registers
-again and calls `on_gap`, whose business it is to find out which claims were taken meanwhile.
+`trusted` is true for less than the timeout, counted on a monotonic clock from *before* the last
+acknowledged renewal was sent: a slow answer or a frozen process cannot stretch it. When the key has
+vanished and nobody has declared the node lost (an outage of NATS itself), the node registers again
+and calls `on_gap`, whose business it is to find out which claims were taken meanwhile.
+
+A late tick is told apart from a failed one: a tick that comes late means that this process was
+frozen, a wall clock that moved against the monotonic one has leapt, and only ticks in time whose
+writes fail mean that NATS cannot be reached. Each is logged as what it is.
 
 Not guaranteed: that a silent node is dead. That is why claims are fenced.
 """
@@ -23,22 +29,38 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from holdfast.clock import Clock
+from holdfast.durations import text
 from holdfast.errors import BrokerError, Conflict
 from holdfast.model import node as nodes
-from holdfast.model.node import NodeRecord
+from holdfast.model.lifecycle import NodeState
+from holdfast.model.node import HeldRun, NodeRecord, Transition
 from holdfast.ownership.store import Store
 from holdfast.version import __version__
 
 log = logging.getLogger("holdfast.heartbeat")
 
 STEADY = 0.75
-"""The part of a TTL without a renewal after which a series of heartbeats counts as broken."""
+"""The part of a timeout without a renewal after which a series of heartbeats counts as broken."""
+FROZEN_SECONDS = 1.0
+LEAP_SECONDS = 1.0
+ENDED_TTL_SECONDS = 86_400.0
+"""How long the record of a node that has ended stays in the bucket; its history is in the ledger."""
+
+Ledger = Callable[[Transition], Awaitable[None]]
+
+
+class NodeLost(BrokerError):
+    """This node was declared lost: it must end, since its runs may be running elsewhere."""
 
 
 def new_node_id(role: str) -> str:
     """An id that is never used again."""
     host = "".join(c if c.isalnum() else "-" for c in socket.gethostname().split(".")[0])[:20]
     return f"{role}-{host.strip('-') or 'host'}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+async def _no_ledger(_: Transition) -> None:
+    return None
 
 
 class Heartbeat:
@@ -50,81 +72,168 @@ class Heartbeat:
         record: NodeRecord,
         clock: Clock,
         *,
+        now: Callable[[], float] | None = None,
+        ledger: Ledger = _no_ledger,
         on_gap: Callable[[], Awaitable[None]] | None = None,
         running: Callable[[], int] = lambda: 0,
+        held: Callable[[], tuple[HeldRun, ...]] = lambda: (),
+        metrics: Callable[[], dict[str, float]] = dict,
     ) -> None:
+        self._now = now or clock.utc
         self.record = msgspec.structs.replace(
             record,
             host=socket.gethostname(),
             pid=os.getpid(),
             version=__version__,
-            started=record.started or clock.utc(),
+            by=record.id,
         )
+        self.lost: asyncio.Event = asyncio.Event()
         self._store = store
         self._clock = clock
+        self._ledger = ledger
         self._on_gap = on_gap
         self._running = running
+        self._held = held
+        self._metrics = metrics
         self._revision = 0
         self._acknowledged = -1e9
         self._steady_since = 0.0
+        self._unreachable = False
+        self._writing = asyncio.Lock()
+
+    # ---- what it knows of itself
+
+    @property
+    def timeout(self) -> float:
+        return self.record.liveness.timeout_seconds
 
     @property
     def trusted(self) -> bool:
         """Nobody can have seen this node as gone yet."""
-        return self._clock.monotonic() - self._acknowledged < self.record.ttl_seconds
+        age = self._clock.monotonic() - self._acknowledged
+        return age < self.timeout and not self.lost.is_set()
 
     @property
     def may_judge(self) -> bool:
         """Whether the absence of another node's key means anything.
 
         After an outage every key has lapsed, whoever lives. A node that could not renew its own
-        waits a whole TTL after it can again, so that the others have had their turn.
+        waits a whole timeout after it can again, so that the others have had their turn.
         """
-        steady = self._acknowledged - self._steady_since
-        return self.trusted and steady >= self.record.ttl_seconds
+        return self.trusted and self._acknowledged - self._steady_since >= self.timeout
+
+    # ---- writing
+
+    async def start(self) -> None:
+        """Register: CREATED, then RUNNING."""
+        now = self._now()
+        self.record = msgspec.structs.replace(self.record, started=now, since=now)
+        await self._write(self.record)
+        await self._ledger(nodes.transition(self.record, self.record))
+        await self.move("RUNNING")
 
     async def beat(self) -> None:
-        """Renew once; registers (again) when the key is not there."""
-        record = msgspec.structs.replace(
-            self.record, beat=self.record.beat + 1, running=self._running()
+        """Renew once; registers again when the key is not there."""
+        await self._write(
+            msgspec.structs.replace(
+                self.record,
+                beat=self.record.beat + 1,
+                running=self._running(),
+                held=self._held(),
+                metrics=self._metrics(),
+            )
         )
-        sent = self._clock.monotonic()
-        try:
-            self._revision = await self._put(record, self._revision)
-        except Conflict:
-            await self._register_again(record)
-        self.record = record
-        if sent - self._acknowledged > record.ttl_seconds * STEADY:
-            self._steady_since = sent
-        self._acknowledged = sent
 
-    async def _register_again(self, record: NodeRecord) -> None:
-        entry = await self._store.get(record.id)
-        self._revision = await self._put(record, entry.revision if entry else 0)
-        if entry is None and record.beat > 1:
-            log.warning("this node's heartbeat had lapsed: registered again")
-            if self._on_gap:
-                await self._on_gap()
+    async def move(self, state: NodeState, reason: str = "") -> None:
+        """Enter a state; `InvalidTransition` when the lifecycle does not allow it."""
+        before = self.record
+        after = nodes.move(before, state, by=before.id, at=self._now(), reason=reason)
+        await self._write(after, ttl=None if after.alive else ENDED_TTL_SECONDS)
+        await self._ledger(nodes.transition(before, after))
 
-    async def _put(self, record: NodeRecord, expected: int) -> int:
-        body = nodes.encode(record)
-        return await self._store.put(record.id, body, expected=expected, ttl=record.ttl_seconds)
+    async def _write(self, record: NodeRecord, ttl: float | None = None) -> None:
+        async with self._writing:
+            sent = self._clock.monotonic()
+            body = nodes.encode(record)
+            lasting = ttl or self.timeout
+            try:
+                self._revision = await self._put(body, self._revision, lasting)
+            except Conflict:
+                await self._resolve(body, lasting)
+            self.record = record
+            if sent - self._acknowledged > self.timeout * STEADY:
+                self._steady_since = sent
+            self._acknowledged = sent
+
+    async def _put(self, body: bytes, expected: int, ttl: float) -> int:
+        return await self._store.put(self.record.id, body, expected=expected, ttl=ttl)
+
+    async def _resolve(self, body: bytes, ttl: float) -> None:
+        """The key is not where we left it: our own lost answer, a lapse, or a verdict."""
+        entry = await self._store.get(self.record.id)
+        if entry is not None:
+            found = nodes.decode(entry.value)
+            if found.by != self.record.id and not found.alive:
+                self._declared(found)
+            self._revision = await self._put(body, entry.revision, ttl)
+            return
+        self._revision = await self._put(body, 0, ttl)
+        log.warning("this node's heartbeat had lapsed and nobody had judged it: registered again")
+        if self._on_gap:
+            await self._on_gap()
+
+    def _declared(self, found: NodeRecord) -> None:
+        self.record = msgspec.structs.replace(self.record, state=found.state)
+        text_ = f"this node was declared {found.state} by {found.by}: {found.reason}"
+        if not self.lost.is_set():
+            log.error("%s; it stops, because its runs may be running elsewhere", text_)
+            self.lost.set()
+        raise NodeLost(text_)
+
+    # ---- the loop
 
     async def run(self) -> None:
-        """Renew until cancelled."""
-        while True:
+        """Renew until cancelled; returns when the node was declared lost."""
+        while not self.lost.is_set():
+            delay = self.record.liveness.heartbeat_seconds
             try:
                 await self.beat()
-                delay = self.record.interval_seconds
+                self._unreachable = False
+            except NodeLost:
+                return
             except BrokerError as error:
                 log.debug("heartbeat not written: %s", error)
-                delay = min(0.5, self.record.interval_seconds)
-            await self._clock.sleep(delay)
+                self._complain()
+                delay = min(0.5, delay)
+            await self._sleep(delay)
 
-    async def stop(self) -> None:
-        """Leave: remove the key, so that nobody waits for it to lapse."""
+    async def _sleep(self, delay: float) -> None:
+        ticked, wall = self._clock.monotonic(), self._clock.utc()
+        await self._clock.sleep(delay)
+        passed = self._clock.monotonic() - ticked
+        leap = (self._clock.utc() - wall) - passed
+        if abs(leap) > LEAP_SECONDS:
+            log.warning("the clock of this machine leapt by %+.1f s", leap)
+        if passed - delay > max(FROZEN_SECONDS, 0.1 * self.timeout):
+            log.warning("this process was frozen for %.1f s", passed - delay)
+
+    def _complain(self) -> None:
+        silent = self._clock.monotonic() - self._acknowledged
+        if not self._unreachable and self._acknowledged > 0 and silent > self.timeout:
+            self._unreachable = True
+            log.warning(
+                "NATS could not be reached for %s: if others can reach it, this node counts as lost",
+                text(silent),
+            )
+
+    async def stop(self, *, forced: bool = False) -> None:
+        """Leave: TERMINATED_GRACEFULLY, or TERMINATED_FORCED when something was not finished."""
+        if self.lost.is_set():
+            return
         try:
             async with asyncio.timeout(2):
-                await self._store.delete(self.record.id)
+                if self.record.state != "TERMINATING":
+                    await self.move("TERMINATING")
+                await self.move("TERMINATED_FORCED" if forced else "TERMINATED_GRACEFULLY")
         except (BrokerError, TimeoutError):
-            log.debug("heartbeat key not removed: it lapses by itself")
+            log.debug("the end of this node was not written down: its record lapses by itself")

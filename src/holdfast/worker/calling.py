@@ -65,8 +65,9 @@ class Caller:
         self, job: Job[Any, Any], ctx: Context | SyncContext, bound: Bound
     ) -> Coroutine[Any, Any, Any]:
         handler: Any = functools.partial(self._handler, job, ctx, bound)
-        for middleware in reversed(self._middlewares):
-            handler = functools.partial(middleware, ctx, handler)
+        wrapped: Any
+        for wrapped in reversed(self._middlewares):
+            handler = functools.partial(wrapped, ctx, handler)
         chained: Coroutine[Any, Any, Any] = handler()
         return chained
 

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from functools import lru_cache
 from typing import Any
 
-import msgspec
-
-from holdfast.clock import rfc3339
+from holdfast.model.dead import dead_headers
 from holdfast.model.job import JobSpec
 from holdfast.model.run import RunRecord
 from holdfast.names import (
     H_ATTEMPT,
-    H_ATTEMPTS,
     H_CRASHES,
-    H_DEAD_AT,
     H_DEADLINE,
-    H_ERROR,
     H_FAILURES,
     H_MSG_ID,
-    H_REASON,
     H_RUN,
-    H_SUBJECT,
-    H_TRACEBACK,
     OWN_HEADERS,
     SERVER_HEADERS,
     attempt_message_id,
@@ -37,8 +28,6 @@ from holdfast.ownership.claims import Claim
 from holdfast.telemetry import Telemetry
 from holdfast.worker.held import Held
 
-LONGEST_TEXT = 1_000
-LONGEST_STORY = 7_000
 LARGEST_NUMBER = 1_000_000
 _RUN = re.compile(r"[a-zA-Z0-9_=/-]{1,400}")
 _KEYLESS = re.compile(r"r[0-9A-Za-z]{17,}")
@@ -122,35 +111,22 @@ def parked_headers(held: Held, stamp: int) -> dict[str, str]:
     return headers
 
 
-def dead_headers(
+def story_headers(
     held: Held, reason: str, error: str, story: str, record: RunRecord | None, now: float
 ) -> dict[str, str]:
-    """The headers of a dead letter: the user's own, and the story of the run as JSON texts."""
-    attempts = record.attempts[-10:] if record else ()
-    headers = own_headers(held.message.headers)
-    headers |= {
-        H_RUN: held.run,
-        H_MSG_ID: f"{held.run}.dead.{held.stamp}",
-        H_ATTEMPT: str(held.stamp),
-        H_REASON: reason,
-        H_ERROR: _text(error, LONGEST_TEXT),
-        H_FAILURES: str(held.failures + (reason in ("failed", "timeout"))),
-        H_CRASHES: str(record.crashes if record else crashes(held)),
-        H_SUBJECT: held.message.subject,
-        H_DEAD_AT: rfc3339(now),
-    }
-    if story:
-        headers[H_TRACEBACK] = _text(story, LONGEST_STORY)
-    if attempts:
-        lean = [msgspec.structs.replace(a, error=a.error[:120]) for a in attempts]
-        headers[H_ATTEMPTS] = msgspec.json.encode(lean).decode("ascii", "backslashreplace")
-    return headers
-
-
-def _text(text: str, longest: int) -> str:
-    """A text of any kind as one header line: a JSON string in ASCII."""
-    kept = text if len(text) <= longest else "…" + text[-longest:]
-    return json.dumps(kept)
+    """The headers of a dead letter: the user's own, and the story of the run."""
+    return own_headers(held.message.headers) | dead_headers(
+        run=held.run,
+        message=held.stamp,
+        subject=held.message.subject,
+        reason=reason,
+        error=error,
+        now=now,
+        story=story,
+        failures=held.failures + (reason in ("failed", "timeout")),
+        crashes=record.crashes if record else crashes(held),
+        attempts=record.attempts if record else (),
+    )
 
 
 def log_fields(held: Held, node: str) -> dict[str, Any]:

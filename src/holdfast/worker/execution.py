@@ -160,6 +160,7 @@ class Executor:
             failures=held.failures,
             crashes=envelope.crashes(held),
             cause=held.message.headers.get(H_CAUSE, ""),
+            body=held.message.body if spec.delivery == "at_most_once" else b"",
         )
         found = await self.claims.claim(
             held.run, fresh, message=held.stamp, reply=held.message.reply, careful=redelivered
@@ -423,7 +424,7 @@ class Executor:
     ) -> None:
         if held.claim and not await self.claims.owns(held.claim):
             raise ClaimLost(f"run {held.run} was taken over by another node")
-        headers = envelope.dead_headers(held, reason, error, story, record, self._now())
+        headers = envelope.story_headers(held, reason, error, story, record, self._now())
         spec = held.job.spec
         body = held.message.body
         await self._surely(

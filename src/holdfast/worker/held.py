@@ -55,6 +55,7 @@ class Held:
         "keyed",
         "message",
         "run",
+        "since",
         "stamp",
         "task",
     )
@@ -62,6 +63,7 @@ class Held:
     def __init__(self, message: Message, job: Job[Any, Any], since: float, event: str = "") -> None:
         self.message = message
         self.job = job
+        self.since = since
         self.extended = since
         """When the server last heard that the message is in good hands."""
         self.event = event

@@ -24,11 +24,13 @@ from holdfast import errors
 from holdfast.app import Holdfast, Hook, Job
 from holdfast.broker import Broker, Bucket, Delivery, Pull, Received
 from holdfast.client import Client
-from holdfast.config import ConnectionConfig, RecordConfig, WorkerConfig
-from holdfast.model.node import NodeRecord
+from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig, WorkerConfig, load
+from holdfast.model.liveness import Liveness, from_config
+from holdfast.model.node import HeldRun
 from holdfast.names import consumer
 from holdfast.ownership.claims import Claims
-from holdfast.ownership.heartbeat import Heartbeat, new_node_id
+from holdfast.ownership.heartbeat import NodeLost, new_node_id
+from holdfast.ownership.membership import Membership
 from holdfast.telemetry import Telemetry
 from holdfast.worker.calling import Caller
 from holdfast.worker.canary import Canary
@@ -42,6 +44,8 @@ log = logging.getLogger("holdfast.worker")
 
 SPEED_SECONDS = 0.1
 SETTLE_SECONDS = 5.0
+INDEX_SECONDS = 0.2
+"""Runs held for less are not in the index: most end before anyone could read it."""
 
 
 class Worker:
@@ -54,6 +58,7 @@ class Worker:
         *,
         connection: ConnectionConfig | None = None,
         records: RecordConfig | None = None,
+        liveness: Liveness | None = None,
         telemetry: Telemetry | None = None,
         health_path: str = "",
     ) -> None:
@@ -70,6 +75,8 @@ class Worker:
         self.telemetry = telemetry or Telemetry()
         self.node = new_node_id("worker")
         self._records = records or RecordConfig()
+        self._liveness = liveness or from_config(load(LivenessConfig), self.config.grace_seconds)
+        self._forced = False
         self._health_path = health_path
         self._broker = Broker(connection or app.connection_config(), name=self.node)
         self._stop = asyncio.Event()
@@ -91,12 +98,14 @@ class Worker:
             self._assemble()
             await self._client.topology.ensure()
             self._broker.on_reconnect(self.telemetry.reconnects.inc)
-            await self._heartbeat.beat()
+            await self._member.start()
             try:
                 with self.app.bound(self._client):
                     await self._live()
             finally:
-                await self._heartbeat.stop()
+                await self._member.stop(forced=self._forced)
+            if self._member.heartbeat.lost.is_set():
+                raise NodeLost("stopped after this node was declared lost")
 
     async def _live(self) -> None:
         await self._broker.subscribe(self._broker.names.cancel("*"), self._on_cancel)
@@ -110,20 +119,18 @@ class Worker:
     def _assemble(self) -> None:
         broker, config, records = self._broker, self.config, self._records
         self._client = Client(broker, records, self.telemetry)
-        self._nodes = Bucket(broker, broker.names.nodes)
-        self._heartbeat = Heartbeat(
-            self._nodes,
-            NodeRecord(
-                self.node,
-                "worker",
-                config.group,
-                interval_seconds=config.heartbeat_seconds,
-                ttl_seconds=config.heartbeat_ttl_seconds,
-                jobs=tuple(sorted(self.jobs)),
-            ),
-            broker.clock,
+        self._member = Membership(
+            broker,
+            "worker",
+            group=config.group,
+            liveness=self._liveness,
+            node=self.node,
+            jobs=tuple(sorted(self.jobs)),
+            stop=self.stop,
             on_gap=self._verify_claims,
             running=lambda: self._slots.busy,
+            held=self._index,
+            metrics=self._figures,
         )
         self._claims = Claims(
             self._client.runs,
@@ -131,7 +138,8 @@ class Worker:
             broker.clock,
             self.telemetry,
             now=broker.server_now,
-            node_alive=self._node_alive,
+            node_alive=self._member.alive,
+            in_grace=self._member.in_grace,
             crash_limit=config.crash_limit,
             keyed_ttl=records.keyed_ttl_seconds,
             keyless_ttl=records.keyless_ttl_seconds,
@@ -157,7 +165,7 @@ class Worker:
         )
         async with health:
             background = [
-                self._spawn(self._heartbeat.run(), "heartbeat"),
+                self._spawn(self._beat(), "heartbeat"),
                 self._spawn(self._extend(), "extend"),
                 self._spawn(self._measure(), "measure"),
                 self._spawn(self._canary.run(), "canary"),
@@ -202,6 +210,8 @@ class Worker:
 
     async def _drain(self, pulling: list[asyncio.Task[None]]) -> None:
         self._draining = True
+        with contextlib.suppress(errors.HoldfastError):
+            await self._member.heartbeat.move("TERMINATING")
         for task in pulling:
             task.cancel()
         await asyncio.gather(*pulling, return_exceptions=True)
@@ -214,9 +224,10 @@ class Worker:
             log.info(
                 "stopping: %d running, up to %g s for them",
                 self._slots.busy,
-                self.config.grace_seconds,
+                self._liveness.grace_seconds,
             )
-        if not await self._wait_idle(self.config.grace_seconds):
+        if not await self._wait_idle(self._liveness.grace_seconds):
+            self._forced = True
             log.warning("grace period over: giving %d runs back", self._slots.busy)
             for held in list(self._held.values()):
                 held.interrupt(Interrupt.SHUTDOWN)
@@ -311,7 +322,7 @@ class Worker:
         every = self.config.extend_seconds
         while True:
             await clock.sleep(every / 3)
-            if not self._broker.connected or not self._heartbeat.trusted:
+            if not self._broker.connected or not self._member.heartbeat.trusted:
                 continue
             now = clock.monotonic()
             with contextlib.suppress(errors.NotConnected):
@@ -327,10 +338,23 @@ class Worker:
                 self.telemetry.fenced.labels("heartbeat").inc()
                 held.interrupt(Interrupt.CLAIM_LOST)
 
-    async def _node_alive(self, node: str) -> bool:
-        if node == self.node or not self._heartbeat.may_judge:
-            return True
-        return await self._nodes.get(node) is not None
+    async def _beat(self) -> None:
+        """Heartbeat; a node that was declared lost stops like one that was asked to."""
+        await self._member.heartbeat.run()
+        self.stop()
+        await asyncio.Event().wait()
+
+    def _index(self) -> tuple[HeldRun, ...]:
+        """What this node holds for longer than a moment, for whoever must give it back."""
+        settled = self._broker.clock.monotonic() - INDEX_SECONDS
+        return tuple(
+            HeldRun(held.run, held.claim.revision, held.message.reply)
+            for held in self._held.values()
+            if held.claim is not None and not held.lost and held.since < settled
+        )
+
+    def _figures(self) -> dict[str, float]:
+        return {"executed": self._executed, "speed": round(self._speed, 1)}
 
     async def _on_cancel(self, message: Received) -> None:
         run = self._broker.names.parse_cancel(message.subject)

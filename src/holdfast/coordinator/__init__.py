@@ -1,0 +1,5 @@
+"""Coordinators: judge the liveness of nodes, and give back what lost ones held."""
+
+from holdfast.coordinator.coordinator import Coordinator
+
+__all__ = ["Coordinator"]

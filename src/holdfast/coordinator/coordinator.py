@@ -1,0 +1,270 @@
+"""A coordinator: notices that a node has died, says so, and gives back what it held.
+
+Any number may run; none leads. Each sees every node, pings it on its own subject, and judges it by
+the node's own settings. A verdict is one compare-and-swap on the node's last heartbeat: exactly one
+coordinator wins it, and a node that was alive after all has made its record newer and wins instead.
+
+Two detectors. "Nobody answers on its subject", several times in a row, is a process that is gone:
+the server knows at once. Silence on both ways, pings and heartbeats, for the whole timeout is a
+process that is frozen or cut off. A ping that is merely not answered in time proves nothing.
+
+It judges only while it is RUNNING and trusted itself, and waits after a break of its own
+connection. It never judges itself. An error while reading changes nothing.
+
+    alive ──► DISCONNECTED ──(grace)──► NOT_RUNNING ──► INACTIVE
+    TERMINATING, then silent ─────────► NOT_RUNNING
+    TERMINATED_* ─────────────────────► NOT_RUNNING
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+
+import msgspec
+
+from holdfast.broker import Broker, Received
+from holdfast.broker.streams import Topology
+from holdfast.config import ConnectionConfig, RecordConfig
+from holdfast.coordinator.recovery import Recovery
+from holdfast.coordinator.view import Seen, View
+from holdfast.durations import text
+from holdfast.errors import BrokerError, Conflict
+from holdfast.model import node as nodes
+from holdfast.model.lifecycle import NodeState
+from holdfast.model.liveness import Liveness
+from holdfast.model.node import NodeRecord
+from holdfast.ownership.heartbeat import ENDED_TTL_SECONDS, NodeLost
+from holdfast.ownership.membership import Membership, Pong
+from holdfast.telemetry import Telemetry
+
+log = logging.getLogger("holdfast.coordinator")
+
+TICK_SECONDS = 0.05
+JITTER_SECONDS = 0.05
+LIST_SECONDS = 10.0
+SETTLE_SECONDS = 1.5
+"""After a break of its own connection a coordinator judges nobody for so long."""
+INACTIVE_TTL_SECONDS = 3_600.0
+
+
+class Coordinator:
+    """Judges nodes until it is stopped."""
+
+    def __init__(
+        self,
+        connection: ConnectionConfig,
+        *,
+        records: RecordConfig | None = None,
+        liveness: Liveness | None = None,
+        telemetry: Telemetry | None = None,
+    ) -> None:
+        self.telemetry = telemetry or Telemetry()
+        self._broker = Broker(connection, name="holdfast coordinator")
+        self._topology = Topology(self._broker, records or RecordConfig())
+        self._member = Membership(
+            self._broker, "coordinator", liveness=liveness, stop=self.stop
+        )
+        self.node = self._member.node
+        self._view = View(self._broker, self._joined)
+        self._recovery = Recovery(self._broker, self.telemetry)
+        self._stop = asyncio.Event()
+        self._settled = 0.0
+        self._work: set[asyncio.Task[None]] = set()
+
+    def stop(self) -> None:
+        """End `run`."""
+        self._stop.set()
+
+    # ---- life
+
+    async def run(self) -> None:
+        """Judge until `stop` is called; raises when it was judged itself."""
+        async with self._broker:
+            await self._topology.ensure()
+            self._broker.on_reconnect(self._start_over)
+            await self._member.start()
+            await self._view.open()
+            log.info("%s: watching %d nodes", self.node, len(self._view.nodes) - 1)
+            tasks = [
+                asyncio.create_task(self._member.heartbeat.run(), name="holdfast-heartbeat"),
+                asyncio.create_task(self._watch(), name="holdfast-watch"),
+                asyncio.create_task(self._keep_listed(), name="holdfast-nodes"),
+                asyncio.create_task(self._stop.wait(), name="holdfast-stop"),
+                asyncio.create_task(self._broker.closed.wait(), name="holdfast-closed"),
+            ]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in (*tasks, *self._work):
+                    task.cancel()
+                await asyncio.gather(*tasks, *self._work, return_exceptions=True)
+                await self._member.stop()
+            if self._member.heartbeat.lost.is_set():
+                raise NodeLost("stopped after this node was declared lost")
+
+    def _start_over(self) -> None:
+        self._settled = self._broker.clock.monotonic() + SETTLE_SECONDS
+        self._view.start_over()
+
+    async def _keep_listed(self) -> None:
+        while True:
+            await self._broker.clock.sleep(LIST_SECONDS + random.uniform(0, JITTER_SECONDS))
+            if self._broker.connected:
+                await self._view.refresh()
+
+    @property
+    def may_judge(self) -> bool:
+        """Only a coordinator that is well itself may judge."""
+        return (
+            self._broker.connected
+            and self._member.heartbeat.record.state == "RUNNING"
+            and self._member.heartbeat.trusted
+            and self._broker.clock.monotonic() >= self._settled
+        )
+
+    # ---- watching
+
+    def _joined(self, seen: Seen) -> None:
+        seen.next_ping += random.uniform(0, seen.record.liveness.ping_seconds)
+
+    async def _watch(self) -> None:
+        while True:
+            await self._broker.clock.sleep(TICK_SECONDS)
+            if not self._broker.connected:
+                continue
+            now = self._broker.clock.monotonic()
+            for seen in list(self._view.nodes.values()):
+                if seen.record.id != self.node:
+                    await self._look_at(seen, now)
+
+    async def _look_at(self, seen: Seen, now: float) -> None:
+        record = seen.record
+        if not record.alive:
+            self._finish(seen)
+            return
+        if not record.liveness.enabled:
+            return
+        if now >= seen.next_ping:
+            seen.next_ping = now + record.liveness.ping_seconds
+            await self._ping(seen)
+        verdict = self._verdict(seen, now)
+        if verdict and self.may_judge:
+            self._spawn(self._declare(seen, verdict))
+
+    def _verdict(self, seen: Seen, now: float) -> str:
+        """Why a node counts as lost, or nothing."""
+        liveness = seen.record.liveness
+        age = self._broker.server_now() - seen.record.started
+        if age < liveness.initial_delay_seconds:
+            return ""
+        if seen.misses > liveness.ping_misses:
+            return f"its process is gone: nobody answers on its subject, {seen.misses} times in a row"
+        if now - seen.heard > liveness.timeout_seconds:
+            return (
+                f"no heartbeat and no answer for {text(now - seen.heard)}: frozen, or cut off from "
+                "NATS"
+            )
+        return ""
+
+    async def _ping(self, seen: Seen) -> None:
+        subject = self._broker.names.node(seen.record.id, "ping")
+        body = str(seen.version).encode() if seen.version >= 0 else b""
+        try:
+            future = await self._broker.send(subject, body, timeout=2)
+        except BrokerError:
+            return
+        future.add_done_callback(lambda done: self._pinged(seen, done))
+
+    def _pinged(self, seen: Seen, done: asyncio.Future[Received]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            return
+        answer = done.result()
+        if answer.status == "503":
+            seen.misses += 1
+            return
+        seen.answered(self._broker.clock.monotonic())
+        pong = msgspec.json.decode(answer.body, type=Pong)
+        if pong.held is not None:
+            seen.version = pong.version
+            seen.held = {h.run: h for h in pong.held}
+
+    def _spawn(self, work: object) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work)  # type: ignore[arg-type]
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
+    # ---- judging
+
+    async def _declare(self, seen: Seen, reason: str) -> None:
+        """Declare a node lost; whoever wins the write also gives back what it held."""
+        after: NodeState = "DISCONNECTED" if seen.record.state in JUDGED else "NOT_RUNNING"
+        heard = seen.heard
+        won = await self._move(seen, after, reason)
+        if won is None:
+            return
+        log.warning("node %s is lost: %s", won.id, reason)
+        self.telemetry.lost_nodes.labels(won.role).inc()
+        if won.role != "worker":
+            return
+        grace = won.liveness.grace_seconds if after == "DISCONNECTED" else 0.0
+        index = list(seen.held.values())
+        count = await self._recovery.recover(won, index, grace)
+        took = self._broker.clock.monotonic() - heard
+        self.telemetry.recovery_seconds.observe(took)
+        count += await self._recovery.sweep(won, {h.run for h in index}, grace)
+        log.info("%d runs of %s given back %.2f s after it was last heard of", count, won.id, took)
+
+    def _finish(self, seen: Seen) -> None:
+        """Move a node that has ended to its last states."""
+        record = seen.record
+        if not self.may_judge or record.state == "INACTIVE":
+            return
+        if record.state == "DISCONNECTED":
+            over = record.since + record.liveness.grace_seconds
+            if self._broker.server_now() >= over:
+                self._spawn(self._end(seen, "NOT_RUNNING", "its grace period is over"))
+        elif record.state == "NOT_RUNNING":
+            self._spawn(self._end(seen, "INACTIVE", ""))
+        else:
+            self._spawn(self._end(seen, "NOT_RUNNING", ""))
+
+    async def _end(self, seen: Seen, state: NodeState, reason: str) -> None:
+        await self._move(seen, state, reason)
+
+    async def _move(self, seen: Seen, state: NodeState, reason: str) -> NodeRecord | None:
+        """One transition by compare-and-swap on what was judged; None when somebody was faster."""
+        before, revision = seen.record, seen.revision
+        now = self._broker.server_now()
+        if before.state == "ERROR":
+            before = nodes.move(before, "TERMINATING", by=self.node, at=now)
+        after = nodes.move(before, state, by=self.node, at=now, reason=reason)
+        after = msgspec.structs.replace(after, held=())
+        ttl = INACTIVE_TTL_SECONDS if state == "INACTIVE" else ENDED_TTL_SECONDS
+        seen.revision, seen.record = revision, before
+        try:
+            won = await self._put(after, revision, ttl)
+        except (Conflict, BrokerError) as error:
+            log.debug("node %s not moved to %s: %s", before.id, state, error)
+            return None
+        seen.wrote(after, won, self._broker.clock.monotonic())
+        self.telemetry.transitions.labels(after.role, state).inc()
+        await self._member.write_ledger(nodes.transition(before, after))
+        return after
+
+    async def _put(self, record: NodeRecord, revision: int, ttl: float) -> int:
+        """Write over the record that was judged, or over nothing when it has lapsed since."""
+        body = nodes.encode(record)
+        try:
+            return await self._member.nodes.put(record.id, body, expected=revision, ttl=ttl)
+        except Conflict:
+            if await self._member.nodes.get(record.id) is not None:
+                raise
+            return await self._member.nodes.put(record.id, body, expected=0, ttl=ttl)
+
+
+JUDGED = frozenset({"CREATED", "RUNNING"})
+"""States from which a silent node is DISCONNECTED; one that was ending is NOT_RUNNING at once."""

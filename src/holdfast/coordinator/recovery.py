@@ -1,0 +1,108 @@
+"""Giving back what a lost node held.
+
+For each run in the node's index the claim is read again from the leader: only if the lost node
+still holds it, its message is given back through its reply subject, and redelivery starts within
+milliseconds. What happens then is decided by the worker that gets it, by the same rules as for any
+redelivery. Two things a redelivery cannot do are done here: a run with `after_grace` is given back
+with a delay, and a run whose message is gone already (`at_most_once`) is written down as lost and
+dead-lettered.
+
+Afterwards all records are looked through once for claims that the index did not have. Whatever is
+missed by both comes back when `ack_wait` is over.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from holdfast.broker import Broker, Bucket
+from holdfast.broker.pull import NAK, NANO
+from holdfast.errors import BrokerError, Conflict
+from holdfast.model import run as runs
+from holdfast.model.dead import dead_headers
+from holdfast.model.node import HeldRun, NodeRecord
+from holdfast.model.run import RunRecord
+from holdfast.telemetry import Telemetry
+
+log = logging.getLogger("holdfast.coordinator")
+
+KEPT_SECONDS = 86_400.0
+
+
+class Recovery:
+    """Recovers the runs of lost nodes."""
+
+    def __init__(self, broker: Broker, telemetry: Telemetry) -> None:
+        self._broker = broker
+        self._runs = Bucket(broker, broker.names.runs)
+        self._telemetry = telemetry
+
+    async def recover(self, node: NodeRecord, index: list[HeldRun], grace_left: float) -> int:
+        """Give back what a lost node held; returns how many runs."""
+        count = 0
+        for held in index:
+            entry = await self._runs.get(held.run)
+            if entry is not None:
+                count += await self._give_back(
+                    node, held.run, runs.decode(entry.value), entry.revision, grace_left
+                )
+        return count
+
+    async def sweep(self, node: NodeRecord, known: set[str], grace_left: float) -> int:
+        """Look through all records for claims of the node that its index did not have."""
+        count = 0
+        async for entry in self._runs.entries():
+            if entry.key in known:
+                continue
+            record = runs.decode(entry.value)
+            count += await self._give_back(node, entry.key, record, entry.revision, grace_left)
+        return count
+
+    async def _give_back(
+        self, node: NodeRecord, run: str, record: RunRecord, revision: int, grace_left: float
+    ) -> int:
+        if record.state != "running" or record.node != node.id:
+            return 0
+        self._telemetry.recovered.inc()
+        if record.body:
+            await self._bury(node, run, record, revision)
+        elif record.reply:
+            delay = grace_left if record.restart == "after_grace" else 0.0
+            body = NAK + b' {"delay": %d}' % int(delay * NANO) if delay > 0 else NAK
+            await self._broker.publish(record.reply, body)
+        return 1
+
+    async def _bury(self, node: NodeRecord, run: str, record: RunRecord, revision: int) -> None:
+        """Its message is gone: nobody else will ever say what became of it."""
+        now = self._broker.server_now()
+        error = f"its worker {node.id} died and its restart strategy is 'never'"
+        ended = msgspec.structs.replace(
+            runs.close_crashed(record, now),
+            state="lost",
+            error=error,
+            ended=now,
+            body=b"",
+            reply="",
+            token=f"lost.{node.id}",
+        )
+        headers = dead_headers(
+            run=run,
+            message=record.message,
+            subject=self._broker.names.job(record.group, record.job),
+            reason="lost",
+            error=error,
+            now=now,
+            failures=ended.failures,
+            crashes=ended.crashes,
+            attempts=ended.attempts,
+        )
+        subject = self._broker.names.dead_letter(record.group, record.job)
+        try:
+            await self._broker.store(subject, record.body, headers)
+            await self._runs.put(run, runs.encode(ended), expected=revision, ttl=KEPT_SECONDS)
+        except Conflict:
+            log.info("run %s was settled in the last moment", run)
+        except BrokerError as failure:
+            log.warning("run %s could not be written down as lost: %s", run, failure)

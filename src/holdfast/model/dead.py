@@ -1,0 +1,63 @@
+"""A dead letter's headers: the story of a run that was given up, beside its untouched bytes."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from holdfast.clock import rfc3339
+from holdfast.model.run import Attempt
+from holdfast.names import (
+    H_ATTEMPT,
+    H_ATTEMPTS,
+    H_CRASHES,
+    H_DEAD_AT,
+    H_ERROR,
+    H_FAILURES,
+    H_MSG_ID,
+    H_REASON,
+    H_RUN,
+    H_SUBJECT,
+    H_TRACEBACK,
+)
+
+LONGEST_TEXT = 1_000
+LONGEST_STORY = 7_000
+
+
+def dead_headers(
+    *,
+    run: str,
+    message: int,
+    subject: str,
+    reason: str,
+    error: str,
+    now: float,
+    story: str = "",
+    failures: int = 0,
+    crashes: int = 0,
+    attempts: tuple[Attempt, ...] = (),
+) -> dict[str, str]:
+    """The story as headers; texts are JSON strings in ASCII, so that any of them is one line."""
+    headers = {
+        H_RUN: run,
+        H_MSG_ID: f"{run}.dead.{message}",
+        H_ATTEMPT: str(message),
+        H_REASON: reason,
+        H_ERROR: _text(error, LONGEST_TEXT),
+        H_FAILURES: str(failures),
+        H_CRASHES: str(crashes),
+        H_SUBJECT: subject,
+        H_DEAD_AT: rfc3339(now),
+    }
+    if story:
+        headers[H_TRACEBACK] = _text(story, LONGEST_STORY)
+    if attempts:
+        lean = [msgspec.structs.replace(a, error=a.error[:120]) for a in attempts[-10:]]
+        headers[H_ATTEMPTS] = msgspec.json.encode(lean).decode("ascii", "backslashreplace")
+    return headers
+
+
+def _text(text: str, longest: int) -> str:
+    return json.dumps(text if len(text) <= longest else "…" + text[-longest:])

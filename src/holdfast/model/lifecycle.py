@@ -1,0 +1,81 @@
+"""A node's lifecycle: which state may follow which, and why a node is where it is.
+
+    CREATED ──► RUNNING ──► TERMINATING ──► TERMINATED_GRACEFULLY ─┐
+       │           │  ▲        ▲    │  └───► TERMINATED_FORCED ────┤
+       │           ▼  ✗        │    └──────────────────────────────┤
+       ├──► ERROR ─│───────────┤                                   ▼
+       └───────────┴► DISCONNECTED ─────────────────────────► NOT_RUNNING ──► INACTIVE
+
+Guaranteed: no history leads from DISCONNECTED back to RUNNING. A node that was declared lost can
+only end, because its runs may be running elsewhere already. A state may always follow itself: that
+is a heartbeat. Whoever moves a node writes a reason that a person can read.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from holdfast.errors import HoldfastError
+
+NodeState = Literal[
+    "CREATED",
+    "RUNNING",
+    "ERROR",
+    "DISCONNECTED",
+    "TERMINATING",
+    "TERMINATED_GRACEFULLY",
+    "TERMINATED_FORCED",
+    "NOT_RUNNING",
+    "INACTIVE",
+]
+
+TRANSITIONS: Final[dict[str, frozenset[str]]] = {
+    "CREATED": frozenset({"RUNNING", "ERROR", "DISCONNECTED"}),
+    "RUNNING": frozenset({"ERROR", "DISCONNECTED", "TERMINATING"}),
+    "ERROR": frozenset({"TERMINATING"}),
+    "DISCONNECTED": frozenset({"TERMINATING", "NOT_RUNNING"}),
+    "TERMINATING": frozenset({"TERMINATED_GRACEFULLY", "TERMINATED_FORCED", "NOT_RUNNING"}),
+    "TERMINATED_GRACEFULLY": frozenset({"NOT_RUNNING"}),
+    "TERMINATED_FORCED": frozenset({"NOT_RUNNING"}),
+    "NOT_RUNNING": frozenset({"INACTIVE"}),
+    "INACTIVE": frozenset(),
+}
+
+ALIVE: Final = frozenset({"CREATED", "RUNNING", "ERROR", "TERMINATING"})
+"""States in which a node holds what it claimed."""
+
+GONE: Final = frozenset({"TERMINATED_GRACEFULLY", "TERMINATED_FORCED", "NOT_RUNNING", "INACTIVE"})
+"""States in which nothing is waited for any more: what it held is free."""
+
+
+class InvalidTransition(HoldfastError):
+    """A node tried to go where it cannot go: it must shut itself down."""
+
+    def __init__(self, before: str, after: str) -> None:
+        super().__init__(f"a node cannot go from {before} to {after}")
+        self.before = before
+        self.after = after
+
+
+def may_follow(before: str, after: str) -> bool:
+    """Whether a node in one state may be moved to another."""
+    return before == after or after in TRANSITIONS.get(before, frozenset())
+
+
+def check(before: str, after: str) -> None:
+    """Refuse a transition that the lifecycle does not know."""
+    if not may_follow(before, after):
+        raise InvalidTransition(before, after)
+
+
+DEFAULT_REASONS: Final[dict[str, str]] = {
+    "CREATED": "the process has started and is connecting",
+    "RUNNING": "it is at work",
+    "ERROR": "it met an error that it cannot work with",
+    "DISCONNECTED": "it was not heard of in time",
+    "TERMINATING": "it was asked to stop and finishes what it runs",
+    "TERMINATED_GRACEFULLY": "everything it ran was finished",
+    "TERMINATED_FORCED": "its grace period was over before everything was finished",
+    "NOT_RUNNING": "its process has ended",
+    "INACTIVE": "nothing is left of it but its history",
+}

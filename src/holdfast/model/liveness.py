@@ -1,0 +1,111 @@
+"""Liveness settings: how fast a node's death is noticed, and what is tolerated before that.
+
+Each node carries its own, in every heartbeat, and is judged by them. Three profiles, because the
+right numbers depend on the network and not on the job:
+
+    profile  heartbeat  timeout  initial delay  ping    misses  grace   a crash is noticed in
+    local       1 s        4 s        1 s       0.2 s      2      5 s   0.4 – 0.6 s
+    lan         2.5 s     10 s        2 s       0.4 s      3     10 s   1.2 – 1.6 s
+    wan         3 s       45 s       45 s       5 s        3    300 s   15 – 20 s
+
+`heartbeat`: how often the node writes its record; 200 nodes at 2.5 s are 80 writes a second.
+`timeout`: silence after which it is declared lost even if its connection still stands (a frozen
+process, a cut network without a reset); four heartbeats, so that a stream's election (4–8 s) kills
+nobody. `initial delay`: how long a new node is not judged at all. `ping`: how often a coordinator
+asks the node's own subject, which answers "no responders" at once after a crash. `misses`: how
+many such answers in a row are tolerated; three at 0.4 s outlast a reconnect of a second. `grace`:
+how long a node may finish what it runs after SIGTERM, and how long `after_grace` waits before what
+a lost node ran is started again. `wan` has Kestra's numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from holdfast.config import LivenessConfig
+from holdfast.durations import text
+from holdfast.errors import ConfigError
+
+
+class Liveness(msgspec.Struct, frozen=True, omit_defaults=False):
+    """One node's liveness settings."""
+
+    enabled: bool = True
+    heartbeat_seconds: float = 2.5
+    timeout_seconds: float = 10.0
+    initial_delay_seconds: float = 2.0
+    ping_seconds: float = 0.4
+    ping_misses: int = 3
+    grace_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.timeout_seconds < 2 * self.heartbeat_seconds:
+            raise ConfigError(
+                f"timeout ({text(self.timeout_seconds)}) must be at least twice the heartbeat "
+                f"({text(self.heartbeat_seconds)}): else one late heartbeat is a death"
+            )
+        if self.timeout_seconds < 2:
+            raise ConfigError("timeout must be at least 2 s: the server's own expiry needs 1 s")
+        if self.heartbeat_seconds <= 0 or self.ping_seconds <= 0:
+            raise ConfigError("heartbeat and ping intervals must be more than 0")
+        if self.ping_misses < 0 or self.initial_delay_seconds < 0 or self.grace_seconds < 0:
+            raise ConfigError("ping misses, initial delay and grace cannot be negative")
+        if self.ping_seconds * self.ping_misses > self.timeout_seconds:
+            raise ConfigError(
+                f"{self.ping_misses} misses at {text(self.ping_seconds)} take longer than the "
+                f"timeout ({text(self.timeout_seconds)}): the ping could never notice anything"
+            )
+
+    def describe(self) -> str:
+        """The numbers in one line."""
+        if not self.enabled:
+            return "not judged (liveness disabled)"
+        return (
+            f"heartbeat {text(self.heartbeat_seconds)}, timeout {text(self.timeout_seconds)}, "
+            f"initial delay {text(self.initial_delay_seconds)}, ping {text(self.ping_seconds)} × "
+            f"{self.ping_misses} misses, grace {text(self.grace_seconds)}"
+        )
+
+
+PROFILES: Final[dict[str, Liveness]] = {
+    "local": Liveness(
+        heartbeat_seconds=1.0,
+        timeout_seconds=4.0,
+        initial_delay_seconds=1.0,
+        ping_seconds=0.2,
+        ping_misses=2,
+        grace_seconds=5.0,
+    ),
+    "lan": Liveness(),
+    "wan": Liveness(
+        heartbeat_seconds=3.0,
+        timeout_seconds=45.0,
+        initial_delay_seconds=45.0,
+        ping_seconds=5.0,
+        ping_misses=3,
+        grace_seconds=300.0,
+    ),
+}
+DEFAULT_PROFILE: Final = "lan"
+
+
+def from_config(config: LivenessConfig, grace_seconds: float = 0.0) -> Liveness:
+    """A node's settings: the profile, with every number that is given replaced."""
+    profile = PROFILES[config.profile]
+    given = {
+        name: getattr(config, name)
+        for name in (
+            "heartbeat_seconds",
+            "timeout_seconds",
+            "initial_delay_seconds",
+            "ping_seconds",
+            "ping_misses",
+            "grace_seconds",
+        )
+        if getattr(config, name)
+    }
+    if grace_seconds:
+        given["grace_seconds"] = grace_seconds
+    return msgspec.structs.replace(profile, enabled=config.enabled == "yes", **given)

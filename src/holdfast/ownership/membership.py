@@ -1,0 +1,170 @@
+"""A process as a node: it registers, heartbeats, answers pings, can be drained, and knows others.
+
+Every role uses it: worker, scheduler, dispatcher, coordinator, agent, web. The node answers on its
+own subject, so that a crash is seen as "no responders" at once; the answer carries the index of
+what it holds, unless the asker has it already. Each transition is also written to the ledger,
+where the history outlives the node.
+
+Whether another node is alive is read from its record, and decided by nobody's clock but the
+server's expiry and the coordinators' verdicts. Where no coordinator runs, whoever needs to know
+declares a lapsed node lost itself, by compare-and-swap, so the rules stay the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from holdfast.broker import Broker, Bucket, Received
+from holdfast.errors import BrokerError, Conflict
+from holdfast.model import node as nodes
+from holdfast.model.liveness import Liveness
+from holdfast.model.node import HeldRun, NodeRecord, Transition
+from holdfast.ownership.heartbeat import ENDED_TTL_SECONDS, Heartbeat, new_node_id
+
+log = logging.getLogger("holdfast.node")
+
+
+class Pong(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A node's answer to a ping."""
+
+    beat: int
+    state: str
+    version: int = 0
+    """Counts changes of the index; the same number means the same index."""
+    held: tuple[HeldRun, ...] | None = None
+
+
+class Membership:
+    """This process among the nodes of its namespace."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        role: str,
+        *,
+        group: str = "",
+        liveness: Liveness | None = None,
+        node: str = "",
+        jobs: tuple[str, ...] = (),
+        stop: Callable[[], None] = lambda: None,
+        on_gap: Callable[[], Awaitable[None]] | None = None,
+        running: Callable[[], int] = lambda: 0,
+        held: Callable[[], tuple[HeldRun, ...]] = lambda: (),
+        metrics: Callable[[], dict[str, float]] = dict,
+    ) -> None:
+        self.node = node or new_node_id(role)
+        self.nodes = Bucket(broker, broker.names.nodes)
+        self._broker = broker
+        self._stop = stop
+        self._held = held
+        self._index: tuple[HeldRun, ...] = ()
+        self._version = 0
+        self.heartbeat = Heartbeat(
+            self.nodes,
+            NodeRecord(
+                self.node, role, group, liveness=liveness or Liveness(), jobs=jobs
+            ),
+            broker.clock,
+            now=broker.server_now,
+            ledger=self.write_ledger,
+            on_gap=on_gap,
+            running=running,
+            held=held,
+            metrics=metrics,
+        )
+
+    async def start(self) -> None:
+        """Answer pings first, then register, so that nobody finds the subject empty."""
+        names = self._broker.names
+        await self._broker.subscribe(names.node(self.node, "ping"), self._on_ping)
+        await self._broker.subscribe(names.node(self.node, "drain"), self._on_drain)
+        await self.heartbeat.start()
+
+    async def write_ledger(self, step: Transition) -> None:
+        """Keep a transition; losing one entry of a history is no reason to fail."""
+        subject = self._broker.names.log("node", step.node)
+        try:
+            await self._broker.store(subject, nodes.encode(step))
+        except BrokerError as error:
+            log.warning("transition of %s to %s not kept: %s", step.node, step.after, error)
+
+    # ---- answering
+
+    async def _on_ping(self, message: Received) -> None:
+        index = self._held()
+        if index != self._index:
+            self._index = index
+            self._version += 1
+        known = int(message.body) if message.body.isdigit() else -1
+        record = self.heartbeat.record
+        pong = Pong(
+            record.beat,
+            record.state,
+            self._version,
+            self._index if known != self._version else None,
+        )
+        await self._broker.publish(message.reply, msgspec.json.encode(pong))
+
+    async def _on_drain(self, message: Received) -> None:
+        log.info("asked to drain by an operator")
+        if message.reply:
+            await self._broker.publish(message.reply, b"draining")
+        self._stop()
+
+    # ---- knowing others
+
+    async def alive(self, node: str) -> bool:
+        """Whether another node still holds what it claimed."""
+        if node == self.node:
+            return True
+        record = await self._read(node)
+        if record is not None:
+            return record.alive
+        if not self.heartbeat.may_judge:
+            return True
+        await self._declare_lapsed(node)
+        return False
+
+    async def in_grace(self, node: str) -> bool:
+        """Whether a lost node may still be finishing what it ran."""
+        record = await self._read(node)
+        if record is None or record.gone:
+            return record is None
+        return self._broker.server_now() < record.since + record.liveness.grace_seconds
+
+    async def _read(self, node: str) -> NodeRecord | None:
+        entry = await self.nodes.get(node)
+        return nodes.decode(entry.value) if entry else None
+
+    async def _declare_lapsed(self, node: str) -> None:
+        """Its key has expired and no coordinator has said a word: say it in their place."""
+        now = self._broker.server_now()
+        record = NodeRecord(
+            node,
+            node.split("-")[0],
+            state="DISCONNECTED",
+            reason="its heartbeat had lapsed when its runs were looked at",
+            since=now,
+            by=self.node,
+        )
+        try:
+            await self.nodes.put(node, nodes.encode(record), expected=0, ttl=ENDED_TTL_SECONDS)
+        except Conflict:
+            return
+        before = msgspec.structs.replace(record, state="RUNNING")
+        await self.write_ledger(nodes.transition(before, record))
+
+    # ---- leaving
+
+    async def stop(self, *, forced: bool = False) -> None:
+        """End as a node."""
+        await self.heartbeat.stop(forced=forced)
+
+    def describe(self) -> dict[str, Any]:
+        """For health pages."""
+        record = self.heartbeat.record
+        return {"node": record.id, "state": record.state, "role": record.role}
