@@ -1,0 +1,169 @@
+"""`holdfast server`: a real nats-server in the foreground, one node or a small cluster.
+
+The main thread waits on one queue, into which the signal handler puts the signal and a thread per
+node puts the node that ended: nothing is polled, and whichever comes first decides.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.common import emit, given, note, pairs, say
+
+if TYPE_CHECKING:
+    from holdfast.server import Cluster, Server
+
+    Events = queue.SimpleQueue[int | Server]
+
+STORE = Path("holdfast-data")
+PORT = 4222
+MONITOR_OFFSET = 4000
+"""From a client port to its monitor port: 4222 has 8222, as everywhere with NATS."""
+LAST_PORT = 65_535
+SIZES = (1, 3, 5)
+
+DURABLE = "every acknowledged write survives a power cut (sync_interval: always)"
+FAST = "acknowledged writes survive a crash of the server, not a power cut (--fast)"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("server")(server)
+
+
+def server(
+    port: Annotated[
+        int,
+        typer.Option(
+            help="Port for clients, and the next ones for a cluster; 0: free ones.",
+            min=0,
+            max=LAST_PORT,
+        ),
+    ] = PORT,
+    store: Annotated[
+        Path, typer.Option(help="Directory that keeps the data.", metavar="DIR", file_okay=False)
+    ] = STORE,
+    cluster: Annotated[int, typer.Option(help="Nodes: 1, 3 or 5.", metavar="N")] = 1,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Do not wait for the disk: a power cut loses data.")
+    ] = False,
+    monitor_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port of the monitor, which doctor asks; 0: a free one; without: port + 4000.",
+            min=0,
+            max=LAST_PORT,
+        ),
+    ] = None,
+) -> None:
+    """Run a nats-server on this machine until Ctrl-C.
+
+    It listens on loopback only and asks for no password: for development, tests and small
+    machines. What it acknowledged survives a power cut unless --fast. Exit codes: 0 when it was
+    stopped, 1 when it could not start or ended by itself.
+    """
+    if cluster not in SIZES:
+        raise typer.BadParameter("1, 3 or 5: an even number of nodes adds no safety")
+    events: Events = queue.SimpleQueue()
+    handle_signals(events)
+    monitor = _monitor_port(port, cluster) if monitor_port is None else monitor_port
+    with _make(port, monitor, store.resolve(), cluster, fast) as made:
+        nodes = getattr(made, "nodes", None) or [made]
+        _tell(made, nodes, store.resolve(), fast)
+        for node in nodes:
+            threading.Thread(target=_watch, args=(node, events), daemon=True).start()
+        code = _until_end(nodes, events)
+    raise typer.Exit(code)
+
+
+def handle_signals(events: Events) -> None:
+    """The first SIGTERM or SIGINT becomes an event; a second one exits at once."""
+    seen: list[int] = []
+
+    def received(number: int, _: FrameType | None) -> None:
+        if seen:
+            os._exit(128 + number)
+        seen.append(number)
+        events.put(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, received)
+
+
+def _monitor_port(port: int, nodes: int) -> int:
+    """The usual place of the monitor; anywhere free when somebody else is there."""
+    found = port + MONITOR_OFFSET
+    return found if port and all(_is_free(found + n) for n in range(nodes)) else 0
+
+
+def _is_free(port: int) -> bool:
+    from holdfast.server.process import HOST
+
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((HOST, port))
+        except (OSError, OverflowError):
+            return False
+    return True
+
+
+def _make(port: int, monitor: int, store: Path, nodes: int, fast: bool) -> Server | Cluster:
+    from holdfast.server import Cluster, Server
+
+    if nodes == 1:
+        return Server(port, store, fast=fast, monitor_port=monitor)
+    ports = [port + n if port else 0 for n in range(nodes)]
+    monitors = [monitor + n if monitor else 0 for n in range(nodes)]
+    return Cluster(nodes, store, fast=fast, ports=ports, monitor_ports=monitors)
+
+
+def _tell(made: Server | Cluster, nodes: Sequence[Server], store: Path, fast: bool) -> None:
+    facts = {
+        "url": made.url,
+        "store": str(store),
+        "durability": FAST if fast else DURABLE,
+        "monitor": ",".join(node.monitor_url for node in nodes),
+    }
+    if given().json:
+        emit(facts)
+    else:
+        say("nats-server is ready" if len(nodes) == 1 else f"{len(nodes)} nats-servers are ready")
+        pairs((f"  {name}", value) for name, value in facts.items())
+        say("Ctrl-C stops it; the data stays.")
+    flush()
+
+
+def flush() -> None:
+    """Whoever reads our output through a pipe waits for these lines."""
+    import sys
+
+    sys.stdout.flush()
+
+
+def _watch(node: Server, events: Events) -> None:
+    node.wait_ended()
+    events.put(node)
+
+
+def _until_end(nodes: Sequence[Server], events: Events) -> int:
+    """Wait for a signal, or for the end of so many nodes that the rest cannot go on."""
+    while True:
+        event = events.get()
+        if isinstance(event, int):
+            note("stopping")
+            return 0
+        note(f"nats-server {event.name!r} ended by itself; its log ends with:\n{event.log_tail()}")
+        running = sum(node.running for node in nodes)
+        if running <= len(nodes) // 2:
+            note("error: no server is left" if not running else "error: no majority is left")
+            return 1
