@@ -22,7 +22,7 @@ from typing import Any
 
 from holdfast import errors
 from holdfast.app import Holdfast, Hook, Job
-from holdfast.broker import Broker, Bucket, Delivery, Pull, Received
+from holdfast.broker import Broker, Delivery, Pull, Received
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig, WorkerConfig, load
 from holdfast.model.liveness import Liveness, from_config
