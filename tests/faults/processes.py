@@ -17,16 +17,16 @@ __all__ = ["WorkerProcess", "until", "worker_fleet"]
 ROOT = Path(__file__).parents[2]
 
 
-class WorkerProcess:
-    """One real worker process."""
+class Process:
+    """One real `holdfast` process."""
 
-    def __init__(self, url: str, namespace: str, effects: Path, log: Path, **env: str) -> None:
+    def __init__(self, command: list[str], url: str, namespace: str, log: Path, **env: str) -> None:
         self.log = log
+        self._command = [sys.executable, "-m", "holdfast", *command]
         self._env = {
             **os.environ,
             "HOLDFAST_NATS_URL": url,
             "HOLDFAST_NAMESPACE": namespace,
-            "EFFECTS": str(effects),
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             **env,
         }
@@ -35,11 +35,7 @@ class WorkerProcess:
     def _spawn(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as out:
             return subprocess.Popen(
-                [sys.executable, "-c", "import sys;from holdfast.worker.process import run_worker;from holdfast.worker import Worker;from holdfast.config import *;from holdfast.telemetry import configure_logging;configure_logging(__import__('os').environ.get('HOLDFAST_LOG_LEVEL','info'));from tests.faults.app import app;sys.exit(run_worker(lambda: Worker(app, load(WorkerConfig), records=load(RecordConfig))))"],
-                env=self._env,
-                cwd=ROOT,
-                stdout=out,
-                stderr=out,
+                self._command, env=self._env, cwd=ROOT, stdout=out, stderr=out
             )
 
     @property
@@ -52,11 +48,6 @@ class WorkerProcess:
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
-
-    async def ready(self) -> None:
-        """Wait until it pulls."""
-        await until(lambda: "at a time" in self.text() or not self.running, what="worker start")
-        assert self.running, self.text()
 
     def kill(self) -> None:
         """kill -9, and wait for it to be gone."""
@@ -81,6 +72,19 @@ class WorkerProcess:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
         self.process.wait()
+
+
+class WorkerProcess(Process):
+    """One real worker of `tests.faults.app`."""
+
+    def __init__(self, url: str, namespace: str, effects: Path, log: Path, **env: str) -> None:
+        command = ["worker", "tests.faults.app:app"]
+        super().__init__(command, url, namespace, log, EFFECTS=str(effects), **env)
+
+    async def ready(self) -> None:
+        """Wait until it pulls."""
+        await until(lambda: "at a time" in self.text() or not self.running, what="worker start")
+        assert self.running, self.text()
 
 
 @contextmanager

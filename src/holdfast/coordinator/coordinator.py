@@ -21,6 +21,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 
@@ -153,7 +155,7 @@ class Coordinator:
             await self._ping(seen)
         verdict = self._verdict(seen, now)
         if verdict and self.may_judge:
-            self._spawn(self._declare(seen, verdict))
+            self._spawn(seen, lambda: self._declare(seen, verdict))
 
     def _verdict(self, seen: Seen, now: float) -> str:
         """Why a node counts as lost, or nothing."""
@@ -162,7 +164,7 @@ class Coordinator:
         if age < liveness.initial_delay_seconds:
             return ""
         if seen.misses > liveness.ping_misses:
-            return f"its process is gone: nobody answers on its subject, {seen.misses} times in a row"
+            return f"its process is gone: nobody answers on its subject ({seen.misses} times)"
         if now - seen.heard > liveness.timeout_seconds:
             return (
                 f"no heartbeat and no answer for {text(now - seen.heard)}: frozen, or cut off from "
@@ -192,10 +194,21 @@ class Coordinator:
             seen.version = pong.version
             seen.held = {h.run: h for h in pong.held}
 
-    def _spawn(self, work: object) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(work)  # type: ignore[arg-type]
+    def _spawn(self, seen: Seen, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do one thing to a node at a time, beside the watching."""
+        if seen.busy:
+            return
+        seen.busy = True
+        task = asyncio.create_task(work(), name=f"holdfast-judge-{seen.record.id}")
         self._work.add(task)
-        task.add_done_callback(self._work.discard)
+
+        def done(ended: asyncio.Task[None]) -> None:
+            seen.busy = False
+            self._work.discard(ended)
+            if not ended.cancelled() and (error := ended.exception()):
+                log.warning("node %s: %s; trying again", seen.record.id, error)
+
+        task.add_done_callback(done)
 
     # ---- judging
 
@@ -226,14 +239,17 @@ class Coordinator:
         if record.state == "DISCONNECTED":
             over = record.since + record.liveness.grace_seconds
             if self._broker.server_now() >= over:
-                self._spawn(self._end(seen, "NOT_RUNNING", "its grace period is over"))
+                self._end(seen, "NOT_RUNNING", "its grace period is over")
         elif record.state == "NOT_RUNNING":
-            self._spawn(self._end(seen, "INACTIVE", ""))
+            self._end(seen, "INACTIVE")
         else:
-            self._spawn(self._end(seen, "NOT_RUNNING", ""))
+            self._end(seen, "NOT_RUNNING")
 
-    async def _end(self, seen: Seen, state: NodeState, reason: str) -> None:
-        await self._move(seen, state, reason)
+    def _end(self, seen: Seen, state: NodeState, reason: str = "") -> None:
+        async def move() -> None:
+            await self._move(seen, state, reason)
+
+        self._spawn(seen, move)
 
     async def _move(self, seen: Seen, state: NodeState, reason: str) -> NodeRecord | None:
         """One transition by compare-and-swap on what was judged; None when somebody was faster."""

@@ -25,6 +25,7 @@ class Seen:
     """One node as this coordinator sees it."""
 
     __slots__ = (
+        "busy",
         "first_seen",
         "heard",
         "held",
@@ -41,6 +42,7 @@ class Seen:
         self.first_seen = now
         self.heard = now
         """When it last gave a sign of life, on this process's monotonic clock."""
+        self.busy = False
         self.misses = 0
         """How many pings in a row were answered by nobody."""
         self.next_ping = now

@@ -21,7 +21,7 @@ from holdfast.status.messages import newest
 
 log = logging.getLogger("holdfast.audit")
 
-Verb = Literal["cancel", "retry", "replay", "drop", "pause", "resume", "purge"]
+Verb = Literal["cancel", "retry", "replay", "drop", "pause", "resume", "purge", "drain"]
 
 NAMED_MOST = 500
 """Runs named in one record; the count is always complete."""

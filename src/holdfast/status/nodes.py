@@ -1,0 +1,134 @@
+"""Nodes as an operator sees them: who lives, by which settings, and what became of the others.
+
+A node's record says how it is now; its history comes from the ledger, which outlives the node and
+every process that reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+
+from holdfast import errors
+from holdfast.broker import Bucket, Received
+from holdfast.broker.kv import direct_batch
+from holdfast.client import Client
+from holdfast.model import node as nodes
+from holdfast.model.node import NodeRecord, Transition
+from holdfast.names import check_name
+from holdfast.status.audit import Audit
+
+DRAIN_SECONDS = 2.0
+
+
+class NodeInfo(msgspec.Struct, frozen=True):
+    """One node for people and programs."""
+
+    id: str
+    role: str
+    group: str
+    state: str
+    reason: str
+    host: str
+    pid: int
+    version: str
+    started: float
+    uptime_seconds: float
+    running: int
+    settings: str
+    jobs: tuple[str, ...]
+    metrics: dict[str, float]
+
+    @classmethod
+    def of(cls, record: NodeRecord, now: float) -> NodeInfo:
+        end = now if record.alive else record.since
+        return cls(
+            record.id,
+            record.role,
+            record.group,
+            record.state,
+            record.reason,
+            record.host,
+            record.pid,
+            record.version,
+            record.started,
+            max(0.0, round(end - record.started, 1)) if record.started else 0.0,
+            record.running if record.alive else 0,
+            record.liveness.describe(),
+            record.jobs,
+            record.metrics,
+        )
+
+
+class Nodes:
+    """Reads and steers the nodes of a namespace."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._broker = client.broker
+        self._bucket = Bucket(client.broker, client.broker.names.nodes)
+
+    async def list(
+        self, *, role: str = "", group: str = "", state: str = "", ended: bool = False
+    ) -> list[NodeInfo]:
+        """Nodes by role, group and id; those that have ended only when asked for."""
+        now = self._broker.server_now()
+        found = [nodes.decode(entry.value) async for entry in self._bucket.entries()]
+        chosen = [
+            NodeInfo.of(record, now)
+            for record in found
+            if (not role or record.role == role)
+            and (not group or record.group == group)
+            and (not state or record.state == state.upper())
+            and (ended or state or record.state not in ("NOT_RUNNING", "INACTIVE"))
+        ]
+        return sorted(chosen, key=lambda n: (n.role, n.group, n.id))
+
+    async def show(self, node: str) -> tuple[NodeInfo | None, Sequence[Transition]]:
+        """A node and its history, also when only the history is left."""
+        check_name(node, "node")
+        entry = await self._bucket.get(node)
+        now = self._broker.server_now()
+        info = NodeInfo.of(nodes.decode(entry.value), now) if entry else None
+        history = await self.history(node)
+        if info is None and not history:
+            raise errors.NotFound(f"no node {node!r} is known: see 'holdfast nodes list --all'")
+        return info, history
+
+    async def history(self, node: str) -> Sequence[Transition]:
+        """The transitions of one node, oldest first."""
+        names = self._broker.names
+        subject = names.log("node", node)
+        return [
+            nodes.decode_transition(message.body)
+            async for message in direct_batch(self._broker, names.ledger, subject)
+        ]
+
+    async def drain(self, node: str) -> None:
+        """Ask a node to finish what it runs and end, as SIGTERM would."""
+        check_name(node, "node")
+        try:
+            await self._broker.request(
+                self._broker.names.node(node, "drain"), timeout=DRAIN_SECONDS
+            )
+        except (errors.Unavailable, errors.OutcomeUnknown):
+            raise errors.NotFound(
+                f"node {node!r} does not answer: it has ended, or is cut off"
+            ) from None
+        await Audit(self._client).write("drain", detail=node)
+
+    async def watch(self) -> AsyncIterator[Transition]:
+        """Transitions as they happen, until cancelled."""
+        queue: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def receive(message: Received) -> None:
+            queue.put_nowait(message.body)
+
+        subscription = await self._broker.subscribe(self._broker.names.log("node", "*"), receive)
+        try:
+            while True:
+                yield nodes.decode_transition(await queue.get())
+        finally:
+            await self._broker.unsubscribe(subscription)
