@@ -23,7 +23,6 @@ from holdfast.broker.wire import Headers
 from holdfast.client.request import Enqueued, Request
 from holdfast.clock import rfc3339
 from holdfast.config import RecordConfig
-from holdfast.model import node as nodes
 from holdfast.model import run as runs
 from holdfast.model.run import RunRecord
 from holdfast.names import (
@@ -276,8 +275,7 @@ class Client:
         return record.state == "cancelled"
 
     async def _alive(self, node: str) -> bool:
-        entry = await Bucket(self.broker, self.broker.names.nodes).get(node)
-        return entry is not None and nodes.decode(entry.value).alive
+        return await Bucket(self.broker, self.broker.names.nodes).get(node) is not None
 
     # ---- events
 

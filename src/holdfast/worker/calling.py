@@ -42,7 +42,7 @@ class InContext:
             except GeneratorExit:
                 self._coroutine.close()
                 raise
-            except BaseException as error:  # handed on to the handler, as `await` would
+            except BaseException as error:  # noqa: BLE001 - handed on, as `await` would
                 value, step = error, throw
 
 

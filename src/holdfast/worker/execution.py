@@ -36,8 +36,11 @@ from holdfast.errors import (
     NoRecord,
     PayloadTooLarge,
     Retry,
+    Signal,
     Snooze,
+    Unavailable,
 )
+from holdfast.model import run as runs
 from holdfast.model.run import Outcome, Progress, RunRecord, State, Verdict
 from holdfast.names import H_CAUSE, H_MSG_ID, event_message_id
 from holdfast.ownership.claims import Claim, ClaimLost, Claims
@@ -52,6 +55,7 @@ log = logging.getLogger("holdfast.worker")
 
 HELD_ELSEWHERE_SECONDS = 2.0
 PROGRESS_SECONDS = 0.5
+ACK_TRIES = 50
 
 T = TypeVar("T")
 
@@ -126,7 +130,7 @@ class Executor:
         self._short_wait = short_wait
 
     async def execute(self, held: Held) -> None:
-        """Take one message all the way; errors of the broker end here, with the message held back."""
+        """Take one message all the way; errors of the broker end here, the message comes again."""
         envelope.identify(held)
         try:
             if await self._obtain(held):
@@ -174,18 +178,25 @@ class Executor:
             await self._refused(held, found)
             return False
         envelope.adopt(held, found)
-        if spec.delivery == "at_most_once":
-            await self._ack_first(held)
-        return True
+        return spec.delivery != "at_most_once" or await self._ack_first(held)
 
-    async def _ack_first(self, held: Held) -> None:
-        """The message must be gone before the handler starts; asking twice is harmless."""
-        while True:
+    async def _ack_first(self, held: Held) -> bool:
+        """The message must be gone before the handler starts; asking twice is harmless.
+
+        With its consumer gone it cannot be acknowledged, and is given back to come again.
+        """
+        tries = ACK_TRIES
+        while tries:
             try:
                 await held.message.ack_confirmed()
-                return
-            except BrokerError:
-                await self.clock.sleep(0.1)
+                return True
+            except Unavailable:  # surely not applied; anything else is unknown
+                tries -= 1
+            except BrokerError as error:
+                log.debug("run %s is not acknowledged yet: %s", held.run, error)
+            await self.clock.sleep(0.1)
+        await self._returned(held)
+        return False
 
     async def _refused(self, held: Held, verdict: Verdict) -> None:
         self._telemetry.claims.labels(verdict.name.lower()).inc()
@@ -210,7 +221,8 @@ class Executor:
             if poison
             else "its worker died and its restart strategy is 'never'"
         )
-        await self._bury(held, "crashed" if poison else "lost", error, "", record)
+        crashed = runs.close_crashed(record, self._now())
+        await self._bury(held, "crashed" if poison else "lost", error, "", crashed)
         state: State = "dead" if poison else "lost"
         if await self.claims.give_up(held.run, record, revision, state=state, error=error):
             await held.message.ack()
@@ -236,16 +248,12 @@ class Executor:
         began = self.clock.monotonic()
         try:
             value = await self._run(held, ctx, bound, deadline)
-            body = encode_result(value) if value is not None else b""
         except asyncio.CancelledError:
             outcome = await self._interrupted(held)
-        except InvalidPayload as error:
-            outcome = "failed"
-            await self._dead(held, "invalid", f"InvalidPayload: {error}", _story(error))
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a handler may raise anything
             outcome = await self._raised(held, error)
         else:
-            outcome = await self._done(held, body)
+            outcome = await self._done(held, value)
         metrics.seconds.observe(self.clock.monotonic() - began)
         metrics.ended(outcome).inc()
 
@@ -258,9 +266,9 @@ class Executor:
         try:
             return await self._caller.call(held.job, ctx, bound)
         finally:
-            held.task = None
             if timer:
                 timer.cancel()
+            held.over()
 
     def _deadline(self, held: Held) -> float | None:
         """Seconds that this attempt may take, or None."""
@@ -291,7 +299,12 @@ class Executor:
 
     # ---- how it ended
 
-    async def _done(self, held: Held, body: bytes) -> Outcome:
+    async def _done(self, held: Held, value: Any) -> Outcome:
+        try:
+            body = encode_result(value) if value is not None and held.job.spec.recorded else b""
+        except InvalidPayload as error:
+            await self._dead(held, "invalid", _line(error), _story(error))
+            return "failed"
         if held.claim:
             name = ""
             if len(body) > self._outbox.largest_result:
@@ -301,26 +314,30 @@ class Executor:
         await _quietly(held.message.ack())
         return "done"
 
-    async def _interrupted(self, held: Held) -> Outcome:
-        task = asyncio.current_task()
+    async def _interrupted(self, held: Held, story: str = "") -> Outcome:
+        spec = held.job.spec
         if held.cause is None:
+            task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise asyncio.CancelledError
             return await self._failed(held, "CancelledError: the handler cancelled itself", "")
-        if task is not None:
-            while task.uncancel():
-                pass
         if held.cause is Interrupt.TIMEOUT:
-            limit = held.job.spec.timeout_seconds or held.job.spec.run_timeout_seconds or 0.0
+            limit = spec.timeout_seconds or spec.run_timeout_seconds or 0.0
             error = f"TimeoutError: the attempt took longer than {durations.text(limit)}"
-            return await self._failed(held, error, "", "timeout")
+            return await self._failed(held, error, story, "timeout")
         if held.cause is Interrupt.CANCEL:
             return await self._cancelled(held, "cancelled")
+        if held.cause is Interrupt.SHUTDOWN and spec.delivery == "at_most_once":
+            await self._dead(held, "lost", "its worker stopped, and it starts at most once", story)
+            return "given_back"
         if held.cause is Interrupt.SHUTDOWN:
             return await self._returned(held)
         raise ClaimLost(f"run {held.run} was taken over by another node")
 
     async def _raised(self, held: Held, error: BaseException) -> Outcome:
+        steers = isinstance(error, Signal) and held.cause is Interrupt.TIMEOUT
+        if held.cause is not None and not steers:  # its answer to being stopped
+            return await self._interrupted(held, _story(error))
         if isinstance(error, Discard):
             return await self._cancelled(held, _line(error).replace("Discard", "discarded", 1))
         delay = None
@@ -329,7 +346,7 @@ class Executor:
                 delay = durations.seconds(error.delay, f"{type(error).__name__} delay")
         except InvalidInput as wrong:
             return await self._failed(held, _line(wrong), _story(error))
-        if isinstance(error, Snooze):
+        if isinstance(error, Snooze) and held.job.spec.delivery != "at_most_once":
             return await self._snoozed(held, delay or 0.0)
         return await self._failed(held, _line(error), _story(error), "failed", delay)
 
@@ -362,9 +379,9 @@ class Executor:
         wait = spec.retry.wait(failures, held.run)
         if wait is not None and delay is not None:
             wait = delay
-        if wait is not None and spec.run_timeout_seconds is not None:
-            if self._now() + wait > held.created + spec.run_timeout_seconds:
-                wait = None
+        limit = spec.run_timeout_seconds
+        if wait is not None and limit is not None and self._now() + wait > held.created + limit:
+            wait = None
         if wait is None:
             await self._dead(held, outcome, error, story)
             return outcome
@@ -413,10 +430,23 @@ class Executor:
         return stamp
 
     async def _dead(self, held: Held, reason: str, error: str, story: str) -> None:
-        await self._bury(held, reason, error, story, held.claim.record if held.claim else None)
-        if held.claim:
-            outcome: Outcome = "timeout" if reason == "timeout" else "failed"
-            await self.claims.settle(held.claim, "dead", outcome, error=error)
+        claim = held.claim
+        state: State = "lost" if reason == "lost" else "dead"
+        outcome: Outcome = "timeout" if reason == "timeout" else "failed"
+        record = None
+        if claim:
+            record = runs.settled(
+                claim.record,
+                state,
+                outcome,
+                epoch=claim.epoch,
+                token="",
+                now=self._now(),
+                error=error,
+            )
+        await self._bury(held, reason, error, story, record)
+        if claim:
+            await self.claims.settle(claim, state, outcome, error=error)
         await _quietly(held.message.ack())
 
     async def _bury(

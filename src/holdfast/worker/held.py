@@ -87,3 +87,13 @@ class Held:
             self.cause = cause
             if self.task is not None:
                 self.task.cancel()
+
+    def over(self) -> None:
+        """The handler has ended: nothing can interrupt it any more.
+
+        A cancellation that was ours has done its work, and the slot's next run must not see it.
+        """
+        task, self.task = self.task, None
+        if self.cause is not None and task is not None:
+            while task.uncancel():
+                pass

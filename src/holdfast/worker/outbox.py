@@ -1,4 +1,4 @@
-"""What an execution sends besides acknowledgements: parked retries, events, dead letters, objects."""
+"""What an execution sends besides acknowledgements: retries, events, dead letters, objects."""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ class Slots:
         self._freed = freed
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[None]] = []
+        self._closed = False
 
     @property
     def free(self) -> int:
@@ -58,7 +59,7 @@ class Slots:
 
     async def _run(self) -> None:
         count = 0
-        while True:
+        while not self._closed:
             while not self.backlog:
                 waiter = asyncio.get_running_loop().create_future()
                 self._idle.append(waiter)
@@ -75,7 +76,8 @@ class Slots:
                 await asyncio.sleep(0)
 
     async def close(self) -> None:
-        """Stop every slot at once."""
+        """Stop every slot at once; a run that is being interrupted is settled first."""
+        self._closed = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
