@@ -23,6 +23,7 @@ from holdfast.broker.wire import Headers
 from holdfast.client.request import Enqueued, Request
 from holdfast.clock import rfc3339
 from holdfast.config import RecordConfig
+from holdfast.model import node as nodes
 from holdfast.model import run as runs
 from holdfast.model.run import RunRecord
 from holdfast.names import (
@@ -275,7 +276,8 @@ class Client:
         return record.state == "cancelled"
 
     async def _alive(self, node: str) -> bool:
-        return await Bucket(self.broker, self.broker.names.nodes).get(node) is not None
+        entry = await Bucket(self.broker, self.broker.names.nodes).get(node)
+        return entry is not None and nodes.decode(entry.value).alive
 
     # ---- events
 
