@@ -75,7 +75,7 @@ def server(
         raise typer.BadParameter("1, 3 or 5: an even number of nodes adds no safety")
     events: Events = queue.SimpleQueue()
     handle_signals(events)
-    monitor = _monitor_port(port, cluster) if monitor_port is None else monitor_port
+    monitor = monitor_port_of(port, cluster) if monitor_port is None else monitor_port
     with _make(port, monitor, store.resolve(), cluster, fast) as made:
         nodes = getattr(made, "nodes", None) or [made]
         _tell(made, nodes, store.resolve(), fast)
@@ -99,7 +99,7 @@ def handle_signals(events: Events) -> None:
         signal.signal(number, received)
 
 
-def _monitor_port(port: int, nodes: int) -> int:
+def monitor_port_of(port: int, nodes: int) -> int:
     """The usual place of the monitor; anywhere free when somebody else is there."""
     found = port + MONITOR_OFFSET
     return found if port and all(_is_free(found + n) for n in range(nodes)) else 0

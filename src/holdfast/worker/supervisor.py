@@ -217,8 +217,8 @@ class Supervisor:
         self._stopping.set()
         for keeper in self.keepers:
             keeper.stop()
-        self.keepers[0].up.set()  # those that wait for it need not any more
-        _, late = await asyncio.wait(tasks, timeout=self._stop_seconds)
+            keeper.up.set()  # those that wait for the first one need not any more
+        _, late = await asyncio.wait(tasks, timeout=self._stop_seconds) if tasks else ((), ())
         if late:
             log.error("%d processes did not end in time: killed", len(late))
         return 1 if late else 0

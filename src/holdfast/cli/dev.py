@@ -1,0 +1,321 @@
+"""`holdfast dev APP`: everything on this machine, restarted when the code changes.
+
+    embedded server ──► load the app ──► its processes ──► (a .py file changes) stop them ──► load …
+
+The app is loaded in a process of its own each time, so what runs is always what is on the disk. An
+app that cannot be loaded prints its traceback and waits for the next change; so does one whose
+processes keep failing. The server and its data outlive every restart. The order of the end is the
+reverse of the start: processes first, which give back what they hold, then the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.cli.common import note, say
+from holdfast.cli.server import LAST_PORT, PORT, flush, monitor_port_of
+from holdfast.cli.worker import SOCKET_VARIABLE, AppArgument, LogFormat, LogLevel, start_logging
+
+if TYPE_CHECKING:
+    from holdfast.server import Server
+    from holdfast.worker.supervisor import Spec
+
+STORE = Path(".holdfast") / "dev"
+GRACE_SECONDS = 3.0
+STOP_SECONDS = GRACE_SECONDS + 10.0
+LOOK_SECONDS = 0.5
+SKIPPED = frozenset({"node_modules", "__pycache__"})
+
+
+def register(app: typer.Typer) -> None:
+    app.command("dev")(dev)
+
+
+def dev(
+    app: AppArgument,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port of the server; without: 4222, or a free one.", min=0, max=LAST_PORT
+        ),
+    ] = None,
+    store: Annotated[
+        Path, typer.Option(help="Directory that keeps the data.", metavar="DIR", file_okay=False)
+    ] = STORE,
+    processes: Annotated[int, typer.Option(help="Worker processes per group.", min=1)] = 1,
+    reload: Annotated[
+        bool, typer.Option("--reload/--no-reload", help="Restart when a .py file changes.")
+    ] = True,
+    reload_dir: Annotated[
+        list[Path] | None,
+        typer.Option(help="Directory to watch, instead of this one; may be repeated."),
+    ] = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
+) -> None:
+    """Run an app with its own NATS server and restart it when its code changes.
+
+    Accepted runs survive a restart: the data stays in --store. Ctrl-C stops everything.
+    """
+    from holdfast.worker.process import run_loop
+
+    start_logging(log_level, log_format)
+    flags = _flags({"--log-level": log_level, "--log-format": log_format})
+    with _server(port, store) as server, tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+        folders = [path.resolve() for path in reload_dir or [Path()]]
+        watch = Changes(folders) if reload else None
+        plan = Plan(app, server.url, Path(folder), processes, flags)
+        code = run_loop(Dev(plan, server, store, watch).run())
+    raise typer.Exit(code)
+
+
+def _flags(given: dict[str, str | None]) -> list[str]:
+    return [part for name, value in given.items() if value for part in (name, value)]
+
+
+@contextlib.contextmanager
+def _server(port: int | None, store: Path) -> Iterator[Server]:
+    """The embedded server; 4222 if it is free and nothing else was asked for."""
+    from holdfast.server import PortInUse, Server
+
+    _ignored_by_git(store)
+    wanted = PORT if port is None else port
+    server = Server(wanted, store.resolve(), fast=True, monitor_port=monitor_port_of(wanted, 1))
+    try:
+        server.start()
+        server.wait_ready()
+    except PortInUse as error:
+        if port is not None:
+            raise
+        note(f"port {error.port} is taken: choosing another one")
+        server.close()
+        server = Server(0, store.resolve(), fast=True)
+        server.start()
+        server.wait_ready()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def _ignored_by_git(store: Path) -> None:
+    store.mkdir(parents=True, exist_ok=True)
+    ignore = store / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n", encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which processes an app needs beside the server."""
+
+    target: str
+    url: str
+    folder: Path
+    processes: int
+    flags: Sequence[str]
+
+    def specs(self, app: dict[str, Any]) -> list[Spec]:
+        """Today workers, so many for each group; every further role adds its own here."""
+        groups = sorted({job["group"] for job in app["jobs"]})
+        return [self._worker(group, n) for group in groups for n in range(self.processes)]
+
+    def _worker(self, group: str, number: int) -> Spec:
+        arguments = [self.target, "--group", group, "--grace", f"{GRACE_SECONDS:g}s"]
+        name = f"worker {group}" + (f" {number}" if self.processes > 1 else "")
+        return self._spec(name, "worker", [*arguments, *self.flags])
+
+    def _spec(self, name: str, role: str, arguments: Sequence[str]) -> Spec:
+        from holdfast.worker.supervisor import Spec
+
+        socket = self.folder / f"{name.replace(' ', '-')}.sock"
+        # The flag wins over an address in the app's code, the variable serves what its code starts.
+        command = [sys.executable, "-m", "holdfast", role, *arguments, "--nats-url", self.url]
+        env = {"HOLDFAST_NATS_URL": self.url, SOCKET_VARIABLE: str(socket)}
+        return Spec(name, command, env, socket)
+
+
+class Changes:
+    """Notices that a Python file below some directories was added, changed or removed."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.folders = folders
+        self._seen = self._look()
+
+    async def wait(self) -> list[Path]:
+        """Return the files that differ from when this last returned."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            found = await asyncio.to_thread(self._look)
+            if found != self._seen:
+                changed = dict(found.items() ^ self._seen.items())
+                self._seen = found
+                return sorted(changed)
+
+    def _look(self) -> dict[Path, int]:
+        return {path: when for folder in self.folders for path, when in _python_files(folder)}
+
+
+def _python_files(folder: Path) -> Iterator[tuple[Path, int]]:
+    for here, folders, files in os.walk(folder):
+        folders[:] = [f for f in folders if not _is_skipped(Path(here), f)]
+        for path in (Path(here, name) for name in files if name.endswith(".py")):
+            with contextlib.suppress(OSError):  # gone between listing and looking
+                yield path, path.stat().st_mtime_ns
+
+
+def _is_skipped(parent: Path, name: str) -> bool:
+    return name.startswith(".") or name in SKIPPED or (parent / name / "pyvenv.cfg").exists()
+
+
+class Dev:
+    """One session: the server is running already, the app's processes come and go."""
+
+    def __init__(self, plan: Plan, server: Server, store: Path, changes: Changes | None) -> None:
+        self._plan = plan
+        self._server = server
+        self._store = store
+        self._changes = changes
+        self._stop = asyncio.Event()
+        self._server_ended = asyncio.Event()
+        self._welcomed = False
+
+    async def run(self) -> int:
+        """Run until a signal, or until the server ends; returns the exit code."""
+        from holdfast.worker.process import handle_signals
+
+        handle_signals(self._stop.set, self._server.kill)
+        self._watch_server(asyncio.get_running_loop())
+        while True:
+            code = await self._round()
+            if code is not None:
+                return code
+
+    def _watch_server(self, loop: asyncio.AbstractEventLoop) -> None:
+        def watch() -> None:
+            self._server.wait_ended()
+            with contextlib.suppress(RuntimeError):  # the loop is closed: we ended first
+                loop.call_soon_threadsafe(self._server_ended.set)
+
+        threading.Thread(target=watch, daemon=True).start()
+
+    async def _round(self) -> int | None:
+        """One life of the app's processes; the exit code if it was the last."""
+        from holdfast.worker.supervisor import Supervisor
+
+        specs = await self._load()
+        supervisor = Supervisor(specs, stop_seconds=STOP_SECONDS)
+        working = asyncio.create_task(supervisor.run())
+        try:
+            if not specs and not self._changes:
+                return 1
+            return await self._until_over(working)
+        finally:
+            supervisor.stop()
+            await working
+
+    async def _load(self) -> list[Spec]:
+        """The processes of the app as it is on the disk now; none when it cannot be loaded."""
+        output = self._plan.folder / "app.json"
+        command = [sys.executable, "-m", "holdfast.cli.loading", self._plan.target, str(output)]
+        if await _finished(command, self._stop) != 0:
+            self._wait_for_change()
+            return []
+        app = json.loads(output.read_text(encoding="utf-8"))
+        specs = self._plan.specs(app)
+        if not specs:
+            note(f"error: app {app['name']!r} has no jobs")
+            self._wait_for_change()
+        elif not self._welcomed:
+            self._welcome(app)
+        return specs
+
+    async def _until_over(self, working: asyncio.Task[int]) -> int | None:
+        """Wait for what ends this round."""
+        stop = asyncio.create_task(self._stop.wait())
+        server = asyncio.create_task(self._server_ended.wait())
+        waiting: set[asyncio.Task[Any]] = {stop, server}
+        change = asyncio.create_task(self._changes.wait()) if self._changes else None
+        if change:
+            waiting.add(change)
+        try:
+            await asyncio.wait({*waiting, working}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done() and change and not (stop.done() or server.done()):
+                self._wait_for_change()
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if stop.done():
+                return 0
+            if server.done():
+                note(f"error: the nats-server ended; its log ends with:\n{self._server.log_tail()}")
+                return 1
+            if change is None:
+                return 1
+            note(f"{_shown(change.result())} changed: restarting")
+            return None
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    def _wait_for_change(self) -> None:
+        if self._changes and not self._stop.is_set():
+            note("waiting for a change")
+
+    def _welcome(self, app: dict[str, Any]) -> None:
+        self._welcomed = True
+        say(f"{self._plan.target} runs on {self._plan.url}, data in {self._store}")
+        say("From another terminal:")
+        if self._plan.url != f"nats://127.0.0.1:{PORT}":
+            say(f"  export HOLDFAST_NATS_URL={self._plan.url}")
+        say(f"  holdfast enqueue {_example(app['jobs'][0])}")
+        if self._changes:
+            folders = ", ".join(str(folder) for folder in self._changes.folders)
+            say(f"A change of a .py file below {folders} restarts it. Ctrl-C stops everything.")
+        flush()
+
+
+async def _finished(command: Sequence[str], stop: asyncio.Event) -> int:
+    """Run a command to its end; killed when `stop` is set."""
+    from holdfast.child import Child
+
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+
+    def on_exit() -> None:
+        loop.call_soon_threadsafe(ended.set)
+
+    child = Child(command, on_exit=on_exit)
+    waiting = [asyncio.create_task(event.wait()) for event in (ended, stop)]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    child.kill()
+    await ended.wait()
+    for task in waiting:
+        task.cancel()
+    return child.code or 0
+
+
+def _example(job: dict[str, Any]) -> str:
+    """How to enqueue a job, with the payload left to the reader."""
+    parameters = job["parameters"]
+    if not parameters:
+        return str(job["name"])
+    members = ", ".join(f'"{name}": …' for name in parameters) if len(parameters) > 1 else "…"
+    return f"{job['name']} '{{{members}}}'"
+
+
+def _shown(paths: Sequence[Path]) -> str:
+    first = paths[0]
+    text = str(first.relative_to(Path.cwd()) if first.is_relative_to(Path.cwd()) else first)
+    return text if len(paths) == 1 else f"{text} and {len(paths) - 1} more files"
