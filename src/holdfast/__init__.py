@@ -1,12 +1,23 @@
-"""Holdfast: highly available background jobs for Python on NATS JetStream, and nothing else."""
+"""Holdfast: highly available background jobs for Python on NATS JetStream, and nothing else.
 
-from holdfast.app import Holdfast, Job
-from holdfast.client import Run, RunStatus
-from holdfast.context import Context, SyncContext
-from holdfast.errors import Discard, HoldfastError, Retry, Snooze
-from holdfast.model.backoff import Backoff
+What is exported here is imported when it is first used, so that the command line, which lives in
+this package too, starts without the NATS client.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from holdfast.version import __version__
-from holdfast.worker import Worker, run_consumer
+
+if TYPE_CHECKING:
+    from holdfast.app import Holdfast, Job
+    from holdfast.client import Run, RunStatus
+    from holdfast.context import Context, SyncContext
+    from holdfast.errors import Discard, HoldfastError, Retry, Snooze
+    from holdfast.model.backoff import Backoff
+    from holdfast.worker import Worker, run_consumer
 
 __all__ = [
     "Backoff",
@@ -24,3 +35,32 @@ __all__ = [
     "__version__",
     "run_consumer",
 ]
+
+_HOMES = {
+    "Backoff": "holdfast.model.backoff",
+    "Context": "holdfast.context",
+    "Discard": "holdfast.errors",
+    "Holdfast": "holdfast.app",
+    "HoldfastError": "holdfast.errors",
+    "Job": "holdfast.app",
+    "Retry": "holdfast.errors",
+    "Run": "holdfast.client",
+    "RunStatus": "holdfast.client",
+    "Snooze": "holdfast.errors",
+    "SyncContext": "holdfast.context",
+    "Worker": "holdfast.worker",
+    "run_consumer": "holdfast.worker",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import an exported name when it is first asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -92,9 +92,17 @@ def read_payload(given_text: str | None) -> bytes:
     elif given_text.startswith("@"):
         body = _read_file(given_text[1:])
     else:
-        body = given_text.encode("utf-8", "surrogateescape")
+        body = _bytes_of(given_text)
     _check_json(body)
     return body
+
+
+def _bytes_of(text: str) -> bytes:
+    """An argument's own bytes, also where they are no text."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise InvalidPayload("the payload is not UTF-8") from None
 
 
 def _read_file(name: str) -> bytes:

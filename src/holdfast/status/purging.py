@@ -19,12 +19,14 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.client import Client
+from holdfast.clock import rfc3339
 from holdfast.errors import Conflict, NotFound
 from holdfast.model import run as runs
 from holdfast.names import consumer
 from holdfast.status.finding import Finder
 from holdfast.status.messages import delete, oldest
 
+PAUSE_SECONDS: Final = 600.0
 _CHUNK: Final = 100
 
 
@@ -94,16 +96,22 @@ class Purger:
 
     @asynccontextmanager
     async def _paused(self, group: str, job: str) -> AsyncIterator[dict[str, Any] | None]:
-        """The queue's consumer, as it stands while the server delivers nothing."""
+        """The queue's consumer, as it stands while the server delivers nothing.
+
+        The pause ends by itself, so that a purge that dies stops the job for a while only.
+        """
         topology, stream, name = self._client.topology, self._names.jobs, consumer(group, job)
         try:
-            before = await self._broker.api(f"CONSUMER.INFO.{stream}.{name}")
-            await topology.pause(stream, name)
+            info = await self._broker.api(f"CONSUMER.INFO.{stream}.{name}")
         except NotFound:
             yield None
             return
+        if info.get("paused"):
+            yield info
+            return
+        until = rfc3339(self._broker.server_now() + PAUSE_SECONDS)
+        await topology.pause(stream, name, until=until)
         try:
             yield await self._broker.api(f"CONSUMER.INFO.{stream}.{name}")
         finally:
-            if not before.get("paused"):
-                await topology.resume(stream, name)
+            await topology.resume(stream, name)

@@ -1,0 +1,182 @@
+"""`holdfast runs`, `jobs` and `dead`, as an operator types them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from holdfast import Backoff, Context, Holdfast
+from holdfast.client import Client
+from holdfast.names import H_ATTEMPT, H_RUN
+from tests.integration.cli_support import holdfast
+from tests.integration.support import Seen, queue_empty, record_of, until, working
+
+
+@asynccontextmanager
+async def operating(app: Holdfast) -> AsyncIterator[Client]:
+    async with app:
+        client = await app.backend()
+        assert isinstance(client, Client)
+        await client.topology.ensure()
+        yield client
+
+
+def define(app: Holdfast, seen: Seen) -> Any:
+    """A job that fails as long as nobody has been told."""
+
+    @app.job(retry=Backoff.never())
+    async def mail(data: Any, ctx: Context) -> Any:
+        if not seen:
+            raise ValueError("nobody listens")
+        return data
+
+    return mail
+
+
+async def in_state(app: Holdfast, run: str, state: str) -> None:
+    async def there() -> bool:
+        record = await record_of(app, run)
+        return record is not None and record.state == state
+
+    await until(there, 10, f"{run} being {state}")
+
+
+async def test_missing_namespace_is_told_and_not_created(app: Holdfast) -> None:
+    """Looking at a namespace that does not exist is an error, more often a wrong name."""
+    for arguments in (("runs", "list"), ("jobs", "list"), ("dead", "list", "--json")):
+        ended = await holdfast(app, *arguments)
+        assert (ended.code, ended.out) == (1, "")
+        assert "does not exist on this server" in ended.err
+
+
+async def test_story_of_a_dead_run_from_list_to_replay(app: Holdfast, seen: Seen) -> None:
+    """An operator finds a dead run, reads why, sends it again and sees it done."""
+    mail = define(app, seen)
+    async with operating(app), working(app):
+        run = await mail.options(headers={"Trace": "t1"}).enqueue({"to": "ada"})
+        await in_state(app, run.id, "dead")
+
+        listed = await holdfast(app, "runs", "list", "--state", "dead")
+        assert run.id in listed.out
+        assert "ValueError: nobody listens" in listed.out
+        shown = await holdfast(app, "runs", "show", run.id)
+        assert "dead letter 1" in shown.out
+
+        letters = (await holdfast(app, "dead", "list", "--json", "--error", "LISTENS")).json
+        assert [letter["run"] for letter in letters] == [run.id]
+        letter = await holdfast(app, "dead", "show", "1")
+        assert '{"to":"ada"}' in letter.out
+        assert "Traceback" in letter.out
+        assert "header Trace" in letter.out
+
+        planned = await holdfast(app, "dead", "replay", "--job", "mail", "--dry-run", "--json")
+        assert [p["result"] for p in planned.json] == ["would replay"]
+        seen.append("told")
+        done = await holdfast(app, "dead", "replay", "1", "--json")
+        assert [(d["run"], d["result"]) for d in done.json] == [(run.id, "replayed")]
+        assert await run.result(10) == {"to": "ada"}
+
+        again = await holdfast(app, "runs", "retry", run.id)
+        assert (again.code, again.out) == (1, "")
+        assert "is done" in again.err
+        story = await holdfast(app, "runs", "trace", run.id)
+        for words in ("accepted", "ValueError: nobody listens", "replay by", "done"):
+            assert words in story.out
+        steps = (await holdfast(app, "runs", "trace", run.id, "--json")).json["steps"]
+        assert [s["outcome"] for s in steps if s["what"] == "ended"] == ["failed", "done"]
+        detail = (await holdfast(app, "runs", "show", run.id, "--json")).json
+        assert detail["record"]["result"] == {"to": "ada"}
+
+
+async def test_refused_replay_exits_with_1_and_says_why(app: Holdfast) -> None:
+    """A letter whose run has moved on is not sent; the reason is in the table."""
+    async with operating(app) as client:
+        subject = client.broker.names.dead_letter("default", "mail")
+        await client.broker.store(subject, b"1", {"Hf-Reason": "failed"})
+        ended = await holdfast(app, "dead", "replay", "--all", "--yes")
+    assert ended.code == 1
+    assert "names no run" in ended.out
+    assert "1 refused" in ended.err
+
+
+async def test_many_letters_need_a_yes(app: Holdfast) -> None:
+    """Replaying or dropping many asks first; where nobody can answer it is refused."""
+    async with operating(app) as client:
+        subject = client.broker.names.dead_letter("default", "mail")
+        for n in range(3):
+            await client.broker.store(subject, b"\xff", {H_RUN: f"r{n}", H_ATTEMPT: "1"})
+        for verb in ("replay", "drop"):
+            ended = await holdfast(app, "dead", verb, "--all")
+            assert (ended.code, ended.out) == (1, "")
+            assert "3 dead letters? Nobody is there to ask: say --yes" in ended.err
+            wrong = await holdfast(app, "dead", verb)
+            assert wrong.code == 2
+            assert "name ids, or filters, or --all" in wrong.err
+        shown = (await holdfast(app, "dead", "show", "1", "--json")).json
+        assert shown["body"] == {"encoding": "base64", "text": "/w=="}
+        dropped = await holdfast(app, "dead", "drop", "1", "3", "--yes", "--json")
+        assert [d["result"] for d in dropped.json] == ["dropped", "dropped"]
+        gone = await holdfast(app, "dead", "show", "1")
+        assert (gone.code, gone.out) == (1, "")
+        left = (await holdfast(app, "dead", "list", "--json")).json
+        assert [letter["run"] for letter in left] == ["r1"]
+
+
+async def test_jobs_are_paused_resumed_and_purged(app: Holdfast, seen: Seen) -> None:
+    """The numbers follow what the operator does; a purge needs a yes."""
+    mail = define(app, seen)
+    async with operating(app), working(app):
+        paused = (await holdfast(app, "jobs", "pause", "mail", "--json")).json
+        assert [(j["job"], j["paused"]) for j in paused] == [("mail", True)]
+        await mail.enqueue(1)
+        await mail.enqueue(2, delay="1h")
+        listed = await holdfast(app, "jobs", "list")
+        assert "paused" in listed.out
+        info = (await holdfast(app, "jobs", "list", "mail", "--json")).json[0]
+        assert (info["waiting"], info["parked"]) == (1, 1)
+        refused = await holdfast(app, "jobs", "purge", "mail")
+        assert refused.code == 1
+        assert "default/mail" in refused.err
+        wrong = await holdfast(app, "jobs", "purge", "mail", "--which", "some", "--yes")
+        assert wrong.code == 1
+        purged = await holdfast(app, "jobs", "purge", "mail", "--yes")
+        assert purged.out == "default/mail: 1 waiting and 1 parked runs removed\n"
+        assert await queue_empty(app)
+        resumed = (await holdfast(app, "jobs", "resume", "--group", "default", "--json")).json
+        assert [j["paused"] for j in resumed] == [False]
+        unknown = await holdfast(app, "jobs", "pause", "nope")
+        assert unknown.code == 1
+        assert "known are default/mail" in unknown.err
+
+
+async def test_run_is_cancelled_once(app: Holdfast, seen: Seen) -> None:
+    """A queued run is cancelled; a second time it had ended already."""
+    mail = define(app, seen)
+    async with operating(app):
+        run = await mail.enqueue(1)
+        first = await holdfast(app, "runs", "cancel", run.id)
+        assert (first.code, first.out) == (0, f"{run.id} is cancelled\n")
+        second = await holdfast(app, "runs", "cancel", run.id, "--json")
+        assert second.json["cancelled"]
+        unknown = await holdfast(app, "runs", "cancel", "r1nope")
+        assert unknown.code == 1
+        assert "no trace of run r1nope" in unknown.err
+
+
+async def test_lists_are_bounded_and_filtered_by_time(app: Holdfast, seen: Seen) -> None:
+    """`--limit` and `--since` narrow a list; what cannot be read as a time is refused."""
+    mail = define(app, seen)
+    async with operating(app):
+        for n in range(5):
+            await mail.enqueue(n)
+        assert len((await holdfast(app, "runs", "list", "--limit", "3", "--json")).json) == 3
+        assert len((await holdfast(app, "runs", "list", "--since", "1h", "--json")).json) == 5
+        future = "2199-01-01T00:00:00Z"
+        assert (
+            json.loads((await holdfast(app, "runs", "list", "--since", future, "--json")).out) == []
+        )
+        ended = await holdfast(app, "runs", "list", "--since", "yesterday")
+        assert ended.code == 1
+        assert "--since 'yesterday' is not readable" in ended.err
