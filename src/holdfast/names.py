@@ -46,6 +46,9 @@ H_DEAD_AT = "Hf-Dead-At"
 H_OBJECT = "Hf-Object"
 H_EVENT = "Hf-Event"
 H_CAUSE = "Hf-Cause"
+H_SLOT = "Hf-Slot"
+H_KV_OPERATION = "KV-Operation"
+H_MARKER = "Nats-Marker-Reason"
 
 OWN_HEADERS = "Hf-"
 SERVER_HEADERS = "Nats-"
@@ -178,6 +181,56 @@ def event_run(group: str, job: str, event_id: str) -> str:
     return f"{prefix}/=e{encode(event_id)}"
 
 
+def slot_run(schedule: str, time: str) -> str:
+    """The run id of a slot: `<schedule>/=t<UTC time>`.
+
+    `=t` is nothing that `encode` makes, so no user's key can be mistaken for a slot.
+    """
+    return f"{schedule}/=t{time}"
+
+
+def parse_slot_run(run: str) -> tuple[str, str] | None:
+    """Schedule and time of a slot's run id, or None when it is another kind of run."""
+    schedule, found, time = run.partition("/=t")
+    return (schedule, time) if found and _NAME.fullmatch(schedule) and time else None
+
+
+def trigger_run(schedule: str, id: str) -> str:
+    """The run id of a schedule that somebody fired by hand."""
+    return f"{schedule}/=m{id}"
+
+
+def schedule_key(schedule: str) -> str:
+    """The key of a schedule in its bucket."""
+    return f"schedule.{schedule}"
+
+
+def app_key(app: str) -> str:
+    """The key under which an app's registration of its schedules is kept."""
+    return f"app.{app}"
+
+
+def slot_key(schedule: str, time: str) -> str:
+    """The key of a slot in its bucket."""
+    return f"slot.{schedule}.{time}"
+
+
+def parse_slot_key(key: str) -> tuple[str, str] | None:
+    """Schedule and time of a slot's key, or None."""
+    parts = key.split(".")
+    return (parts[1], parts[2]) if len(parts) == 3 and parts[0] == "slot" else None
+
+
+def term_key(role: str) -> str:
+    """The key of a role's term: its revision is the epoch that fences what the leader writes."""
+    return f"term.{role}"
+
+
+def progress_key(role: str) -> str:
+    """The key under which a role's leaders write down how far they have come."""
+    return f"progress.{role}"
+
+
 def attempt_message_id(run: str, attempt: int) -> str:
     """The message id of a publish: the run itself first, `<run>.<attempt>` for each re-publish."""
     return run if attempt <= 1 else f"{run}.{attempt}"
@@ -251,6 +304,18 @@ class Names:
     @property
     def objects(self) -> str:
         return self.bucket("objects")
+
+    @property
+    def schedules(self) -> str:
+        return self.bucket("schedules")
+
+    @property
+    def slots(self) -> str:
+        return self.bucket("slots")
+
+    @property
+    def leases(self) -> str:
+        return self.bucket("leases")
 
     def job(self, group: str, job: str) -> str:
         return f"{self.namespace}.job.{group}.{job}"

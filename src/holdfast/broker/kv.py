@@ -21,7 +21,7 @@ import msgspec
 from holdfast import errors
 from holdfast.broker.connection import Broker, Received
 from holdfast.broker.wire import Headers
-from holdfast.names import H_EXPECTED, H_TTL, kv_key, kv_stream, kv_subject
+from holdfast.names import H_EXPECTED, H_KV_OPERATION, H_TTL, kv_key, kv_stream, kv_subject
 
 _PAGE = 1000
 
@@ -66,6 +66,32 @@ class Bucket:
             return None
         value = base64.b64decode(message.get("data", ""))
         return Entry(key, value, int(message["seq"]), parse_time(message["time"]))
+
+    async def last(self, key: str) -> tuple[int, Entry | None]:
+        """The revision that a next write must expect, and the value unless it is gone.
+
+        A key that was deleted or has expired may leave a marker, which has a revision too.
+        """
+        try:
+            answer = await self._broker.api(
+                f"STREAM.MSG.GET.{self.stream}", {"last_by_subj": self._prefix + key}
+            )
+        except errors.NotFound as error:
+            if "stream not found" in str(error):
+                raise
+            return 0, None
+        message = answer["message"]
+        revision = int(message["seq"])
+        if _is_marker(message.get("hdrs")):
+            return revision, None
+        value = base64.b64decode(message.get("data", ""))
+        found = kv_key(self.name, message["subject"])
+        return revision, Entry(found, value, revision, parse_time(message["time"]))
+
+    async def remove(self, key: str, *, expected: int) -> None:
+        """Delete a key that is still at `expected`, leaving a marker that listeners hear of."""
+        headers = {H_EXPECTED: str(expected), H_KV_OPERATION: "DEL"}
+        await self._broker.store(self._prefix + key, b"", headers)
 
     async def delete(self, key: str) -> None:
         """Remove a key with all its traces."""

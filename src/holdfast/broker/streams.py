@@ -26,7 +26,11 @@ FOREVER: Final = "2199-01-01T00:00:00Z"
 PATIENCE_SECONDS: Final = 30.0
 LOOK_SECONDS: Final = 0.5
 """A question asked during an election is never answered: ask again soon."""
-BUCKETS: Final = ("runs", "nodes")
+BUCKETS: Final = ("runs", "schedules", "slots", "leases", "nodes")
+MARKED: Final = ("leases",)
+"""Buckets in which an expiry leaves a marker, so that those who wait for it hear of it. Only
+leases: in the others every record expires some day, and each would cost one more write."""
+MARKER_SECONDS: Final = 60
 
 Config = dict[str, Any]
 
@@ -80,7 +84,8 @@ def stream_configs(names: Names, records: RecordConfig, replicas: int) -> list[C
 def bucket_config(names: Names, noun: str, replicas: int) -> Config:
     """A bucket: last value per key, per-key TTL, and each write repeated on a plain subject."""
     bucket = names.bucket(noun)
-    return {
+    marked = {"subject_delete_marker_ttl": MARKER_SECONDS * NANO} if noun in MARKED else {}
+    return marked | {
         "name": kv_stream(bucket),
         "subjects": [kv_subject(bucket, ">")],
         "storage": "file",

@@ -1,0 +1,298 @@
+"""A schedule: the rule that says when a job is due, and what is sent then.
+
+The record is what is stored, one key per schedule. It has exactly one of three rules: `cron`,
+`every` (whole seconds, counted from `start` or from 1970, so that any scheduler finds the same
+instants) or `at` (once). Instants lie between `start` and `end` and after `since`, which is when
+the rule began to count: set when the schedule is new, its rule changes or it is resumed.
+
+Everything here is pure: the same record and the same time give the same instants on every machine.
+Jitter is derived from the slot's id for the same reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from holdfast import durations
+from holdfast.clock import rfc3339
+from holdfast.durations import Duration
+from holdfast.errors import InvalidInput
+from holdfast.model.cron import LATEST, check_cron, check_zone, next_instant
+from holdfast.names import DEFAULT_GROUP, check_header, check_name
+
+CatchUp = Literal["all", "last", "none"]
+Overlap = Literal["allow", "skip", "queue", "cancel"]
+Source = Literal["code", "api"]
+
+KEPT_PAUSES = 20
+LARGEST_PAYLOAD = 256 * 1024
+_GAPS_LOOKED_AT = 50
+SOME_DAY = 1_767_225_600
+"""2026-01-01: where rules are tried out when they are defined."""
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """A time in which the schedule did not fire because somebody said so."""
+
+    since: float
+    until: float
+
+
+class Schedule(msgspec.Struct, omit_defaults=True, frozen=True):
+    """One schedule as it is stored. Unknown members of newer versions are ignored."""
+
+    name: str
+    job: str
+    group: str = DEFAULT_GROUP
+    cron: str = ""
+    every: int = 0
+    at: int = 0
+    tz: str = "UTC"
+    jitter: float = 0.0
+    start: float = 0.0
+    end: float = 0.0
+    payload: msgspec.Raw = msgspec.Raw(b"")
+    headers: dict[str, str] = {}
+    catch_up: CatchUp = "all"
+    limit: int = 100
+    overlap: Overlap = "allow"
+    app: str = ""
+    """The app whose code defines it, or nothing when it was added at run time."""
+    release: str = ""
+    source: Source = "api"
+    since: float = 0.0
+    changed: float = 0.0
+    paused: float = 0.0
+    """Since when it is paused; 0: it is not."""
+    pauses: tuple[Pause, ...] = ()
+    removed: float = 0.0
+    """Since when it is no more; the record is kept for a while, so that everybody hears of it."""
+
+    @property
+    def rule(self) -> str:
+        """The rule as people read it."""
+        if self.cron:
+            return f"{self.cron} ({self.tz})" if self.tz != "UTC" else self.cron
+        return f"every {durations.text(self.every)}" if self.every else f"at {rfc3339(self.at)}"
+
+    @property
+    def timing(self) -> tuple[object, ...]:
+        """What decides its instants: when this changes, it begins to count anew."""
+        return (self.cron, self.every, self.at, self.tz, self.jitter, self.start, self.end)
+
+    @property
+    def active(self) -> bool:
+        return not self.paused and not self.removed
+
+
+_decoder = msgspec.json.Decoder(Schedule)
+_encoder = msgspec.json.Encoder()
+
+
+def encode(schedule: Schedule) -> bytes:
+    """A schedule as it is stored."""
+    return _encoder.encode(schedule)
+
+
+def decode(body: bytes) -> Schedule:
+    """A stored schedule."""
+    return _decoder.decode(body)
+
+
+# ---- making one
+
+
+def define(
+    name: str,
+    job: str,
+    *,
+    cron: str | None = None,
+    every: Duration | None = None,
+    at: datetime | float | str | None = None,
+    group: str = DEFAULT_GROUP,
+    tz: str = "UTC",
+    jitter: Duration = 0,
+    start: datetime | float | str | None = None,
+    end: datetime | float | str | None = None,
+    body: bytes = b"",
+    headers: dict[str, str] | None = None,
+    catch_up: str = "all",
+    limit: int = 100,
+    overlap: str = "allow",
+    app: str = "",
+    release: str = "",
+    source: Source = "api",
+) -> Schedule:
+    """A checked schedule: what cannot work is refused here, with what to write instead."""
+    _check_one_rule(cron, every, at)
+    for key, value in (headers or {}).items():
+        check_header(key, value)
+    schedule = Schedule(
+        check_name(name, "schedule"),
+        check_name(job, "job"),
+        check_name(group, "group"),
+        check_cron(cron) if cron is not None else "",
+        _interval(every) if every is not None else 0,
+        math.ceil(instant(at, "at")) if at is not None else 0,
+        check_zone(tz),
+        durations.seconds(jitter, "jitter"),
+        instant(start, "start") if start is not None else 0.0,
+        instant(end, "end") if end is not None else 0.0,
+        _checked_body(body),
+        dict(headers or {}),
+        _choice(catch_up, CatchUp, "catch_up"),
+        _limit(limit),
+        _choice(overlap, Overlap, "overlap"),
+        app,
+        check_release(release),
+        source,
+    )
+    _check_bounds(schedule)
+    _check_jitter(schedule)
+    return schedule
+
+
+def _check_one_rule(*given: object) -> None:
+    if sum(rule is not None for rule in given) != 1:
+        raise InvalidInput("a schedule has exactly one of cron=, every= and at=")
+
+
+def _interval(every: Duration) -> int:
+    value = durations.seconds(every, "every")
+    if value < 1 or value != int(value):
+        raise InvalidInput(f"every must be whole seconds, at least 1, not {every!r}")
+    return int(value)
+
+
+def instant(value: object, what: str) -> float:
+    """A point in time: a datetime with a zone, seconds since 1970, or ISO text with an offset."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value.strip())
+        except ValueError:
+            raise InvalidInput(
+                f"{what} {value!r} is not a time: write it as 2026-11-16T09:00:00+01:00"
+            ) from None
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidInput(
+                f"{what} needs a time zone: 2026-11-16T09:00:00Z, or "
+                "datetime(..., tzinfo=ZoneInfo('Europe/Paris'))"
+            )
+        value = value.timestamp()
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < LATEST:
+        raise InvalidInput(f"{what} must be a time between 1970 and 2100")
+    return float(value)
+
+
+def _checked_body(body: bytes) -> msgspec.Raw:
+    if len(body) > LARGEST_PAYLOAD:
+        raise InvalidInput(
+            f"the payload of a schedule is at most {LARGEST_PAYLOAD:,} bytes, not {len(body):,}: "
+            "put the data into an object store and send its key"
+        )
+    if body:
+        try:
+            json.loads(body)
+        except ValueError:
+            raise InvalidInput("the payload of a schedule must be JSON") from None
+    return msgspec.Raw(body)
+
+
+def _choice(value: str, choices: Any, what: str) -> Any:
+    if value not in get_args(choices):
+        raise InvalidInput(f"{what} {value!r} is not one of {', '.join(get_args(choices))}")
+    return value
+
+
+def _limit(limit: object) -> int:
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 10_000:
+        raise InvalidInput(f"limit must be a whole number from 1 to 10,000, not {limit!r}")
+    return limit
+
+
+def check_release(release: object) -> str:
+    """Releases are compared number by number: `41`, `1.10.2`, `20261116.3`."""
+    text = str(release)
+    if text and not all(part.isascii() and part.isdigit() for part in text.split(".")):
+        raise InvalidInput(
+            f"release {text!r} must be numbers, with dots between them if need be: 41, 1.10.2 "
+            "(a build number or a date; they are compared, so a commit hash will not do)"
+        )
+    return text
+
+
+def release_order(release: str) -> tuple[int, ...]:
+    """A release as something that can be compared."""
+    return tuple(int(part) for part in release.split(".")) if release else ()
+
+
+def _check_bounds(schedule: Schedule) -> None:
+    if schedule.start and schedule.end and schedule.end <= schedule.start:
+        raise InvalidInput("end must be after start")
+    if schedule.cron and next_instant(schedule.cron, schedule.tz, SOME_DAY) is None:
+        raise InvalidInput(f"cron {schedule.cron!r} names a day that never comes")
+
+
+def _check_jitter(schedule: Schedule) -> None:
+    """A slot may not overtake the next one."""
+    if not schedule.jitter or schedule.at:
+        return
+    found = []
+    for moment in instants(schedule, schedule.start or SOME_DAY):
+        found.append(moment)
+        if len(found) > _GAPS_LOOKED_AT:
+            break
+    gap = min((b - a for a, b in itertools.pairwise(found)), default=LATEST)
+    if schedule.jitter > gap:
+        raise InvalidInput(
+            f"jitter ({durations.text(schedule.jitter)}) is longer than the shortest time between "
+            f"two slots ({durations.text(gap)}): slots would overtake each other"
+        )
+
+
+# ---- instants
+
+
+def next_after(schedule: Schedule, after: float) -> int | None:
+    """The first instant strictly after `after`, inside the schedule's bounds."""
+    lower = math.floor(max(after, _before(schedule.start), schedule.since))
+    if schedule.every:
+        anchor = math.ceil(schedule.start)
+        found: int | None = anchor + ((lower - anchor) // schedule.every + 1) * schedule.every
+    elif schedule.at:
+        found = schedule.at if schedule.at > lower else None
+    else:
+        found = next_instant(schedule.cron, schedule.tz, lower)
+    if found is None or found >= LATEST or (schedule.end and found > schedule.end):
+        return None
+    return found
+
+
+def _before(start: float) -> float:
+    """`start` itself may be an instant; `after` is exclusive."""
+    return math.ceil(start) - 1 if start else 0.0
+
+
+def instants(schedule: Schedule, after: float, until: float = LATEST) -> Iterator[int]:
+    """Every instant after `after`, up to and including `until`."""
+    found = next_after(schedule, after)
+    while found is not None and found <= until:
+        yield found
+        found = next_after(schedule, found)
+
+
+def due_at(schedule: Schedule, moment: int) -> float:
+    """When a slot is to be sent: its instant, plus a jitter that only its id decides."""
+    if not schedule.jitter:
+        return float(moment)
+    digest = hashlib.blake2s(f"{schedule.name}/{moment}".encode(), digest_size=4).digest()
+    return moment + schedule.jitter * int.from_bytes(digest, "big") / 2**32

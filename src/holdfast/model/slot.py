@@ -1,0 +1,117 @@
+"""A slot: one due instant of a schedule, and what became of it.
+
+    (none) ──► planned ──► dispatched
+      │           ▲
+      │        waiting            for the run of the slot before (overlap="queue")
+      └──────► skipped            by which policy; one record may stand for a series
+
+A slot's id is its run's id and its message's id. It is made of the schedule's name and the instant
+in UTC, so every scheduler makes the same one, and a second attempt at the same slot is refused
+three times over: by the bucket (the record exists), by the stream (the message id is known) and by
+the worker's claim (the run id is known).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+
+from holdfast.errors import InvalidName
+from holdfast.names import slot_run
+
+State = Literal["planned", "waiting", "dispatched", "skipped"]
+Reason = Literal["", "catch_up", "limit", "overlap", "removed"]
+
+PENDING: frozenset[str] = frozenset({"planned", "waiting"})
+
+
+class Slot(msgspec.Struct, omit_defaults=True, frozen=True):
+    """What is written down about a slot. Unknown members of newer versions are ignored."""
+
+    state: State
+    due: float
+    """When it was to be sent: its instant plus jitter."""
+    planned: float = 0.0
+    dispatched: float = 0.0
+    node: str = ""
+    """Who planned it, in the term of `epoch`."""
+    epoch: int = 0
+    sender: str = ""
+    """Who sent its run, when that was not the one who planned it."""
+    caught_up: bool = False
+    """It was missed at its time and made up for later."""
+    backfill: bool = False
+    duplicate: bool = False
+    """The stream knew its message already: the one before had sent it and not said so."""
+    sequence: int = 0
+    """Where in the jobs stream its run was stored."""
+    reason: Reason = ""
+    """Why it was skipped."""
+    last: int = 0
+    """The last instant that this record stands for, when it stands for a series."""
+    count: int = 0
+    """How many instants that series has; 0 when nobody counted them."""
+    previous: int = 0
+    """The instant of the last slot before it that was sent, if known: for the overlap policy."""
+    body: msgspec.Raw = msgspec.Raw(b"")
+    headers: dict[str, str] = {}
+    job: str = ""
+    group: str = ""
+
+    @property
+    def pending(self) -> bool:
+        return self.state in PENDING
+
+
+class Progress(msgspec.Struct, omit_defaults=True, frozen=True):
+    """How far the schedulers have come; written in one batch with what it speaks of."""
+
+    watermark: float = 0.0
+    """Every slot due until then is recorded."""
+    settled: int = 0
+    """No slot recorded up to this revision waits to be sent any more."""
+    seen: int = 0
+    """The newest change of a schedule that this took into account."""
+    node: str = ""
+    epoch: int = 0
+
+
+_encoder = msgspec.json.Encoder()
+_slot_decoder = msgspec.json.Decoder(Slot)
+_progress_decoder = msgspec.json.Decoder(Progress)
+
+
+def encode(record: Slot | Progress) -> bytes:
+    """A record as it is stored."""
+    return _encoder.encode(record)
+
+
+def decode(body: bytes) -> Slot:
+    """A stored slot."""
+    return _slot_decoder.decode(body)
+
+
+def decode_progress(body: bytes) -> Progress:
+    """Stored progress."""
+    return _progress_decoder.decode(body)
+
+
+def stamp(moment: int) -> str:
+    """An instant as the last part of a slot's id: `20261116T014500Z`."""
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def parse_stamp(text: str) -> int:
+    """What `stamp` made."""
+    try:
+        found = datetime.strptime(text, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        raise InvalidName(f"{text!r} is not a slot's time, such as 20261116T014500Z") from None
+    return int(found.timestamp())
+
+
+def slot_id(schedule: str, moment: int) -> str:
+    """The id of a slot, of its run and of its message."""
+    return slot_run(schedule, stamp(moment))

@@ -1,0 +1,148 @@
+"""Leases: the right to a role, won and renewed by compare-and-swap with a TTL.
+
+The protocol. Whoever writes the key expecting its newest revision (0: never there; that of a
+marker: deleted or expired; that of a holder who is known to be gone) holds the lease. Every renewal
+expects the holder's own last revision and sets the TTL anew, in one write: so a lease that was
+taken cannot be renewed, and one that is not renewed expires. `release` removes the key, which all
+who wait hear of; just letting go of it without `release` leaves it to expire.
+
+`trusted` ends before anybody can see the lease expire (see `model.lease`). What it does *not* give:
+certainty that nobody else holds it. A holder that seems to be gone is replaced without waiting, so
+whatever a leader writes must be fenced by its term (`ownership.election`).
+
+A write without an answer is unknown: the token of the tenure tells later whether it was applied.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Protocol
+
+import msgspec
+
+from holdfast.clock import Clock
+from holdfast.errors import BrokerError, Conflict, OutcomeUnknown
+from holdfast.model import lease as leases
+from holdfast.model.lease import LeaseRecord, TrustWindow
+from holdfast.ownership.store import Stamped
+
+
+class LeaseLost(BrokerError):
+    """Somebody else holds the lease now, or nobody does."""
+
+
+class LeaseStore(Protocol):
+    """What a bucket must be able to do for a lease."""
+
+    async def put(self, key: str, value: bytes, *, expected: int, ttl: float | None = None) -> int:
+        """Write if the key is still at `expected`."""
+        ...
+
+    async def last(self, key: str) -> tuple[int, Stamped | None]:
+        """The revision that a next write must expect, and the value if there is one."""
+        ...
+
+    async def remove(self, key: str, *, expected: int) -> None:
+        """Delete the key if it is still at `expected`."""
+        ...
+
+
+class Lease:
+    """One candidate's hold on one key."""
+
+    def __init__(
+        self, store: LeaseStore, key: str, holder: str, clock: Clock, *, ttl: float = 5.0
+    ) -> None:
+        self.key = key
+        self.holder = holder
+        self.ttl = ttl
+        self.revision = 0
+        self._store = store
+        self._clock = clock
+        self._window = TrustWindow(ttl)
+        self._record: LeaseRecord | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether we took it and have not heard that it is lost; `trusted` says whether to act."""
+        return self._record is not None
+
+    @property
+    def trusted(self) -> bool:
+        return self._window.open(self._clock.monotonic())
+
+    @property
+    def trusted_seconds(self) -> float:
+        """How long it may still be acted upon."""
+        return self._window.left(self._clock.monotonic())
+
+    @property
+    def token(self) -> str:
+        """What marks the writes of this tenure."""
+        return self._record.token if self._record else ""
+
+    async def look(self) -> tuple[int, LeaseRecord | None]:
+        """The newest revision of the key and who holds it, as the server's leader knows it."""
+        revision, found = await self._store.last(self.key)
+        return revision, leases.decode_lease(found.value) if found else None
+
+    async def acquire(self, expected: int) -> bool:
+        """Take the lease if its key is still at `expected`; False when somebody was faster."""
+        record = LeaseRecord(self.holder, secrets.token_hex(8), since=self._clock.utc())
+        sent = self._clock.monotonic()
+        try:
+            revision = await self._put(record, expected)
+        except Conflict:
+            return False
+        except OutcomeUnknown:
+            revision, found = await self.look()
+            if found is None or found.token != record.token:
+                return False
+        self._hold(record, revision, sent)
+        return True
+
+    async def renew(self) -> None:
+        """Extend the lease; `LeaseLost` when the key has moved on."""
+        if self._record is None:
+            raise LeaseLost(f"lease {self.key} is not held")
+        record = msgspec.structs.replace(self._record, renewed=self._record.renewed + 1)
+        sent = self._clock.monotonic()
+        try:
+            revision = await self._put(record, self.revision)
+        except Conflict:
+            revision, found = await self.look()
+            if found is None or found.token != record.token:
+                self.forget()
+                raise LeaseLost(f"lease {self.key} was taken over") from None
+            self.revision = revision  # an unanswered renewal of our own was applied after all
+            sent = self._clock.monotonic()
+            try:
+                revision = await self._put(record, revision)
+            except Conflict:
+                self.forget()
+                raise LeaseLost(f"lease {self.key} was taken over") from None
+        self._hold(record, revision, sent)
+
+    def _hold(self, record: LeaseRecord, revision: int, sent: float) -> None:
+        self._record = record
+        self.revision = revision
+        self._window.confirmed(sent)
+
+    async def _put(self, record: LeaseRecord, expected: int) -> int:
+        body = leases.encode(record)
+        return await self._store.put(self.key, body, expected=expected, ttl=self.ttl)
+
+    async def release(self) -> None:
+        """Give it back, so that nobody waits for it to expire."""
+        revision, held = self.revision, self.held
+        self.forget()
+        if held:
+            try:
+                await self._store.remove(self.key, expected=revision)
+            except Conflict:
+                return  # somebody else has it already
+
+    def forget(self) -> None:
+        """Stop trusting it, and leave the key to whoever has it or to its TTL."""
+        self._record = None
+        self._window.ended()
