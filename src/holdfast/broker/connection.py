@@ -113,10 +113,11 @@ class Broker:
         self._nc = WireClient()
         self._inbox = f"_INBOX.{secrets.token_hex(11)}"
         self._tokens = itertools.count()
-        self._waiting: dict[int, tuple[Future[Received], float]] = {}
+        self._waiting: dict[int, tuple[Future[Received], float, str]] = {}
         self._reconnected: list[Callable[[], None]] = []
         self._disconnected: list[Callable[[], None]] = []
-        self._denied: dict[str, str] = {}
+        self.denied: dict[str, str] = {}
+        """What the server refused to let us publish or subscribe to, in lower case: its words."""
         self._sweeper: asyncio.Task[None] | None = None
         self._lost_at: float | None = None
         self._closing = False
@@ -130,14 +131,15 @@ class Broker:
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    async def open(self) -> None:
-        """Connect, refuse a server that is too old, and start to listen for replies."""
+    async def open(self, *, check: bool = True) -> None:
+        """Connect and listen for replies; refuse a server that is too old, unless told not to."""
         await self._connect()
         try:
             await self._nc.listen(f"{self._inbox}.*", self._on_reply)
             self._sweeper = asyncio.create_task(self._sweep(), name="holdfast-replies")
-            self._check_version()
-            await self._check_jetstream()
+            if check:
+                self._check_version()
+                await self._check_jetstream()
         except BaseException:
             await self.close()
             raise
@@ -245,7 +247,7 @@ class Broker:
         line = self._line(subject, f"{self._inbox}.{number}", body, headers)
         future: Future[Received] = asyncio.get_running_loop().create_future()
         deadline = self.clock.monotonic() + (timeout or self.config.request_timeout_seconds)
-        self._waiting[number] = (future, deadline)
+        self._waiting[number] = (future, deadline, subject)
         try:
             await self._nc.write(line)
         except (nats.errors.Error, OSError) as error:
@@ -277,6 +279,13 @@ class Broker:
             await subscription.unsubscribe()
         self._nc.forget(subscription)
 
+    async def flush(self) -> None:
+        """Return when the server has seen, and answered for, everything sent so far."""
+        try:
+            await self._nc.flush(timeout=max(1, int(self.config.request_timeout_seconds)))
+        except (nats.errors.Error, OSError) as error:
+            raise errors.NotConnected(f"not connected to NATS ({_reason(error)})") from None
+
     def new_inbox(self) -> str:
         """A subject of one's own for answers."""
         return f"_INBOX.{secrets.token_hex(11)}"
@@ -303,15 +312,7 @@ class Broker:
     ) -> dict[str, Any]:
         """Call `$JS.API.<subject>`; `NotFound`, `Conflict`, `BrokerError` for its refusals."""
         data = msgspec.json.encode(body) if body is not None else b""
-        try:
-            answer = await self.request(f"$JS.API.{subject}", data, timeout=timeout)
-        except errors.OutcomeUnknown:
-            denied = self._denied.get(f"$JS.API.{subject}")
-            if denied:
-                raise errors.PermissionDenied(
-                    f"{denied}: allow it for this user in the server's configuration"
-                ) from None
-            raise
+        answer = await self.request(f"$JS.API.{subject}", data, timeout=timeout)
         try:
             result: dict[str, Any] = msgspec.json.decode(answer.body)
         except msgspec.DecodeError:
@@ -356,14 +357,14 @@ class Broker:
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             now = self.clock.monotonic()
-            for number in [n for n, (_, deadline) in self._waiting.items() if deadline <= now]:
-                future, _ = self._waiting.pop(number)
+            for number in [n for n, entry in self._waiting.items() if entry[1] <= now]:
+                future = self._waiting.pop(number)[0]
                 if not future.done():
                     future.set_exception(errors.OutcomeUnknown("no answer from NATS in time"))
 
     def _fail_waiting(self, error: errors.BrokerError) -> None:
         waiting, self._waiting = self._waiting, {}
-        for future, _ in waiting.values():
+        for future, _, _ in waiting.values():
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # nobody may be waiting any more
@@ -372,10 +373,20 @@ class Broker:
         text = str(error)
         if "permissions violation" in text.lower():
             log.error("NATS refused: %s", text)
-            subject = text.split('"')[1] if '"' in text else ""
-            self._denied[subject] = text
+            subject = text.split('"')[1].lower() if '"' in text else ""  # the client lowers it too
+            self.denied[subject] = text
+            self._deny_waiting(subject, text)
         else:
             log.debug("nats: %s", _reason(error))
+
+    def _deny_waiting(self, subject: str, text: str) -> None:
+        """Answer what was asked on a subject that the server does not let us use."""
+        deaf = subject.startswith(self._inbox.lower())  # no answer will ever arrive
+        for number, (future, _, sent) in list(self._waiting.items()):
+            if (deaf or sent.lower() == subject) and not future.done():
+                del self._waiting[number]
+                reason = f"{text}: allow it for this user in the server's configuration"
+                future.set_exception(errors.PermissionDenied(reason.removeprefix("nats: ")))
 
     async def _on_disconnected(self) -> None:
         self._fail_waiting(errors.OutcomeUnknown("the connection was lost before an answer came"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from holdfast import errors
 from holdfast.broker.connection import Broker
@@ -118,6 +118,21 @@ def consumer_config(name: str, subject: str, ack_wait: float) -> Config:
     }
 
 
+class Difference(NamedTuple):
+    """One member of a stream's configuration that is not as Holdfast would have it."""
+
+    stream: str
+    key: str
+    """Empty: the stream does not exist."""
+    actual: Any
+    wanted: Any
+
+    def __str__(self) -> str:
+        if not self.key:
+            return f"{self.stream} does not exist yet: a worker creates it"
+        return f"{self.stream}: {self.key} is {self.actual!r}, not {self.wanted!r}"
+
+
 class Topology:
     """Makes and inspects what a namespace needs on the server."""
 
@@ -184,20 +199,31 @@ class Topology:
         return self._broker.server_offset
 
     async def drift(self) -> list[str]:
+        """How the streams on the server differ from what Holdfast would create, in words."""
+        return [str(difference) for difference in await self.differences()]
+
+    async def differences(self) -> list[Difference]:
         """How the streams on the server differ from what Holdfast would create."""
         found = []
         replicas = await self.wanted_replicas()
         for wanted in stream_configs(self._names, self._records, replicas):
+            name = wanted["name"]
             try:
-                info = await self._broker.api(f"STREAM.INFO.{wanted['name']}")
+                actual = (await self._broker.api(f"STREAM.INFO.{name}"))["config"]
             except errors.NotFound:
-                found.append(f"{wanted['name']} does not exist yet: a worker creates it")
+                found.append(Difference(name, "", None, None))
                 continue
-            actual = info["config"]
-            for key, value in wanted.items():
-                if not _same(key, value, actual.get(key)):
-                    found.append(f"{wanted['name']}: {key} is {actual.get(key)!r}, not {value!r}")
+            found += [
+                Difference(name, key, actual.get(key), value)
+                for key, value in wanted.items()
+                if not _same(key, value, actual.get(key))
+            ]
         return found
+
+    async def update_stream(self, name: str, changes: Config) -> None:
+        """Change some members of a stream's configuration and leave the others as they are."""
+        actual = (await self._broker.api(f"STREAM.INFO.{name}"))["config"]
+        await self._broker.api(f"STREAM.UPDATE.{name}", actual | changes)
 
     # ---- consumers
 
