@@ -331,6 +331,29 @@ async def test_replay_gives_a_run_its_time_anew(app: Holdfast, seen: Seen) -> No
     assert after.created > before.ended
 
 
+async def test_replayed_run_is_claimed_by_its_jobs_own_rules(app: Holdfast, seen: Seen) -> None:
+    """Without a record a replay knows neither restart strategy nor payload: the claim does."""
+    gate = asyncio.Event()
+
+    @app.job(delivery="at_most_once")
+    async def once(n: int) -> None:
+        seen.append(n)
+        await gate.wait()
+
+    async with operating(app) as client, working(app):
+        subject = client.broker.names.dead_letter("default", "once")
+        await client.broker.store(subject, b"7", {H_RUN: "r1", H_ATTEMPT: "1"})
+        done = await DeadLetters(client).replay(DeadFilter())
+        assert done[0].result == "replayed"
+        await seen.wait(1)
+        record = await record_of(app, "r1")
+        assert record is not None
+        assert (record.state, record.restart, record.body) == ("running", "never", b"7")
+        gate.set()
+        await ended(app, "r1", "done")
+    assert seen == [7]
+
+
 async def test_replay_of_many_keeps_to_the_rate(app: Holdfast) -> None:
     """Letters go out oldest first with a pause between them; a dry run sends nothing."""
     async with operating(app) as client:

@@ -115,7 +115,7 @@ class Claims:
                 return verdict
             if self._must_wait(record, verdict):
                 return Verdict.HELD
-            claim = await self._try(run, record or fresh, revision, message, reply)
+            claim = await self._try(run, _base(record, fresh), revision, message, reply)
             if claim:
                 if verdict is Verdict.TAKE_OVER:
                     self._telemetry.takeovers.inc()
@@ -287,3 +287,13 @@ class Claims:
             except _UNSURE:
                 await self._clock.sleep(delay)
                 delay = min(delay * 2, RETRY_MOST_SECONDS)
+
+
+def _base(record: RunRecord | None, fresh: RunRecord) -> RunRecord:
+    """What a claim builds on: the record, with what the job's definition and the message decide.
+
+    A definition may have changed since, and the record of a replay knows neither.
+    """
+    if record is None:
+        return fresh
+    return msgspec.structs.replace(record, restart=fresh.restart, body=fresh.body)
