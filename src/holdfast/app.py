@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import inspect
 import weakref
@@ -24,7 +25,7 @@ from holdfast.durations import Duration, seconds
 from holdfast.errors import DefinitionError, UnknownJob
 from holdfast.model import backoff
 from holdfast.model.backoff import Backoff
-from holdfast.model.job import Delivery, JobSpec
+from holdfast.model.job import Delivery, Fallback, GroupSpec, JobSpec
 from holdfast.model.run import Restart
 from holdfast.names import DEFAULT_GROUP, H_MSG_ID, IdMaker, check_event, check_name
 from holdfast.payload import Signature, encode_value
@@ -125,6 +126,7 @@ class Holdfast:
     ) -> None:
         self.name = check_name(name, "app")
         self.jobs: dict[str, Job[Any, Any]] = {}
+        self.groups: dict[str, GroupSpec] = {}
         self.middlewares: list[Middleware] = []
         self.startup_hooks: list[Hook] = []
         self.shutdown_hooks: list[Hook] = []
@@ -164,7 +166,7 @@ class Holdfast:
     def _register(self, func: Callable[..., Any], contract: dict[str, Any]) -> Job[Any, Any]:
         if not callable(func):
             raise DefinitionError(f"@app.job decorates a function, not {func!r}")
-        spec = _spec(contract.pop("name", None) or getattr(func, "__name__", ""), **contract)
+        spec = self._spec(contract.pop("name", None) or getattr(func, "__name__", ""), contract)
         if spec.name in self.jobs:
             raise DefinitionError(
                 f"job {spec.name!r} is defined twice in app {self.name!r}: give one a name="
@@ -172,6 +174,29 @@ class Holdfast:
         job: Job[Any, Any] = Job(self, func, spec)
         self.jobs[spec.name] = job
         return job
+
+    def _spec(self, name: str, contract: dict[str, Any]) -> JobSpec:
+        """A job's contract: its own words first, then its group's."""
+        group = self.groups.get(contract.get("group", DEFAULT_GROUP))
+        if group is None:
+            return _spec(name, **contract)
+        if contract.get("delivery", "effectively_once") == "effectively_once":
+            contract.setdefault("restart", group.restart)
+        return dataclasses.replace(_spec(name, **contract), fallback=group.fallback)
+
+    def group(
+        self,
+        name: str,
+        *,
+        restart: Restart = "immediately",
+        fallback: Fallback = "wait",
+        profile: str = "",
+    ) -> GroupSpec:
+        """Say what the jobs and workers of a group have in common; before its first job."""
+        if any(job.spec.group == name for job in self.jobs.values()):
+            raise DefinitionError(f"group {name!r} must be described before its first job")
+        self.groups[name] = GroupSpec(name, restart, fallback, profile)
+        return self.groups[name]
 
     def middleware(self, func: Middleware) -> Middleware:
         """Wrap every attempt: `async def m(ctx, call_next): return await call_next()`."""

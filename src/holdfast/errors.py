@@ -10,7 +10,8 @@ Errors of the NATS client never leave `holdfast.broker`: they arrive here as one
     │   ├── InvalidName
     │   ├── InvalidPayload
     │   ├── PayloadTooLarge
-    │   └── UnknownJob
+    │   ├── UnknownJob
+    │   └── NoWorker              the group has no live worker, and its fallback is `fail`
     ├── BrokerError               something between us and NATS
     │   ├── NotConnected
     │   ├── ServerTooOld
@@ -76,6 +77,10 @@ class PayloadTooLarge(InvalidInput):
 
 class UnknownJob(InvalidInput):
     """No job of that name is registered."""
+
+
+class NoWorker(InvalidInput):
+    """The job's group has no live worker, and its fallback is `fail`."""
 
 
 class BrokerError(HoldfastError):

@@ -61,6 +61,22 @@ async def typed(a: int, b: str = "x") -> int:
     return a
 
 
+@app.job(restart="after_grace")
+async def patient(key: str, seconds: float, ctx: Context) -> None:
+    """Started again only after the grace period of its lost worker."""
+    effects.started(run=ctx.run, key=key, epoch=ctx.epoch)
+    await asyncio.sleep(seconds)
+    effects.apply(ctx.run, key=key)
+
+
+@app.job(restart="never")
+async def fragile(key: str, seconds: float, ctx: Context) -> None:
+    """Never started again."""
+    effects.started(run=ctx.run, key=key, epoch=ctx.epoch)
+    await asyncio.sleep(seconds)
+    effects.apply(ctx.run, key=key)
+
+
 @app.job(delivery="at_most_once")
 async def once(key: str, seconds: float, ctx: Context) -> None:
     """Never a second start."""

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast import Holdfast, Run
+from holdfast.broker import Broker
+from holdfast.client import Client
+from holdfast.config import ConnectionConfig, RecordConfig
+from holdfast.errors import RunLost
 from holdfast.server import Server
+from holdfast.status.dead import DeadLetters
+from holdfast.status.nodes import Nodes
+from tests.faults.conftest import QUICK
 from tests.faults.effects import Effects
-from tests.faults.processes import Process, WorkerProcess, until
+from tests.faults.processes import Process, WorkerProcess, until, worker_fleet
+from tests.faults.proxy import Proxy
 from tests.faults.test_frozen_worker import sender
 
 KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS", "5"))
@@ -98,3 +108,148 @@ def _epochs_grow(effects: Effects) -> None:
     for start in effects.starts():
         assert start["epoch"] > last.get(start["run"], 0)
         last[start["run"]] = start["epoch"]
+
+
+async def _states(url: str, namespace: str) -> dict[str, str]:
+    async with _client(url, namespace) as client:
+        return {n.id: n.state for n in await Nodes(client).list(ended=True)}
+
+
+@asynccontextmanager
+async def _client(url: str, namespace: str) -> AsyncIterator[Client]:
+    async with Broker(ConnectionConfig(nats_url=url, namespace=namespace)) as broker:
+        yield Client(broker, RecordConfig())
+
+
+async def test_restart_strategies_are_kept(nats: Server, namespace: str, tmp_path: Path) -> None:
+    """A killed worker's runs: `after_grace` waits for the grace period, `never` is not run again."""
+    effects = Effects(tmp_path / "effects")
+    app = sender(nats.url, namespace)
+    grace = {"HOLDFAST_LIVENESS_GRACE_SECONDS": "6"}
+    with (
+        coordinators(2, nats.url, namespace, tmp_path) as judges,
+        worker_fleet(1, nats.url, namespace, tmp_path, **grace) as [worker],
+    ):
+        await _watching(judges)
+        await worker.ready()
+        names = ("patient", "fragile", "once", "slow")
+        runs = {n: await app.jobs[n].enqueue(key=n, seconds=2.0) for n in names}
+        await until(lambda: len(effects.starts()) == 4, what="four starts")
+        killed = time.time()
+        worker.replace()
+        await until(lambda: len(effects.starts()) == 6, 40, "two restarts")
+        for name in ("fragile", "once"):
+            with pytest.raises(RunLost):
+                await runs[name].result(timeout=20)
+        await runs["patient"].result(timeout=20)
+        await runs["slow"].result(timeout=20)
+        async with _client(nats.url, namespace) as client:
+            dead = DeadLetters(client)
+            letters = list(await dead.list())
+            bodies = [await dead.body(letter.id) for letter in letters]
+    await app.close()
+    again = {s["key"]: s["at"] - killed for s in effects.starts()[4:]}
+    print(f"\nstarted again after: {again}")
+    assert set(again) == {"patient", "slow"}
+    assert again["patient"] >= 6
+    assert sorted(letter.job for letter in letters) == ["fragile", "once"]
+    assert all(letter.reason == "lost" for letter in letters)
+    assert all(b"2.0" in body for body in bodies)
+
+
+async def test_frozen_node_stops_itself(nats: Server, namespace: str, tmp_path: Path) -> None:
+    """SIGSTOP past the timeout, then SIGCONT: it is DISCONNECTED, says why, and exits by itself."""
+    effects = Effects(tmp_path / "effects")
+    app = sender(nats.url, namespace)
+    other_root = tmp_path / "other"
+    other_root.mkdir()
+    (other_root / "effects").symlink_to(tmp_path / "effects")
+    with (
+        coordinators(2, nats.url, namespace, tmp_path) as judges,
+        worker_fleet(1, nats.url, namespace, tmp_path, **QUICK) as [frozen],
+    ):
+        await _watching(judges)
+        await frozen.ready()
+        run = await app.jobs["slow"].enqueue(key="a", seconds=3.0)
+        await until(lambda: effects.starts(), what="the start")
+        frozen.signal(signal.SIGSTOP)
+        with worker_fleet(1, nats.url, namespace, other_root, **QUICK) as [other]:
+            await run.result(timeout=40)
+            before = (await run.status()).record
+            states = await _states(nats.url, namespace)
+            frozen.signal(signal.SIGCONT)
+            code = await frozen.stopped()
+            assert (await run.status()).record == before
+            assert other.running
+    await app.close()
+    assert code == 1
+    assert [s for n, s in states.items() if f"-{frozen.pid}-" in n] == ["DISCONNECTED"]
+    text = frozen.text()
+    assert "this node was declared" in text
+    assert "this process was frozen for" in text
+    assert "Traceback" not in text
+    assert len(effects.starts()) == 2
+    assert len(effects.done()) == 1
+
+
+async def test_restart_of_nats_and_short_cut_lose_nobody(tmp_path: Path, namespace: str) -> None:
+    """A NATS restart and a network cut of one second: no node is lost, nothing is run again."""
+    effects = Effects(tmp_path / "effects")
+    with Server(store=tmp_path / "store") as server:
+        app = sender(server.url, namespace)
+        async with Proxy(server.port) as proxy:
+            with (
+                coordinators(2, server.url, namespace, tmp_path) as judges,
+                worker_fleet(2, proxy.url, namespace, tmp_path) as fleet,
+            ):
+                await _watching(judges)
+                for worker in fleet:
+                    await worker.ready()
+                slow = app.jobs["slow"]
+                runs = await slow.enqueue_many(
+                    [slow.request(key=str(n), seconds=12.0) for n in range(8)]
+                )
+                await until(lambda: len(effects.starts()) == 8, what="eight starts")
+                await proxy.cut(1.0)
+                await until(lambda: all("again" in w.text() for w in fleet), what="reconnects")
+                server.kill()
+                await asyncio.to_thread(server.restart)
+                await until(lambda: all(w.text().count("again") >= 2 for w in fleet), 30)
+                for run in runs:
+                    await run.result(timeout=40)
+                states = await _states(server.url, namespace)
+        await app.close()
+    assert len(effects.starts()) == 8
+    assert set(states.values()) == {"RUNNING"}
+    assert not any("lost:" in judge.text() for judge in judges)
+
+
+async def test_ended_node_is_finished_and_its_history_kept(
+    nats: Server, namespace: str, tmp_path: Path
+) -> None:
+    """SIGTERM: TERMINATED_GRACEFULLY, then NOT_RUNNING and INACTIVE, each step with its reason."""
+    with coordinators(2, nats.url, namespace, tmp_path) as judges:
+        await _watching(judges)
+        with worker_fleet(1, nats.url, namespace, tmp_path) as [worker]:
+            await worker.ready()
+            worker.signal(signal.SIGTERM)
+            assert await worker.stopped() == 0
+            pid = worker.pid
+        async with _client(nats.url, namespace) as client:
+            nodes = Nodes(client)
+
+            async def inactive() -> str:
+                found = await nodes.list(role="worker", ended=True)
+                return next((n.id for n in found if n.pid == pid and n.state == "INACTIVE"), "")
+
+            node = await until(inactive, 20, "INACTIVE")
+            history = await nodes.history(node)
+    assert [step.after for step in history] == [
+        "CREATED",
+        "RUNNING",
+        "TERMINATING",
+        "TERMINATED_GRACEFULLY",
+        "NOT_RUNNING",
+        "INACTIVE",
+    ]
+    assert all(step.reason or step.after == "CREATED" for step in history)

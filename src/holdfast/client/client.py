@@ -24,6 +24,7 @@ from holdfast.client.request import Enqueued, Request
 from holdfast.clock import rfc3339
 from holdfast.config import RecordConfig
 from holdfast.model import node as nodes
+from holdfast.model import node as nodes
 from holdfast.model import run as runs
 from holdfast.model.run import RunRecord
 from holdfast.names import (
@@ -40,6 +41,7 @@ from holdfast.telemetry import Telemetry
 WINDOW = 2_000
 LOOK_AGAIN_SECONDS = 2.0
 CANCEL_SECONDS = 10.0
+WORKERS_SECONDS = 1.0
 
 _UNSURE = (errors.NotConnected, errors.Unavailable, errors.OutcomeUnknown)
 
@@ -56,11 +58,15 @@ class Client:
         self.runs = Bucket(broker, broker.names.runs)
         self.objects = Objects(broker)
         self.records = records
+        self._served: set[str] = set()
+        self._served_at = -1e9
 
     # ---- enqueue
 
     async def enqueue(self, request: Request) -> Enqueued:
         """Store one run."""
+        if not await self._has_worker(request):
+            return await self._without_worker(request)
         subject, headers = self._message(request)
         try:
             stored = await self.store_surely(subject, request.body, headers)
@@ -80,6 +86,9 @@ class Client:
         for request, (subject, headers) in zip(requests[1:], messages[1:], strict=True):
             if len(flying) >= WINDOW:
                 done.append(await self._land(*flying.popleft()))
+            if request.spec.fallback != "wait":
+                flying.append((request, None))
+                continue
             try:
                 flying.append((request, await self.broker.send(subject, request.body, headers)))
             except errors.NotConnected:
@@ -149,6 +158,32 @@ class Client:
                 if clock.monotonic() > deadline:
                     raise
             await clock.sleep(0.1)
+
+    # ---- groups without a worker
+
+    async def _has_worker(self, request: Request) -> bool:
+        """Whether a live worker serves the group; asked only where the answer matters."""
+        if request.spec.fallback == "wait":
+            return True
+        now = self.broker.clock.monotonic()
+        if now - self._served_at > WORKERS_SECONDS:
+            bucket = Bucket(self.broker, self.broker.names.nodes)
+            records = [nodes.decode(entry.value) async for entry in bucket.entries()]
+            self._served = {r.group for r in records if r.role == "worker" and r.alive}
+            self._served_at = now
+        return request.group in self._served
+
+    async def _without_worker(self, request: Request) -> Enqueued:
+        if request.spec.fallback == "fail":
+            raise errors.NoWorker(
+                f"group {request.group!r} has no live worker, and its fallback is 'fail': start "
+                f"one with 'holdfast worker APP --group {request.group}'"
+            )
+        job = request.spec.name
+        await self._write_cancelled(
+            request.run, None, 0, request.group, job, why="no worker of its group was alive"
+        )
+        return Enqueued(request.run, 0, False)
 
     # ---- asking
 
@@ -242,12 +277,18 @@ class Client:
             await self.broker.clock.sleep(0.1)
 
     async def _write_cancelled(
-        self, run: str, record: RunRecord | None, revision: int, group: str, job: str
+        self,
+        run: str,
+        record: RunRecord | None,
+        revision: int,
+        group: str,
+        job: str,
+        why: str = "cancelled",
     ) -> bool:
         now = self.broker.server_now()
         base = record or RunRecord("cancelled", group, job, keyed=True, created=now)
         ended = msgspec.structs.replace(
-            base, state="cancelled", token=f"cancel.{run}", ended=now, error="cancelled", reply=""
+            base, state="cancelled", token=f"cancel.{run}", ended=now, error=why, reply=""
         )
         try:
             await self.runs.put(

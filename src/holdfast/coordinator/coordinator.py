@@ -254,6 +254,8 @@ class Coordinator:
     async def _move(self, seen: Seen, state: NodeState, reason: str) -> NodeRecord | None:
         """One transition by compare-and-swap on what was judged; None when somebody was faster."""
         before, revision = seen.record, seen.revision
+        if before.state == state:
+            return None
         now = self._broker.server_now()
         if before.state == "ERROR":
             before = nodes.move(before, "TERMINATING", by=self.node, at=now)

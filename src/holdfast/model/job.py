@@ -12,6 +12,35 @@ from holdfast.model.run import Restart
 from holdfast.names import DEFAULT_GROUP, check_event, check_name
 
 Delivery = Literal["effectively_once", "at_least_once", "at_most_once"]
+Fallback = Literal["wait", "fail", "cancel"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """What the workers of a group have in common: a default for each of its jobs.
+
+    `fallback` says what becomes of a run that is sent while no worker of the group is alive: it
+    waits for one, sending it fails, or it is accepted as cancelled.
+    """
+
+    name: str
+    restart: Restart = "immediately"
+    fallback: Fallback = "wait"
+    profile: str = ""
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "group")
+        _check_choice(self.name, "restart", self.restart, get_args(Restart))
+        _check_choice(self.name, "fallback", self.fallback, get_args(Fallback))
+        if self.profile:
+            _check_choice(self.name, "profile", self.profile, ("local", "lan", "wan"))
+
+
+def _check_choice(group: str, what: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise DefinitionError(
+            f"group {group!r}: {what} {value!r} is not one of {', '.join(choices)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +55,7 @@ class JobSpec:
     timeout_seconds: float | None = None
     run_timeout_seconds: float | None = None
     on: tuple[str, ...] = ()
+    fallback: Fallback = "wait"
 
     def __post_init__(self) -> None:
         check_name(self.name, "job")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import inspect
 import logging
 from collections.abc import Coroutine
@@ -75,7 +76,7 @@ class Worker:
         self.telemetry = telemetry or Telemetry()
         self.node = new_node_id("worker")
         self._records = records or RecordConfig()
-        self._liveness = liveness or from_config(load(LivenessConfig), self.config.grace_seconds)
+        self._liveness = liveness or self._load_liveness()
         self._forced = False
         self._health_path = health_path
         self._broker = Broker(connection or app.connection_config(), name=self.node)
@@ -85,6 +86,14 @@ class Worker:
         self._executed = 0
         self._speed = 0.0
         self._draining = False
+
+    def _load_liveness(self) -> Liveness:
+        """As configured; the group's profile where none is."""
+        config = load(LivenessConfig)
+        group = self.app.groups.get(self.config.group)
+        if group and group.profile and config.profile == LivenessConfig().profile:
+            config = dataclasses.replace(config, profile=group.profile)
+        return from_config(config, self.config.grace_seconds)
 
     def stop(self) -> None:
         """Drain and end `run`: stop pulling, finish within the grace period, give the rest back."""
