@@ -11,7 +11,7 @@ import pytest
 
 from holdfast import Backoff, Context, Holdfast
 from holdfast.client import Client
-from holdfast.errors import InvalidInput, InvalidName, RunError, RunNotFound, UnknownJob
+from holdfast.errors import InvalidInput, InvalidName, NoRecord, RunError, RunNotFound, UnknownJob
 from holdfast.model import run as runs
 from holdfast.model.run import RunRecord
 from holdfast.names import H_MSG_ID, H_RUN
@@ -285,6 +285,28 @@ async def test_cancel_of_a_queued_run_without_records_takes_its_message(
             await seen.wait(1)
             await until(lambda: queue_empty(app), 10, "an empty queue")
     assert seen == [2]
+
+
+async def test_cancel_of_a_run_in_flight_without_records_is_refused(
+    app: Holdfast, seen: Seen
+) -> None:
+    """What nobody could stop is not called cancelled: the run goes on and no record is made."""
+    gate = asyncio.Event()
+
+    @app.job(delivery="at_least_once")
+    async def light(n: int) -> None:
+        seen.append(n)
+        await gate.wait()
+        seen.append("ended")
+
+    async with operating(app) as client, working(app):
+        run = await light.enqueue(1)
+        await seen.wait(1)
+        with pytest.raises(NoRecord, match="at_least_once"):
+            await Runs(client).cancel(run.id)
+        assert await record_of(app, run.id) is None
+        gate.set()
+        await seen.wait(2)
 
 
 async def test_retry_starts_the_next_attempt_now(app: Holdfast, shop: Shop, seen: Seen) -> None:

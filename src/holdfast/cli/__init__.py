@@ -20,7 +20,19 @@ import typer
 from holdfast.cli.common import Cli, run_cli
 from holdfast.version import __version__
 
-NOUNS = ("demo", "dev", "worker", "server", "coordinator", "nodes", "doctor", "enqueue", "runs", "jobs", "dead")
+NOUNS = (
+    "demo",
+    "dev",
+    "worker",
+    "server",
+    "coordinator",
+    "nodes",
+    "doctor",
+    "enqueue",
+    "runs",
+    "jobs",
+    "dead",
+)
 
 
 def build() -> Cli:

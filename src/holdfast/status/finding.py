@@ -63,8 +63,8 @@ class Finder:
         check_run(run)
         record, revision = await self.record(run)
         group, job = (record.group, record.job) if record else home_of(run)
-        ended = record is not None and record.terminal
-        carrier = None if ended else await self.carrier(run, group, job)
+        waits = record is None or record.state == "failed"
+        carrier = await self.carrier(run, group, job) if waits else None
         if carrier is None and record is None and job:
             carrier = await self.carrier(run)  # the id only looked like that of a keyed run
         if carrier:

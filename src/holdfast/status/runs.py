@@ -20,7 +20,7 @@ from holdfast import durations
 from holdfast.broker import Bucket
 from holdfast.client import Client
 from holdfast.clock import rfc3339
-from holdfast.errors import InvalidInput, RunError
+from holdfast.errors import InvalidInput, NoRecord, NotFound, RunError
 from holdfast.model.run import RunRecord
 from holdfast.names import (
     H_ATTEMPT,
@@ -31,6 +31,7 @@ from holdfast.names import (
     H_RUN,
     attempt_message_id,
     check_name,
+    consumer,
     encode,
     kv_key,
     kv_subject,
@@ -52,6 +53,9 @@ STATES: Final = (
 )
 LOOK_MOST: Final = 20_000
 """Messages of a queue that a list looks through for runs without a record."""
+
+CLAIM_SECONDS: Final = 2.0
+"""How long a worker may take from a delivery to its claim before there is none to wait for."""
 
 _CHUNK: Final = 100
 
@@ -248,6 +252,8 @@ class Runs:
         found = await self._finder.find(run)
         if found.record is None and found.carrier is None:
             raise RunError(f"run {run} has ended: it is dead letter {_id(found)}", run=run)
+        if found.record is None and found.carrier and not found.carrier.later:
+            await self._need_record_or_queue(run, found.carrier)
         cancelled = await self._client.cancel(run, found.group, found.job)
         if cancelled and found.carrier and not found.carrier.later:
             # Jobs that keep no records do not look at this one: without a message they need not.
@@ -255,6 +261,27 @@ class Runs:
         if cancelled:
             await self._audit.write("cancel", runs=[run], group=found.group, job=found.job)
         return cancelled
+
+    async def _need_record_or_queue(self, run: str, carrier: Carrier) -> None:
+        """A run that a worker was handed can only be cancelled through its record."""
+        clock = self._broker.clock
+        deadline = clock.monotonic() + CLAIM_SECONDS
+        while await self._handed_out(carrier) and await self._client.runs.get(run) is None:
+            if clock.monotonic() > deadline:
+                raise NoRecord(
+                    f"run {run} was handed to a worker and has no record: its job keeps none "
+                    "(delivery='at_least_once'), so it cannot be cancelled any more",
+                    run=run,
+                )
+            await clock.sleep(0.1)
+
+    async def _handed_out(self, carrier: Carrier) -> bool:
+        name = consumer(carrier.group, carrier.job)
+        try:
+            info = await self._broker.api(f"CONSUMER.INFO.{self._names.jobs}.{name}")
+        except NotFound:
+            return False
+        return int(info["delivered"]["stream_seq"]) >= carrier.kept.sequence
 
     async def retry(self, run: str) -> str:
         """Send a run again, or its next attempt at once; returns a sentence about it."""
