@@ -16,6 +16,8 @@ from typing import Any, Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+log = logging.getLogger("holdfast.events")
+
 RUN_FIELDS: Final = ("run", "job", "attempt", "node", "epoch")
 
 
@@ -101,7 +103,10 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
     ),
     Metric("lost_nodes", "holdfast_nodes_lost", "counter", "Nodes declared lost.", ("role",)),
     Metric(
-        "recovered", "holdfast_runs_recovered", "counter", "Runs of lost nodes that were given back."
+        "recovered",
+        "holdfast_runs_recovered",
+        "counter",
+        "Runs of lost nodes that were given back.",
     ),
     Metric(
         "recovery_seconds",
@@ -158,6 +163,16 @@ class Telemetry:
             )
         kind = Counter if metric.kind == "counter" else Gauge
         return kind(metric.name, metric.doc, metric.labels, registry=self.registry)
+
+    def tell_unclaimed(self, event: str) -> None:
+        """An event was published that no job subscribes to."""
+        self.unclaimed.labels(event).inc()
+        log.warning(
+            "event %r was published and no job subscribes to it: it is kept in the events stream; "
+            "define a job with on=%r",
+            event,
+            event,
+        )
 
     def render(self) -> bytes:
         """The text that Prometheus reads."""

@@ -116,6 +116,8 @@ class Pull:
         self.stream = stream
         self.consumer = consumer
         self.delivered = 0
+        self.known: float | None = None
+        """When the consumer was last known to exist, on the monotonic clock."""
         self._broker = broker
         self._ensure = ensure
         self._deliver = deliver
@@ -192,6 +194,7 @@ class Pull:
                 self._start_over()
             if self._missing:
                 await self._ensure()
+                self.known = self._broker.clock.monotonic()
                 self._missing = False
             await self._top_up()
         except (errors.NotConnected, errors.OutcomeUnknown, errors.BrokerError) as error:
@@ -257,6 +260,7 @@ class Pull:
             self._on_status(subject.decode(), parse_headers(headers))
             return
         self.delivered += 1
+        self.known = self._heard
         self._active = True
         if self._outstanding > 0:
             self._outstanding -= 1
@@ -269,6 +273,8 @@ class Pull:
     def _on_status(self, subject: str, headers: Headers) -> None:
         status = headers.get("Status", "")
         self._active = False
+        if status == "100":
+            self.known = self._heard
         if status == "100" or not subject.endswith(f".{self._generation}"):
             return
         text = headers.get("Description", "")

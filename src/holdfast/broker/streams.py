@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from holdfast import errors
 from holdfast.broker.connection import Broker
 from holdfast.broker.kv import parse_time
+from holdfast.clock import rfc3339
 from holdfast.config import RecordConfig
 from holdfast.names import Names, kv_stream, kv_subject
 
@@ -228,9 +229,20 @@ class Topology:
     # ---- consumers
 
     async def ensure_consumer(
-        self, stream: str, name: str, subject: str, ack_wait: float, *, new: bool = False
+        self,
+        stream: str,
+        name: str,
+        subject: str,
+        ack_wait: float,
+        *,
+        new: bool = False,
+        since: float | None = None,
     ) -> None:
-        """Create a job's consumer unless it is there (`new`: events from now on, not all kept)."""
+        """Create a job's consumer unless it is there.
+
+        `new`: messages from now on, not all that are kept; `since`: from that instant on, for one
+        that was there and has vanished.
+        """
         try:
             await self._broker.api(f"CONSUMER.INFO.{stream}.{name}", timeout=LOOK_SECONDS)
             return
@@ -238,8 +250,10 @@ class Topology:
             if "stream not found" in str(error):
                 await self.ensure()
         config = consumer_config(name, subject, ack_wait)
-        if new:
+        if new and since is None:
             config["deliver_policy"] = "new"
+        elif new and since is not None:
+            config |= {"deliver_policy": "by_start_time", "opt_start_time": rfc3339(since)}
         await self.create_consumer(stream, config)
 
     async def create_consumer(self, stream: str, config: Config) -> None:

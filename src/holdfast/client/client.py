@@ -9,6 +9,7 @@ confirmed within the request timeout raises: the caller then knows that it does 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Sequence
 
@@ -23,7 +24,6 @@ from holdfast.broker.wire import Headers
 from holdfast.client.request import Enqueued, Request
 from holdfast.clock import rfc3339
 from holdfast.config import RecordConfig
-from holdfast.model import node as nodes
 from holdfast.model import node as nodes
 from holdfast.model import run as runs
 from holdfast.model.run import RunRecord
@@ -41,6 +41,9 @@ from holdfast.telemetry import Telemetry
 WINDOW = 2_000
 LOOK_AGAIN_SECONDS = 2.0
 CANCEL_SECONDS = 10.0
+LOOK_SECONDS = 5.0
+
+log = logging.getLogger("holdfast.client")
 WORKERS_SECONDS = 1.0
 
 _UNSURE = (errors.NotConnected, errors.Unavailable, errors.OutcomeUnknown)
@@ -58,6 +61,8 @@ class Client:
         self.runs = Bucket(broker, broker.names.runs)
         self.objects = Objects(broker)
         self.records = records
+        self._subscribed: set[str] = set()
+        self._looked = -1e9
         self._served: set[str] = set()
         self._served_at = -1e9
 
@@ -324,5 +329,28 @@ class Client:
 
     async def publish_event(self, event: str, body: bytes, headers: Headers) -> Stored:
         """Publish an event; the stream has it when this returns."""
+        stored = await self.store_event(event, body, headers)
+        self.telemetry.published.labels(event).inc()
+        if not await self.has_subscriber(event):
+            self.telemetry.tell_unclaimed(event)
+        return stored
+
+    async def store_event(self, event: str, body: bytes, headers: Headers) -> Stored:
+        """Store an event, and say nothing."""
         self._check_size(body, headers)
         return await self.store_surely(self.broker.names.event(event), body, headers)
+
+    async def has_subscriber(self, event: str) -> bool:
+        """Whether a job subscribes to it; looked up every few seconds at most."""
+        clock = self.broker.clock
+        if event not in self._subscribed and clock.monotonic() - self._looked > LOOK_SECONDS:
+            try:
+                found = await self.topology.consumers(self.broker.names.events)
+            except errors.BrokerError as error:
+                log.debug("subscribers not read: %s", error)
+                return True
+            subjects = {c["config"].get("filter_subject", "") for c in found}
+            parse = self.broker.names.parse_event
+            self._subscribed = {name for s in subjects if (name := parse(s))}
+            self._looked = clock.monotonic()
+        return event in self._subscribed

@@ -398,9 +398,12 @@ class Executor:
         return outcome
 
     async def _again(self, held: Held, wait: float, outcome: Outcome, error: str) -> None:
-        """Run it again after `wait`: a short wait keeps the message, a long one parks a new one."""
+        """Run it again after `wait`: a short wait keeps the message, a long one parks a new one.
+
+        A subscriber's next attempt always goes through its own job's subject.
+        """
         due = self._now() + wait
-        short = held.claim is not None and wait <= self._short_wait
+        short = held.claim is not None and not held.event and wait <= self._short_wait
         stamp = held.stamp if short else await self._park(held, due)
         if held.claim:
             await self.claims.settle(
@@ -495,13 +498,7 @@ class Executor:
         subscribed = await self._outbox.event(event, body, headers)
         self._telemetry.published.labels(event).inc()
         if not subscribed:
-            self._telemetry.unclaimed.labels(event).inc()
-            log.warning(
-                "event %r was published and no job subscribes to it: it is kept in the events "
-                "stream; define a job with on=%r",
-                event,
-                event,
-            )
+            self._telemetry.tell_unclaimed(event)
 
 
 def _line(error: BaseException) -> str:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Protocol
 
-from holdfast.broker.streams import Topology
 from holdfast.client import Client
 from holdfast.clock import rfc3339
-from holdfast.errors import BrokerError, PayloadTooLarge
+from holdfast.errors import PayloadTooLarge
 from holdfast.names import H_MSG_ID, H_OBJECT, H_SCHEDULE, H_SCHEDULE_TARGET
-
-log = logging.getLogger("holdfast.worker")
-
-LOOK_SECONDS = 30.0
 
 
 class Outbox(Protocol):
@@ -53,11 +47,8 @@ class Outbox(Protocol):
 class NatsOutbox:
     """The outbox on NATS."""
 
-    def __init__(self, client: Client, topology: Topology) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
-        self._topology = topology
-        self._subscribed: set[str] = set()
-        self._looked = -1e9
 
     @property
     def largest_result(self) -> int:
@@ -83,22 +74,8 @@ class NatsOutbox:
         await self._client.store_surely(subject, body, scheduled)
 
     async def event(self, event: str, body: bytes, headers: dict[str, str]) -> bool:
-        await self._client.publish_event(event, body, headers)
-        return await self._has_subscriber(event)
-
-    async def _has_subscriber(self, event: str) -> bool:
-        clock = self._client.broker.clock
-        if event not in self._subscribed and clock.monotonic() - self._looked > LOOK_SECONDS:
-            try:
-                found = await self._topology.consumers(self._client.broker.names.events)
-            except BrokerError as error:
-                log.debug("subscribers not read: %s", error)
-                return True
-            subjects = {c["config"].get("filter_subject", "") for c in found}
-            parse = self._client.broker.names.parse_event
-            self._subscribed = {name for s in subjects if (name := parse(s))}
-            self._looked = clock.monotonic()
-        return event in self._subscribed
+        await self._client.store_event(event, body, headers)
+        return await self._client.has_subscriber(event)
 
     async def dead_letter(self, group: str, job: str, body: bytes, headers: dict[str, str]) -> None:
         subject = self._client.broker.names.dead_letter(group, job)

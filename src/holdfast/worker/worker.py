@@ -45,6 +45,7 @@ log = logging.getLogger("holdfast.worker")
 
 SPEED_SECONDS = 0.1
 SETTLE_SECONDS = 5.0
+UNDER_WAY_SECONDS = 60.0
 INDEX_SECONDS = 0.2
 """Runs held for less are not in the index: most end before anyone could read it."""
 
@@ -156,7 +157,7 @@ class Worker:
         self._caller = Caller(self.app.middlewares, config.concurrency, self.telemetry)
         self._executor = Executor(
             self._claims,
-            NatsOutbox(self._client, self._client.topology),
+            NatsOutbox(self._client),
             self._caller,
             broker.clock,
             self.telemetry,
@@ -267,7 +268,12 @@ class Worker:
 
         async def ensure() -> None:
             await topology.ensure_consumer(
-                stream, name, subject, self.config.ack_wait_seconds, new=bool(event)
+                stream,
+                name,
+                subject,
+                self.config.ack_wait_seconds,
+                new=bool(event),
+                since=self._missed_since(pull),
             )
 
         def deliver(delivery: Delivery) -> None:
@@ -282,6 +288,16 @@ class Worker:
             want=lambda: self._wanted(pull),
         )
         return pull
+
+    def _missed_since(self, pull: Pull) -> float | None:
+        """From when on a subscription that has vanished must be read again; None if it is new.
+
+        What was under way when it vanished is included: what has run is known by its record.
+        """
+        if pull.known is None:
+            return None
+        away = self._broker.clock.monotonic() - pull.known
+        return self._broker.server_now() - away - UNDER_WAY_SECONDS
 
     def _wanted(self, pull: Pull) -> int:
         """How many messages one consumer may have under way: idle ones one, busy ones the rest."""
