@@ -301,8 +301,10 @@ class Client:
             )
         except errors.Conflict:
             return False
+        # Only what is parked for this very record: an operator may have sent the run again by now.
         names = self.broker.names
-        await self.topology.purge(names.jobs, names.later(group, job, run, "*"))
+        for message in (base.message, base.message + 1):
+            await self.topology.purge(names.jobs, names.later(group, job, run, message))
         return True
 
     async def _ask_holder(self, run: str) -> bool:

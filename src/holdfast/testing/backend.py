@@ -229,7 +229,8 @@ class MemoryBackend:
             await self._store.put(run, runs.encode(ended), expected=revision, ttl=ttl)
         except Conflict:
             return False
-        self._queue.forget_later(self._names.later(group, job, run, ""))
+        for message in (base.message, base.message + 1):
+            self._queue.forget_later(self._names.later(group, job, run, message))
         return True
 
 

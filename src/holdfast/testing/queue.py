@@ -212,10 +212,9 @@ class MemoryQueue:
         message.held = False
         message.visible = self._clock.utc() + delay
 
-    def forget_later(self, prefix: str) -> None:
-        """Remove every scheduled message whose subject starts so."""
-        for subject in [s for s in self._later if s.startswith(prefix)]:
-            del self._later[subject]
+    def forget_later(self, subject: str) -> None:
+        """Remove a scheduled message, if there is one."""
+        self._later.pop(subject, None)
 
     # ---- asking
 
