@@ -90,9 +90,11 @@ async def trace(client: Client, run: str) -> Trace:
 
 
 def _from_record(record: RunRecord) -> list[Step]:
-    steps = [Step(record.created, "accepted")] if record.created else []
-    for attempt in record.attempts:
-        steps += _attempt(attempt)
+    steps = [step for attempt in record.attempts for step in _attempt(attempt)]
+    if record.created:
+        before = 2 * sum(attempt.ended <= record.created for attempt in record.attempts)
+        detail = "again, by a replay" if before else ""
+        steps.insert(before, Step(record.created, "accepted", detail=detail))
     if record.state == "running":
         steps.append(Step(record.started, "started", record.attempt, record.node))
     if record.state == "failed" and record.due:
@@ -100,7 +102,16 @@ def _from_record(record: RunRecord) -> list[Step]:
         steps.append(Step(last, "waiting", record.attempt, until=record.due))
     if record.terminal:
         steps.append(Step(record.ended, record.state, error=record.error))  # type: ignore[arg-type]
-    return steps
+    return _in_order(steps)
+
+
+def _in_order(steps: list[Step]) -> list[Step]:
+    """Steps whose order is certain: clocks that differ by a little do not change it."""
+    latest, ordered = 0.0, []
+    for step in steps:
+        latest = max(latest, step.at)
+        ordered.append(msgspec.structs.replace(step, at=latest))
+    return ordered
 
 
 def _attempt(attempt: Attempt) -> list[Step]:
