@@ -124,7 +124,7 @@ class Context(_Facts):
         await self._execution.publish(check_event(event), data)
 
     async def still_owner(self) -> bool:
-        """Whether the run is still ours, as the leader knows it now; only a fenced write decides."""
+        """Whether the run is still ours, as the leader knows now; only a fenced write decides."""
         return await self._execution.still_owner()
 
     async def progress(self, fraction: float | None = None, note: str = "") -> None:
@@ -138,6 +138,14 @@ class SyncContext(_Facts):
 
     loop: asyncio.AbstractEventLoop
 
+    @classmethod
+    def beside(cls, ctx: Context, loop: asyncio.AbstractEventLoop) -> SyncContext:
+        """The same attempt's context for a thread beside its event loop; `state` is shared."""
+        found = cls.__new__(cls)
+        found.__dict__.update(ctx.__dict__)
+        found.loop = loop
+        return found
+
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
 
@@ -146,7 +154,7 @@ class SyncContext(_Facts):
         self._wait(self._execution.publish(check_event(event), data))
 
     def still_owner(self) -> bool:
-        """Whether the run is still ours, as the leader knows it now; only a fenced write decides."""
+        """Whether the run is still ours, as the leader knows now; only a fenced write decides."""
         return self._wait(self._execution.still_owner())
 
     def progress(self, fraction: float | None = None, note: str = "") -> None:

@@ -28,7 +28,7 @@ from typing import Any, Literal
 from holdfast.app import Holdfast, Hook, Job
 from holdfast.clock import rfc3339
 from holdfast.config import RecordConfig, WorkerConfig
-from holdfast.context import Context, SyncContext
+from holdfast.context import Context
 from holdfast.durations import Duration, seconds
 from holdfast.errors import HoldfastError, RunError, RunNotFound, Signal
 from holdfast.model import run as runs
@@ -63,7 +63,7 @@ class _Calls(Caller):
         self.crashes: dict[str, list[Moment]] = {}
         self.raised: list[Exception] = []
 
-    async def call(self, job: Job[Any, Any], ctx: Context | SyncContext, bound: Bound) -> Any:
+    async def call(self, job: Job[Any, Any], ctx: Context, bound: Bound) -> Any:
         planned = self.crashes.get(job.name)
         moment = planned.pop(0) if planned else None
         if moment == "start":

@@ -55,15 +55,13 @@ class Caller:
         self._pool: ThreadPoolExecutor | None = None
         self._telemetry = telemetry
 
-    async def call(self, job: Job[Any, Any], ctx: Context | SyncContext, bound: Bound) -> Any:
+    async def call(self, job: Job[Any, Any], ctx: Context, bound: Bound) -> Any:
         """Run one attempt."""
         context = contextvars.copy_context()
         context.run(current_run.set, ctx.run)
         return await InContext(self._chain(job, ctx, bound), context)
 
-    def _chain(
-        self, job: Job[Any, Any], ctx: Context | SyncContext, bound: Bound
-    ) -> Coroutine[Any, Any, Any]:
+    def _chain(self, job: Job[Any, Any], ctx: Context, bound: Bound) -> Coroutine[Any, Any, Any]:
         handler: Any = functools.partial(self._handler, job, ctx, bound)
         wrapped: Any
         for wrapped in reversed(self._middlewares):
@@ -71,12 +69,11 @@ class Caller:
         chained: Coroutine[Any, Any, Any] = handler()
         return chained
 
-    def _handler(
-        self, job: Job[Any, Any], ctx: Context | SyncContext, bound: Bound
-    ) -> Coroutine[Any, Any, Any]:
+    def _handler(self, job: Job[Any, Any], ctx: Context, bound: Bound) -> Coroutine[Any, Any, Any]:
         kwargs = bound.kwargs
         if job.signature.contexts:
-            kwargs = {**kwargs, **dict.fromkeys(job.signature.contexts, ctx)}
+            own = ctx if job.is_async else SyncContext.beside(ctx, asyncio.get_running_loop())
+            kwargs = {**kwargs, **dict.fromkeys(job.signature.contexts, own)}
         if job.is_async:
             coroutine: Coroutine[Any, Any, Any] = job.func(*bound.args, **kwargs)
             return coroutine

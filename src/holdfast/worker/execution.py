@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from holdfast import durations
 from holdfast.clock import Clock
-from holdfast.context import Context, SyncContext
+from holdfast.context import Context
 from holdfast.errors import (
     BrokerError,
     Discard,
@@ -257,7 +257,7 @@ class Executor:
         metrics.seconds.observe(self.clock.monotonic() - began)
         metrics.ended(outcome).inc()
 
-    async def _run(self, held: Held, ctx: Context | SyncContext, bound: Any, limit: Any) -> Any:
+    async def _run(self, held: Held, ctx: Context, bound: Any, limit: Any) -> Any:
         if held.cause is not None:
             raise asyncio.CancelledError
         loop = asyncio.get_running_loop()
@@ -279,23 +279,19 @@ class Executor:
             limit = left if limit is None else min(limit, left)
         return limit
 
-    def _context(self, held: Held, limit: float | None) -> Context | SyncContext:
-        job = held.job
-        kind = Context if job.is_async else SyncContext
-        ctx = kind(
+    def _context(self, held: Held, limit: float | None) -> Context:
+        spec = held.job.spec
+        return Context(
             Execution(self, held),
             run=held.run,
-            spec=job.spec,
-            group=job.spec.group,
+            spec=spec,
+            group=spec.group,
             node=self._node,
             attempt=held.attempt,
             epoch=held.claim.epoch if held.claim else None,
             headers=held.message.headers,
             deadline=self.clock.utc() + limit if limit else None,
         )
-        if isinstance(ctx, SyncContext):
-            ctx.loop = asyncio.get_running_loop()
-        return ctx
 
     # ---- how it ended
 
