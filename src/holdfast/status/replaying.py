@@ -1,9 +1,11 @@
 """Sending a given-up run again, so that any number of operators make one run of it.
 
 First the record moves to `failed` with the next message number, by compare-and-swap; then the
-message is published under the id `<run>.<number>`. The rule is `model.replay`. Whoever crashes, or
-hears nothing, between the two steps leaves a record with the mark of a replay; replaying the same
-letter again publishes that message, and the server or the claim drops a repeat.
+message is published under the id `<run>.<number>.<mark>`. The rule is `model.replay`. Whoever
+crashes, or hears nothing, between the two steps leaves a record with the mark of a replay;
+replaying the same letter again publishes that message, and the server or the claim drops a repeat.
+The mark in the id keeps it apart from a message with that number that a worker had parked before it
+died, and that was dropped when it came to a dead run: the replay is not taken for its repeat.
 
 A run without a record (it expired, or its job is `at_least_once` and never had one) gets one that
 expires by itself: it only has to tell two operators apart and to survive a crash between the two
@@ -17,12 +19,11 @@ from __future__ import annotations
 import secrets
 from typing import Final
 
-from holdfast.broker import Stored
 from holdfast.broker.connection import header_bytes
 from holdfast.client import Client
 from holdfast.errors import Conflict, OutcomeUnknown, PayloadTooLarge
 from holdfast.model import run as runs
-from holdfast.model.replay import Refused, Replay, again, decide_replay
+from holdfast.model.replay import MARK, Refused, again, decide_replay
 from holdfast.model.run import RunRecord
 from holdfast.names import H_ATTEMPT, H_MSG_ID, H_RUN, attempt_message_id
 from holdfast.status.finding import Finder
@@ -49,23 +50,20 @@ class Replayer:
     async def replay(self, letter: Kept, group: str, job: str, body: bytes) -> str:
         """Send it again; returns why not, or nothing."""
         self._check_size(letter, body)
-        attempt, written = letter.stamp, False
         for _ in range(TRIES):
             record, revision = await self._finder.record(letter.run)
             if record and (record.group, record.job) != (group, job):
                 return f"its run id belongs to job {record.job} of group {record.group}"
-            decision = decide_replay(record, attempt)
+            decision = decide_replay(record, letter.stamp)
             if isinstance(decision, Refused):
-                return "" if written else decision.why  # written: a worker has it already
+                return decision.why
+            mark = MARK + self._token if decision.write or not record else record.token
             if decision.write and not await self._write(
                 letter.run, record, revision, group, job, decision.message
             ):
                 continue
-            written = True
-            stored = await self._publish(letter, group, job, body, decision)
-            if not (stored.duplicate and decision.write):
-                return ""
-            attempt = decision.message  # that number was used before: take the next one
+            await self._publish(letter, group, job, body, decision.message, mark)
+            return ""
         return "others keep changing the run: try again"
 
     async def _write(
@@ -92,21 +90,23 @@ class Replayer:
         return records.keyed_ttl_seconds if record.keyed else records.keyless_ttl_seconds
 
     async def _publish(
-        self, letter: Kept, group: str, job: str, body: bytes, decision: Replay
-    ) -> Stored:
-        headers = self._headers(letter, decision.message)
+        self, letter: Kept, group: str, job: str, body: bytes, message: int, mark: str
+    ) -> None:
+        headers = self._headers(letter, message, mark)
         subject = self._broker.names.job(group, job)
-        return await self._client.store_surely(subject, body, headers)
+        await self._client.store_surely(subject, body, headers)
 
-    def _headers(self, letter: Kept, message: int) -> dict[str, str]:
+    def _headers(self, letter: Kept, message: int, mark: str) -> dict[str, str]:
         return letter.user_headers | {
             H_RUN: letter.run,
-            H_MSG_ID: attempt_message_id(letter.run, message),
+            H_MSG_ID: f"{attempt_message_id(letter.run, message)}.{mark}",
             H_ATTEMPT: str(message),
         }
 
     def _check_size(self, letter: Kept, body: bytes) -> None:
         """Before anything is written: what cannot be published must not look as if it were."""
-        size = len(body) + header_bytes(self._headers(letter, letter.stamp + 1_000_000))
+        size = len(body) + header_bytes(
+            self._headers(letter, letter.stamp + 1_000_000, self._token)
+        )
         if size > self._broker.max_message_bytes:
             raise PayloadTooLarge(size, self._broker.max_message_bytes)
