@@ -274,9 +274,11 @@ class Broker:
         return await self._nc.subscribe(subject, queue=queue, cb=receive)
 
     async def unsubscribe(self, subscription: Subscription) -> None:
-        """Stop receiving; a connection that is gone has stopped already."""
-        with contextlib.suppress(nats.errors.Error, OSError):
+        """Stop receiving, once what is under way has arrived; a lost connection has stopped."""
+        with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
             await subscription.unsubscribe()
+            if self._nc.is_connected:
+                await self._nc.flush(timeout=1)
         self._nc.forget(subscription)
 
     async def flush(self) -> None:

@@ -46,6 +46,9 @@ LEAP_SECONDS = 1.0
 ENDED_TTL_SECONDS = 86_400.0
 """How long the record of a node that has ended stays in the bucket; its history is in the ledger."""
 
+FORGOTTEN_SECONDS = 1_800.0
+"""Silent for longer than this, a node cannot know whether it was judged: it ends."""
+
 Ledger = Callable[[Transition], Awaitable[None]]
 
 
@@ -108,10 +111,13 @@ class Heartbeat:
         return self.record.liveness.timeout_seconds
 
     @property
+    def _silence(self) -> float:
+        return self._clock.monotonic() - self._acknowledged
+
+    @property
     def trusted(self) -> bool:
         """Nobody can have seen this node as gone yet."""
-        age = self._clock.monotonic() - self._acknowledged
-        return age < self.timeout and not self.lost.is_set()
+        return self._silence < self.timeout and not self.lost.is_set()
 
     @property
     def may_judge(self) -> bool:
@@ -177,6 +183,16 @@ class Heartbeat:
                 self._declared(found)
             self._revision = await self._put(body, entry.revision, ttl)
             return
+        if self.record.beat and self._silence > FORGOTTEN_SECONDS:
+            self._declared(
+                nodes.move(
+                    msgspec.structs.replace(self.record, state="RUNNING"),
+                    "DISCONNECTED",
+                    by="itself",
+                    at=self._now(),
+                    reason="it was silent for so long that a verdict on it may be forgotten",
+                )
+            )
         self._revision = await self._put(body, 0, ttl)
         log.warning("this node's heartbeat had lapsed and nobody had judged it: registered again")
         if self._on_gap:
@@ -218,7 +234,7 @@ class Heartbeat:
             log.warning("this process was frozen for %.1f s", passed - delay)
 
     def _complain(self) -> None:
-        silent = self._clock.monotonic() - self._acknowledged
+        silent = self._silence
         if not self._unreachable and self._acknowledged > 0 and silent > self.timeout:
             self._unreachable = True
             log.warning(
