@@ -7,10 +7,10 @@ STAMP := .venv/.installed
 SUITES := $(wildcard tests/unit tests/integration tests/faults tests/docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check static unit bench clean
+.PHONY: help setup demo test check static unit bench bench-full clean
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## make .venv with everything, pinned (quick when nothing changed)
 
@@ -43,8 +43,11 @@ static: setup
 unit: setup
 	$(BIN)/python -m pytest -q tests/unit
 
-bench: setup ## measure throughput and recovery times
+bench: setup ## measure Holdfast beside its peers (about 5 minutes)
 	$(BIN)/python -m benchmarks
+
+bench-full: setup ## the same with more and longer samples
+	$(BIN)/python -m benchmarks --full
 
 clean: ## remove .venv, caches and build output
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -234,6 +234,107 @@ class LivenessConfig(Role):
     )
 
 
+LEASES = {"local": (2.0, 0.5, 0.1), "lan": (5.0, 2.0, 0.15), "wan": (15.0, 5.0, 1.0)}
+"""By profile: a lease's TTL, how often it is renewed, how often its holder is looked for."""
+
+
+@dataclass(frozen=True, repr=False)
+class SchedulerConfig(Role):
+    """What one `holdfast scheduler` does."""
+
+    table = "scheduler"
+
+    profile: str = option(
+        "lan",
+        "How far apart the machines are: sets the times below that are 0.",
+        choices=tuple(LEASES),
+    )
+    lease_ttl_seconds: float = option(
+        0.0,
+        "After this long without a renewal the leader's lease expires; 0: by profile "
+        "(2, 5 or 15).",
+        least=0,
+        most=3600,
+    )
+    lease_renew_seconds: float = option(
+        0.0,
+        "How often the leader renews its lease; 0: by profile (0.5, 2 or 5).",
+        least=0,
+        most=3600,
+    )
+    probe_seconds: float = option(
+        0.0,
+        "How often the others look whether the leader's process is there; 0: by profile "
+        "(0.1, 0.15 or 1).",
+        least=0,
+        most=3600,
+    )
+    probe_misses: int = option(
+        3, "Looks in a row that find nobody before another takes over.", least=1, most=100
+    )
+    overdue_seconds: float = option(
+        1.0,
+        "A slot that is due for so long and not recorded makes another scheduler look at the "
+        "leader, and take over when it does not answer; after three times this it does so anyway.",
+        least=0.1,
+        most=3600,
+    )
+    missed_after_seconds: float = option(
+        10.0,
+        "A slot that could not be sent within this time of being due was missed: `catch_up` "
+        "decides about it. Until then it is late, and fires.",
+        least=1,
+        most=86_400,
+    )
+    clock_tolerance_seconds: float = option(
+        1.0,
+        "A scheduler whose clock differs by more from the server's fires nothing.",
+        least=0.05,
+        most=60,
+    )
+    slot_ttl_seconds: int = option(
+        604_800,
+        "How long the record of a slot is kept at most; `slots_kept` may make it shorter.",
+        least=3600,
+    )
+    slots_kept: int = option(
+        1000,
+        "How many slots of one schedule are kept, about; none goes before an hour has passed.",
+        least=1,
+        most=1_000_000,
+    )
+    release: str = option(
+        "",
+        "The release of the app whose schedules are registered, such as a build number: a lower "
+        "one never replaces what a higher one registered.",
+    )
+    ready_file: str = option("", "File that exists while this scheduler is ready.")
+    health_port: int = option(
+        0, "Port that answers health and metrics requests; 0 means none.", least=0, most=65_535
+    )
+    health_host: str = option("0.0.0.0", "Address on which `health_port` listens.")
+
+    @property
+    def lease(self) -> tuple[float, float, float]:
+        """TTL, renewal and probe, as given or by profile."""
+        ttl, renew, probe = LEASES[self.profile]
+        return (
+            self.lease_ttl_seconds or ttl,
+            self.lease_renew_seconds or renew,
+            self.probe_seconds or probe,
+        )
+
+    def _check_relations(self) -> None:
+        ttl, renew, _ = self.lease
+        if ttl < 1 or ttl < 2 * renew:
+            raise ConfigError(
+                f"lease_ttl_seconds ({ttl:g}) must be at least 1 and at least twice "
+                f"lease_renew_seconds ({renew:g}): else one late renewal costs the lead"
+            )
+        if not all(p.isascii() and p.isdigit() for p in self.release.split(".") if self.release):
+            raise ConfigError(f"release {self.release!r} must be numbers with dots: 41 or 1.10.2")
+
+
 @dataclass(frozen=True, repr=False)
 class RecordConfig(Role):
     """How long Holdfast remembers."""

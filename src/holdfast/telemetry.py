@@ -91,6 +91,42 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
     ),
     Metric("enqueued", "holdfast_runs_enqueued", "counter", "Runs enqueued by this process.", _JOB),
     Metric("reconnects", "holdfast_reconnects", "counter", "Reconnects to NATS."),
+    Metric("terms", "holdfast_terms", "counter", "Terms won by this process.", ("role",)),
+    Metric("leading", "holdfast_leading", "gauge", "1 while this process leads.", ("role",)),
+    Metric("schedules", "holdfast_schedules", "gauge", "Schedules that can fire."),
+    Metric(
+        "slots",
+        "holdfast_slots",
+        "counter",
+        "Slots by what became of them: dispatched, caught_up, duplicate, or skipped by which "
+        "policy: catch_up, limit, overlap.",
+        ("outcome",),
+    ),
+    Metric(
+        "slot_delay",
+        "holdfast_slot_delay_seconds",
+        "histogram",
+        "Time from a slot being due to its run being stored.",
+    ),
+    Metric(
+        "slot_overdue",
+        "holdfast_slot_overdue_seconds",
+        "gauge",
+        "Dead man's switch: how long the oldest slot that is due has not been recorded. Every "
+        "scheduler shows it, also one that does not lead; alarm on more than a few seconds.",
+    ),
+    Metric(
+        "dispatch_age",
+        "holdfast_slot_dispatch_age_seconds",
+        "gauge",
+        "Time since any scheduler last recorded slots, as this one heard of it.",
+    ),
+    Metric(
+        "clock_offset",
+        "holdfast_clock_offset_seconds",
+        "gauge",
+        "This machine's clock against the server's; beyond a second a scheduler fires nothing.",
+    ),
     Metric(
         "canary", "holdfast_canary_age_seconds", "gauge", "Age of the last message that travelled."
     ),
@@ -144,6 +180,14 @@ class Telemetry:
     unclaimed: Counter
     enqueued: Counter
     reconnects: Counter
+    terms: Counter
+    leading: Gauge
+    schedules: Gauge
+    slots: Counter
+    slot_delay: Histogram
+    slot_overdue: Gauge
+    dispatch_age: Gauge
+    clock_offset: Gauge
     canary: Gauge
     transitions: Counter
     lost_nodes: Counter

@@ -69,7 +69,7 @@ def dev(
 
     Accepted runs survive a restart: the data stays in --store. Ctrl-C stops everything.
     """
-    from holdfast.worker.process import run_loop
+    from holdfast.process import run_loop
 
     start_logging(log_level, log_format)
     flags = _flags({"--log-level": log_level, "--log-format": log_format})
@@ -194,7 +194,7 @@ class Dev:
 
     async def run(self) -> int:
         """Run until a signal, or until the server ends; returns the exit code."""
-        from holdfast.worker.process import handle_signals
+        from holdfast.process import handle_signals
 
         handle_signals(self._stop.set, self._server.kill)
         self._watch_server(asyncio.get_running_loop())

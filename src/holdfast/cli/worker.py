@@ -99,7 +99,7 @@ def _work(target: str, config: WorkerConfig, socket: str) -> int:
     from holdfast.cli.loading import load_app
     from holdfast.config import RecordConfig, load
     from holdfast.errors import ConfigError
-    from holdfast.worker.process import run_worker
+    from holdfast.process import run_role
     from holdfast.worker.supervisor import CONFIG_EXIT
     from holdfast.worker.worker import Worker
 
@@ -114,7 +114,7 @@ def _work(target: str, config: WorkerConfig, socket: str) -> int:
         print(f"error: {error}", file=sys.stderr)
         return CONFIG_EXIT
     try:
-        return run_worker(lambda: worker)
+        return run_role(lambda: worker)
     except Exception:
         # A hook of the user's, or a bug: either way somebody has to see where.
         logging.getLogger("holdfast.worker").exception("the worker cannot go on")
@@ -126,7 +126,7 @@ def _supervise(config: WorkerConfig) -> int:
     import tempfile
     from pathlib import Path
 
-    from holdfast.worker.process import run_loop
+    from holdfast.process import run_loop
 
     with tempfile.TemporaryDirectory(prefix="holdfast-worker-") as folder:
         command = [sys.executable, "-m", "holdfast", *sys.argv[1:]]
@@ -147,9 +147,9 @@ async def _supervised(specs: list[Spec], config: WorkerConfig, folder: str) -> i
 
     from holdfast.config import LivenessConfig, load
     from holdfast.model.liveness import from_config
-    from holdfast.worker.health import HealthServer
+    from holdfast.health import HealthServer
     from holdfast.worker.merged import Merged
-    from holdfast.worker.process import handle_signals
+    from holdfast.process import handle_signals
     from holdfast.worker.supervisor import Supervisor
 
     grace = from_config(load(LivenessConfig), config.grace_seconds).grace_seconds

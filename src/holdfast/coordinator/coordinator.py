@@ -33,6 +33,7 @@ from holdfast.coordinator.recovery import Recovery
 from holdfast.coordinator.view import Seen, View
 from holdfast.durations import text
 from holdfast.errors import BrokerError, Conflict
+from holdfast.health import Health, HealthServer
 from holdfast.model import node as nodes
 from holdfast.model.lifecycle import NodeState
 from holdfast.model.liveness import Liveness
@@ -61,7 +62,10 @@ class Coordinator:
         records: RecordConfig | None = None,
         liveness: Liveness | None = None,
         telemetry: Telemetry | None = None,
+        health_host: str = "0.0.0.0",
+        health_port: int = 0,
     ) -> None:
+        self._health_at = (health_host, health_port)
         self.telemetry = telemetry or Telemetry()
         self._broker = Broker(connection, name="holdfast coordinator")
         self._topology = Topology(self._broker, records or RecordConfig())
@@ -97,7 +101,8 @@ class Coordinator:
                 asyncio.create_task(self._broker.closed.wait(), name="holdfast-closed"),
             ]
             try:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                async with HealthServer(*self._health_at, self._health):
+                    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
             finally:
@@ -127,6 +132,13 @@ class Coordinator:
             and self._member.heartbeat.trusted
             and self._broker.clock.monotonic() >= self._settled
         )
+
+    def _health(self) -> Health:
+        problems = [] if self._broker.connected else ["not connected to NATS"]
+        if self._broker.connected and not self.may_judge:
+            problems.append("its own heartbeat is not confirmed: it judges nobody")
+        facts = {**self._member.describe(), "nodes": len(self._view.nodes)}
+        return Health(not problems, problems, self.telemetry.render, facts)
 
     # ---- watching
 

@@ -25,7 +25,7 @@ from holdfast.app import Holdfast
 from holdfast.config import LogConfig, WorkerConfig, load
 from holdfast.context import Context, SyncContext
 from holdfast.telemetry import configure_logging
-from holdfast.worker.process import run_worker
+from holdfast.process import run_role
 from holdfast.worker.worker import Worker
 
 HEALTH_PORT = 8080
@@ -55,7 +55,7 @@ def run_consumer(
     config = load(WorkerConfig, group=app.jobs[job_name].spec.group)
     port = health_port if health_port is not None else (config.health_port or HEALTH_PORT)
     config = dataclasses.replace(config, health_port=port)
-    sys.exit(run_worker(lambda: Worker(app, config)))
+    sys.exit(run_role(lambda: Worker(app, config)))
 
 
 def _url() -> str | None:

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from holdfast.worker.health import Health
+from holdfast.health import Health
 from holdfast.worker.supervisor import Keeper
 
 ANSWER_SECONDS = 2.0

@@ -36,7 +36,7 @@ from holdfast.telemetry import Telemetry
 from holdfast.worker.calling import Caller
 from holdfast.worker.canary import Canary
 from holdfast.worker.execution import Executor
-from holdfast.worker.health import Health, HealthServer
+from holdfast.health import Health, HealthServer
 from holdfast.worker.held import Held, Interrupt
 from holdfast.worker.outbox import NatsOutbox
 from holdfast.worker.slots import Slots

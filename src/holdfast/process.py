@@ -1,4 +1,4 @@
-"""A worker as a process: signals, exit codes, the event loop.
+"""A role as a process: signals, exit codes, the event loop.
 
 SIGTERM and SIGINT drain; a second one exits at once. Exit codes: 0 after a drain, 1 when it could
 not go on (so that an orchestrator restarts it), 128 + signal when it was told twice.
@@ -12,17 +12,23 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.errors import HoldfastError
-from holdfast.worker.worker import Worker
 
-log = logging.getLogger("holdfast.worker")
+log = logging.getLogger("holdfast.process")
 
 
-def run_worker(worker_factory: Any) -> int:
-    """Make a worker inside a fresh event loop and run it to its end; returns the exit code."""
-    code = run_loop(_main(worker_factory))
+class Role(Protocol):
+    """A worker, a scheduler, a coordinator: what runs until it is stopped."""
+
+    def stop(self) -> None: ...
+    async def run(self) -> None: ...
+
+
+def run_role(make: Callable[[], Role]) -> int:
+    """Make a role inside a fresh event loop and run it to its end; returns the exit code."""
+    code = run_loop(_main(make))
     if any(t.name.startswith("holdfast-job") and t.is_alive() for t in threading.enumerate()):
         logging.shutdown()
         os._exit(code)  # a handler's thread that cannot be interrupted must not hold the exit up
@@ -39,11 +45,11 @@ def run_loop(main: Coroutine[Any, Any, int]) -> int:
         return runner.run(main)
 
 
-async def _main(worker_factory: Any) -> int:
+async def _main(make: Callable[[], Role]) -> int:
     try:
-        worker: Worker = worker_factory()
-        handle_signals(worker.stop)
-        await worker.run()
+        role = make()
+        handle_signals(role.stop)
+        await role.run()
     except HoldfastError as error:
         log.error("%s", error)
         return 1
