@@ -1,0 +1,187 @@
+"""The measures. Each takes one sample of one subject and gives named figures.
+
+enqueue         runs/s   one at a time, each confirmed
+enqueue_bulk    runs/s   in the fastest way the system offers
+drain           runs/s   of jobs that do nothing, from a full queue, one worker process
+drain_2         runs/s   the same with two processes, while both work
+io              runs/s   of jobs that wait 0.1 s, one process, as many at a time as is sensible
+latency_p50/99  ms       from before the enqueue to the first line of the job, queue empty
+memory_idle     MB       resident, of all processes that one worker needs, nothing to do
+memory_loaded   MB       the most of it while draining
+cpu_idle        %        of one core, nothing to do
+recovery        s        from kill -9 of a worker to the new start of the last run it held,
+                         with a second worker standing by
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from benchmarks.plan import Subject
+from benchmarks.services import Missing
+from benchmarks.stage import Failed, Stage, cpu_seconds, memory_mb, pause, staged
+from benchmarks.tally import ENDED, FIRST, LAST, STARTED
+
+UNITS = {
+    "enqueue": "runs/s",
+    "enqueue_bulk": "runs/s",
+    "drain": "runs/s",
+    "drain_2": "runs/s",
+    "io": "runs/s",
+    "latency_p50": "ms",
+    "latency_p99": "ms",
+    "memory_idle": "MB",
+    "memory_loaded": "MB",
+    "cpu_idle": "%",
+    "recovery": "s",
+}
+MORE_IS_BETTER = frozenset({"enqueue", "enqueue_bulk", "drain", "drain_2", "io"})
+
+PATIENCE_SECONDS = 60.0
+SETTLE_SECONDS = 4.0
+HELD_RUNS = 10
+NAPS_SPEED = 5_000
+
+Figures = dict[str, float]
+
+
+def enqueue(subject: Subject, seconds: float) -> Figures:
+    """One at a time."""
+    with staged(subject) as stage:
+        sent = stage.send("one", seconds)
+    return {"enqueue": sent["count"] / sent["seconds"]}
+
+
+def drain(subject: Subject, seconds: float, processes: int = 1) -> Figures:
+    """Fill a queue, then let workers empty it."""
+    count = int(subject.speed * seconds * processes)
+    with staged(subject) as stage:
+        sent = stage.send("bulk", count)
+        stage.start_workers(processes)
+        rate, peak = _watch(stage, count, processes)
+    if processes > 1:
+        return {f"drain_{processes}": rate}
+    figures = {"drain": rate, "memory_loaded": peak}
+    if "enqueue_bulk" in subject.measures:
+        figures["enqueue_bulk"] = sent["count"] / sent["seconds"]
+    return figures
+
+
+def naps(subject: Subject, seconds: float) -> Figures:
+    """Jobs that wait."""
+    count = int(min(subject.speed, NAPS_SPEED) * seconds)
+    with staged(subject) as stage:
+        stage.send("naps", count)
+        stage.start_workers(kind="naps")
+        return {"io": _watch(stage, count, 1)[0]}
+
+
+def latency(subject: Subject, count: int) -> Figures:
+    """How soon a run starts when there is nothing else to do."""
+    with staged(subject) as stage:
+        stage.start_workers()
+        stage.send("latency", count)
+        _until(stage, lambda: len(stage.tallies.waits()) >= count)
+        waits = sorted(w / 1e6 for w in stage.tallies.waits())
+    return {
+        "latency_p50": statistics.median(waits),
+        "latency_p99": waits[min(len(waits) - 1, int(len(waits) * 0.99))],
+    }
+
+
+def idle(subjects: list[Subject], seconds: float) -> dict[str, Figures | str]:
+    """Memory and processor time of workers that have nothing to do, all side by side."""
+    return _side_by_side(subjects, lambda subject: _idle(subject, seconds))
+
+
+def _idle(subject: Subject, seconds: float) -> Figures:
+    with staged(subject) as stage:
+        stage.start_workers()
+        stage.send("bulk", 1)
+        _until(stage, lambda: stage.tallies.total(ENDED))
+        time.sleep(SETTLE_SECONDS)
+        processes = stage.processes()
+        begin, used = time.monotonic(), cpu_seconds(processes)
+        time.sleep(seconds)
+        stage.check()
+        share = (cpu_seconds(processes) - used) / (time.monotonic() - begin)
+        return {"memory_idle": memory_mb(processes), "cpu_idle": share * 100}
+
+
+def recovery(subjects: list[Subject], most: float) -> dict[str, Figures | str]:
+    """How long runs of a killed worker wait; more than `most` is given as infinity."""
+    return _side_by_side(subjects, lambda subject: _recovery(subject, most))
+
+
+def _recovery(subject: Subject, most: float) -> Figures:
+    with staged(subject) as stage:
+        stage.start_workers(kind="hold")
+        stage.send("hold", HELD_RUNS)
+        _until(stage, lambda: stage.tallies.total(STARTED) >= HELD_RUNS)
+        dying, stage.workers = stage.workers, []
+        stage.start_workers(kind="hold")
+        time.sleep(SETTLE_SECONDS)
+        before = stage.tallies.total(STARTED)
+        standing_by, stage.workers = stage.workers, dying
+        stage.kill_workers()
+        begin = time.monotonic()
+        stage.workers = standing_by
+        while stage.tallies.total(STARTED) < before + HELD_RUNS:
+            stage.check()
+            if time.monotonic() - begin > most:
+                return {"recovery": float("inf")}
+            pause()
+        return {"recovery": time.monotonic() - begin}
+
+
+def _side_by_side(subjects: list[Subject], measure: Any) -> dict[str, Figures | str]:
+    def tried(subject: Subject) -> Figures | str:
+        try:
+            found: Figures = measure(subject)
+        except (Failed, Missing) as error:
+            return str(error)
+        return found
+
+    with ThreadPoolExecutor(max(1, len(subjects))) as pool:
+        found = list(pool.map(tried, subjects))
+    return {subject.name: figures for subject, figures in zip(subjects, found, strict=True)}
+
+
+def _watch(stage: Stage, count: int, processes: int) -> tuple[float, float]:
+    """Wait until a queue is drained; gives the rate while all processes worked, and the memory."""
+    series: list[tuple[int, int]] = []
+    peak = 0.0
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    looks = 0
+    while True:
+        total = stage.tallies.total(ENDED)
+        series.append((time.monotonic_ns(), total))
+        if total >= count:
+            break
+        if time.monotonic() > deadline:
+            raise Failed(f"{total} of {count} runs in {PATIENCE_SECONDS:g} s")
+        if looks % 20 == 0:
+            stage.check()
+            peak = max(peak, memory_mb(stage.processes()))
+        looks += 1
+        pause()
+    firsts = [first for first in stage.tallies.of(FIRST) if first]
+    if len(firsts) < processes:
+        raise Failed(f"only {len(firsts)} of {processes} processes got work")
+    begin, end = max(firsts), max(stage.tallies.of(LAST))
+    done = max((total for when, total in series if when <= begin), default=0)
+    if end <= begin or done > 0.8 * count:
+        raise Failed("the queue was empty before every process worked: too few runs")
+    return (count - done) / ((end - begin) / 1e9), peak
+
+
+def _until(stage: Stage, condition: Any) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        stage.check()
+        if time.monotonic() > deadline:
+            raise Failed(f"nothing happened for {PATIENCE_SECONDS:g} s")
+        pause()

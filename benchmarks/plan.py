@@ -1,0 +1,149 @@
+"""Who is measured, how their users start them, and how much work each gets.
+
+`speed` and `pace` are rough figures for a small machine; they only say how many runs make a sample
+of the wanted length. Counts never enter a result.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+ROOT = Path(__file__).parents[1]
+PRODUCT = sys.executable
+
+HIGH = 1_000
+"""Runs at a time where the measure is about waiting, for everything that is asynchronous."""
+
+Command = list[str]
+Kind = Literal["noop", "naps", "hold"]
+"""What the runs do: nothing, wait a moment, or wait for ever."""
+
+
+def _product(*words: str) -> Command:
+    return [PRODUCT, "-m", *words]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One system in one variant."""
+
+    system: str
+    variant: str
+    worker: Callable[[int, Kind], list[Command]]
+    """Commands for so many processes that are to execute runs of a kind."""
+    sender: Command
+    speed: int
+    """Runs per second that one process drains, roughly."""
+    pace: int
+    """Runs per second that it enqueues in bulk, roughly."""
+    mode: str = ""
+    """What the subject's own module is told of the variant."""
+    broker: Literal["nats", "redis"] = "nats"
+    always: bool = False
+    measures: frozenset[str] = field(default=frozenset())
+    missing: str = ""
+    """Why it cannot be measured here."""
+
+    @property
+    def path(self) -> list[str]:
+        """Where Python looks for modules; a peer must not see the product's."""
+        return [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
+
+    @property
+    def name(self) -> str:
+        return f"{self.system} {self.variant}"
+
+    def env(self, url: str) -> dict[str, str]:
+        """Environment of its processes besides the benchmark's own."""
+        if self.system == "holdfast":
+            return {"HOLDFAST_NATS_URL": url, "HOLDFAST_LOG_LEVEL": "warning"}
+        return {}
+
+    def synced(self) -> Subject:
+        """The same on a server that writes to disk before it answers."""
+        some = {"enqueue", "enqueue_bulk", "drain", "drain_2", "latency"} & self.measures
+        return replace(
+            self,
+            variant=f"{self.variant}+always",
+            always=True,
+            measures=frozenset(some),
+            pace=min(self.pace, 3_000),
+            speed=min(self.speed, self.synced_speed),
+        )
+
+    synced_speed: int = 10_000
+
+
+ALL = frozenset(
+    {
+        "enqueue",
+        "enqueue_bulk",
+        "drain",
+        "drain_2",
+        "latency",
+        "io",
+        "memory_idle",
+        "memory_loaded",
+        "cpu_idle",
+    }
+)
+RECOVERY = frozenset({"recovery"})
+
+
+def floors() -> list[Subject]:
+    """nats-py and nothing else."""
+
+    def worker(loop: str) -> Callable[[int, Kind], list[Command]]:
+        def commands(processes: int, kind: Kind) -> list[Command]:
+            concurrency = str(1 if kind == "noop" else HIGH)
+            return [_product("benchmarks.subjects.raw", loop, concurrency)] * processes
+
+        return commands
+
+    sender = _product("benchmarks.subjects.raw")
+    fetch = Subject(
+        "raw-fetch", "default", worker("fetch"), sender, 12_000, 30_000, measures=ALL | RECOVERY
+    )
+    sends = {"enqueue", "enqueue_bulk"}
+    callback = Subject(
+        "raw-callback", "default", worker("callback"), sender, 40_000, 30_000, measures=ALL - sends
+    )
+    return [fetch, callback, fetch.synced(), callback.synced()]
+
+
+def holdfast() -> list[Subject]:
+    """Holdfast in each delivery mode."""
+
+    def commands(processes: int, kind: Kind) -> list[Command]:
+        command = _product("holdfast", "worker", "benchmarks.subjects.holdfast_jobs:app")
+        command += ["--health-port", "0", "--processes", str(processes)]
+        if kind == "naps":
+            command += ["--concurrency", str(HIGH)]
+        return [command]
+
+    sender = _product("benchmarks.subjects.holdfast_jobs")
+    speeds = {
+        "at_least_once": (15_000, 10_000),
+        "effectively_once": (4_500, 1_000),
+        "at_most_once": (3_500, 1_000),
+    }
+    found = []
+    for mode, (speed, synced_speed) in speeds.items():
+        subject = Subject(
+            "holdfast",
+            mode,
+            commands,
+            sender,
+            speed,
+            20_000,
+            mode=mode,
+            measures=ALL if mode == "at_most_once" else ALL | RECOVERY,  # it never starts again
+            synced_speed=synced_speed,
+        )
+        found += [subject, subject.synced()]
+    return found
