@@ -14,7 +14,7 @@ import asyncio
 import inspect
 import itertools
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -47,6 +47,27 @@ def cluster() -> Iterator[Cluster]:
     """One running cluster of three, shared by the session, started by the first who asks."""
     with Cluster(fast=True) as cluster:
         yield cluster
+
+
+_reports: list[str] = []
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Tell a figure that was measured and is not asserted; all of them stand below the results."""
+
+    def write(text: str) -> None:
+        _reports.append(f"{request.node.name}: {text}")
+
+    return write
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what the tests have measured."""
+    if _reports:
+        terminalreporter.section("measured")
+        for line in _reports:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture

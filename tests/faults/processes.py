@@ -34,9 +34,7 @@ class Process:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as out:
-            return subprocess.Popen(
-                self._command, env=self._env, cwd=ROOT, stdout=out, stderr=out
-            )
+            return subprocess.Popen(self._command, env=self._env, cwd=ROOT, stdout=out, stderr=out)
 
     @property
     def pid(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,10 @@ async def _accept(app: Holdfast, request: Request, seen: list[bool]) -> None:
 
 @pytest.mark.timeout(400)
 async def test_runs_survive_kills_of_workers_and_server(
-    tmp_path: Path, namespace: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    report: Callable[[str], None],
 ) -> None:
     """2,000 runs, 10 % repeated keys, workers and server killed -9: every key exactly once."""
     dice = random.Random(7)
@@ -51,14 +55,15 @@ async def test_runs_survive_kills_of_workers_and_server(
         app, job = _sender(server.url, namespace)
         with worker_fleet(4, server.url, namespace, tmp_path) as fleet:
             suppressed: list[bool] = []
-            kills = await _storm(server, fleet, dice, [job(k) for k in keys + early], suppressed, app)
+            wanted = [job(k) for k in keys + early]
+            kills = await _storm(server, fleet, dice, wanted, suppressed, app)
             await until(lambda: effects.count() >= len(keys), 120, "every key's effect")
             repeats = await _late_repeats(fleet, app, [job(k) for k in late], suppressed)
             await app.close()
     starts = effects.starts_per_run()
     extra = sum(starts.values()) - len(starts)
-    print(
-        f"\n{RUNS} runs, {kills} workers and the server killed: {effects.count()} effects, "
+    report(
+        f"{RUNS} runs, {kills} workers and the server killed: {effects.count()} effects, "
         f"{extra} extra starts, {sum(suppressed)} repeats suppressed at publish, {repeats} at claim"
     )
     assert sorted(e["key"] for e in effects.done()) == sorted(keys)

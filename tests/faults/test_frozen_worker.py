@@ -24,7 +24,7 @@ def sender(url: str, namespace: str) -> Holdfast:
 
 
 async def test_frozen_worker_changes_nothing(nats: Server, namespace: str, tmp_path: Path) -> None:
-    """SIGSTOP past the claim, SIGCONT afterwards: the successor's result stands, nothing doubles."""
+    """SIGSTOP past the claim, then SIGCONT: the successor's result stands, nothing doubles."""
     effects = Effects(tmp_path / "effects")
     app = sender(nats.url, namespace)
     with worker_fleet(1, nats.url, namespace, tmp_path, **QUICK) as [frozen]:

@@ -7,7 +7,7 @@ import os
 import signal
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ async def _watching(processes: list[Process]) -> None:
 
 @pytest.mark.timeout(300)
 async def test_killed_worker_is_recovered_within_seconds(
-    nats: Server, namespace: str, tmp_path: Path
+    nats: Server, namespace: str, tmp_path: Path, report: Callable[[str], None]
 ) -> None:
     """kill -9 with 10 runs in flight, again and again: all restarted, higher epoch, effect once."""
     effects = Effects(tmp_path / "effects")
@@ -78,8 +78,8 @@ async def test_killed_worker_is_recovered_within_seconds(
             victim.close()
     await app.close()
     starts = effects.starts_per_run()
-    print(
-        f"\n{KILLS} kills, {len(gaps)} runs restarted: median {statistics.median(gaps):.2f} s, "
+    report(
+        f"{KILLS} kills, {len(gaps)} runs restarted: median {statistics.median(gaps):.2f} s, "
         f"max {max(gaps):.2f} s after the kill"
     )
     assert len(gaps) == KILLS * IN_FLIGHT
@@ -121,8 +121,10 @@ async def _client(url: str, namespace: str) -> AsyncIterator[Client]:
         yield Client(broker, RecordConfig())
 
 
-async def test_restart_strategies_are_kept(nats: Server, namespace: str, tmp_path: Path) -> None:
-    """A killed worker's runs: `after_grace` waits for the grace period, `never` is not run again."""
+async def test_restart_strategies_are_kept(
+    nats: Server, namespace: str, tmp_path: Path, report: Callable[[str], None]
+) -> None:
+    """A killed worker's runs: `after_grace` waits for the grace, `never` is not run again."""
     effects = Effects(tmp_path / "effects")
     app = sender(nats.url, namespace)
     grace = {"HOLDFAST_LIVENESS_GRACE_SECONDS": "6"}
@@ -149,7 +151,7 @@ async def test_restart_strategies_are_kept(nats: Server, namespace: str, tmp_pat
             bodies = [await dead.body(letter.id) for letter in letters]
     await app.close()
     again = {s["key"]: s["at"] - killed for s in effects.starts()[4:]}
-    print(f"\nstarted again after: {again}")
+    report(f"started again after {again}")
     assert set(again) == {"patient", "slow"}
     assert again["patient"] >= 6
     assert sorted(letter.job for letter in letters) == ["fragile", "once"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -21,7 +22,9 @@ CONNECTIONS = 10
 WATCHED_SECONDS = 10.0
 
 
-async def test_two_hundred_nodes_cost_little(nats: Server, namespace: str, tmp_path: Path) -> None:
+async def test_two_hundred_nodes_cost_little(
+    nats: Server, namespace: str, tmp_path: Path, report: Callable[[str], None]
+) -> None:
     """200 nodes: fewer than 100 heartbeat writes a second, none lost; the CPU is reported."""
     config = ConnectionConfig(nats_url=nats.url, namespace=namespace)
     async with AsyncExitStack() as stack:
@@ -44,7 +47,7 @@ async def test_two_hundred_nodes_cost_little(nats: Server, namespace: str, tmp_p
         for task in beats:
             task.cancel()
         await asyncio.gather(*beats, return_exceptions=True)
-    print(f"\n{NODES} nodes: {rate:.0f} heartbeats/s, coordinator at {cpu:.1%} of a core")
+    report(f"{NODES} nodes: {rate:.0f} heartbeats/s, coordinator at {cpu:.1%} of a core")
     assert rate < 100
     assert lost == 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -57,7 +57,11 @@ def _nats(kind: str, root: Path) -> Iterator[Server | Cluster]:
 @pytest.mark.parametrize("deleted", [False, True], ids=["kept", "consumer deleted"])
 @pytest.mark.parametrize("kind", ["one node", "R3"])
 async def test_consumption_resumes_after_restart(
-    kind: str, deleted: bool, tmp_path: Path, namespace: str
+    kind: str,
+    deleted: bool,
+    tmp_path: Path,
+    namespace: str,
+    report: Callable[[str], None],
 ) -> None:
     """kill -9 of every node and a restart: runs are consumed again, the time is reported."""
     effects = Effects(tmp_path / "effects")
@@ -79,8 +83,8 @@ async def test_consumption_resumes_after_restart(
             assert await run.result(timeout=10) == "after"
             losses = worker.text().count("connection to NATS lost")
         await app.close()
-    print(
-        f"\n{kind}, consumer {'deleted' if deleted else 'kept'}: {resumed - led:.2f} s after leaders, "
+    report(
+        f"resumed {resumed - led:.2f} s after leaders, "
         f"{resumed - accepted:.2f} s after the next run was accepted"
     )
     assert 1 <= losses <= len(_nodes(nats))

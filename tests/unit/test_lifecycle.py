@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,7 +32,7 @@ def test_lifecycle_never_returns_from_disconnected_to_running(wanted: list[str])
         seen.append(record.state)
     if "DISCONNECTED" in seen:
         assert "RUNNING" not in seen[seen.index("DISCONNECTED") :]
-    assert all(may_follow(a, b) for a, b in zip(seen, seen[1:], strict=False))
+    assert all(may_follow(a, b) for a, b in pairwise(seen))
 
 
 def test_lifecycle_has_the_transitions_of_the_table() -> None:
