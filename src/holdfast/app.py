@@ -22,11 +22,12 @@ from holdfast.client.request import Backend, Enqueued, Options, Request, make_re
 from holdfast.config import ConnectionConfig, RecordConfig, load
 from holdfast.context import Context, SyncContext, current_run
 from holdfast.durations import Duration, seconds
-from holdfast.errors import DefinitionError, UnknownJob
+from holdfast.errors import DefinitionError, InvalidInput, UnknownJob
 from holdfast.model import backoff
 from holdfast.model.backoff import Backoff
 from holdfast.model.job import Delivery, Fallback, GroupSpec, JobSpec
 from holdfast.model.run import Restart
+from holdfast.model.schedule import Schedule, define
 from holdfast.names import DEFAULT_GROUP, H_MSG_ID, IdMaker, check_event, check_name
 from holdfast.payload import Signature, encode_value
 
@@ -37,6 +38,18 @@ Middleware = Callable[[Context, CallNext], Awaitable[Any]]
 Hook = Callable[[], Awaitable[None] | None]
 
 _OPTIONS = ("key", "delay", "at", "headers", "group")
+_SCHEDULE_OPTIONS = (
+    "schedule",
+    "tz",
+    "jitter",
+    "start",
+    "end",
+    "payload",
+    "headers",
+    "catch_up",
+    "limit",
+    "overlap",
+)
 _make_event_id = IdMaker()
 
 
@@ -126,6 +139,7 @@ class Holdfast:
     ) -> None:
         self.name = check_name(name, "app")
         self.jobs: dict[str, Job[Any, Any]] = {}
+        self.schedules: dict[str, Schedule] = {}
         self.groups: dict[str, GroupSpec] = {}
         self.middlewares: list[Middleware] = []
         self.startup_hooks: list[Hook] = []
@@ -197,6 +211,46 @@ class Holdfast:
             raise DefinitionError(f"group {name!r} must be described before its first job")
         self.groups[name] = GroupSpec(name, restart, fallback, profile)
         return self.groups[name]
+
+    def cron(self, expression: str, **options: Any) -> Callable[[Callable[P, R]], Job[P, R]]:
+        """Fire by a cron rule: 5 fields, 6 with seconds first, or a name such as `@hourly`.
+
+        Registers the function as a job too, so it takes what `job` takes, and besides: `schedule=`
+        (its name; else the job's), `tz=`, `jitter=`, `start=`, `end=`, `payload=`, `headers=`,
+        `catch_up=`, `limit=`, `overlap=`. Above `@app.job` or another rule it adds a rule.
+        """
+        return lambda func: self._scheduled(func, {"cron": expression}, options)
+
+    def every(self, interval: Duration, **options: Any) -> Callable[[Callable[P, R]], Job[P, R]]:
+        """Fire at a fixed interval of whole seconds; takes what `cron` takes."""
+        return lambda func: self._scheduled(func, {"every": interval}, options)
+
+    def _scheduled(
+        self, func: Any, rule: dict[str, Any], options: dict[str, Any]
+    ) -> Job[Any, Any]:
+        own = {name: options.pop(name) for name in _SCHEDULE_OPTIONS if name in options}
+        if isinstance(func, Job) and options:
+            raise DefinitionError(
+                f"job {func.name!r} is registered already: {', '.join(options)} belong to @app.job"
+            )
+        job = func if isinstance(func, Job) else self._register(func, options)
+        name = own.pop("schedule", None) or job.name
+        payload = own.pop("payload", None)
+        try:
+            given = dict(payload) if isinstance(payload, dict) else {}
+            rest = () if payload is None or isinstance(payload, dict) else (payload,)
+            body = job.signature.encode(rest, given)
+            schedule = define(
+                name, job.name, group=job.spec.group, body=body, app=self.name, **rule, **own
+            )
+        except InvalidInput as error:
+            raise DefinitionError(f"schedule {name!r}: {error}") from None
+        if name in self.schedules:
+            raise DefinitionError(
+                f"schedule {name!r} is defined twice in app {self.name!r}: give one a schedule="
+            )
+        self.schedules[name] = schedule
+        return job
 
     def middleware(self, func: Middleware) -> Middleware:
         """Wrap every attempt: `async def m(ctx, call_next): return await call_next()`."""

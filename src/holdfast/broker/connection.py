@@ -452,7 +452,7 @@ def header_bytes(headers: Headers | None) -> int:
 
 def parse_version(text: str) -> tuple[int, int, int]:
     """`2.12.6-RC.1` as numbers; unreadable parts count as 0."""
-    parts = text.split("-")[0].split(".") + ["0", "0", "0"]
+    parts = [*text.split("-")[0].split("."), "0", "0", "0"]
     major, minor, patch = (int(p) if p.isdigit() else 0 for p in parts[:3])
     return major, minor, patch
 

@@ -185,7 +185,7 @@ def parse_time(text: str) -> float:
     """The server's RFC 3339 time with nanoseconds, as seconds since the epoch."""
     head, _, tail = text.partition(".")
     if not tail:
-        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+        return datetime.fromisoformat(text).timestamp()
     digits = tail.rstrip("Z").split("+")[0].split("-")[0]
     zone = tail[len(digits) :].replace("Z", "+00:00")
     return datetime.fromisoformat(head + zone).timestamp() + float("0." + digits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
+from pathlib import Path
 from typing import Any
 
 from holdfast.config import ConnectionConfig
@@ -41,7 +42,7 @@ def _tls_context(config: ConnectionConfig) -> ssl.SSLContext:
 
 def _readable(path: str, what: str) -> str:
     try:
-        with open(path, "rb"):
+        with Path(path).open("rb"):
             return path
     except OSError as error:
         raise ConfigError(f"{what} {path!r} cannot be read: {error.strerror}") from None

@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
+
 from holdfast import errors
 from holdfast.broker.connection import Broker
 from holdfast.broker.wire import Headers, parse_headers
@@ -252,9 +253,7 @@ class Pull:
         self._heard = self._broker.clock.monotonic()
         self._wake.set()
 
-    def _receive(
-        self, subject: bytes, reply: bytes, body: bytes, headers: bytes | None
-    ) -> None:
+    def _receive(self, subject: bytes, reply: bytes, body: bytes, headers: bytes | None) -> None:
         self._heard = self._broker.clock.monotonic()
         if not reply.startswith(b"$JS.ACK."):
             self._on_status(subject.decode(), parse_headers(headers))

@@ -9,7 +9,6 @@ import typer
 from holdfast.cli.common import Cli, connection_given
 from holdfast.cli.worker import LogFormat, LogLevel, start_logging
 
-
 HealthPort = Annotated[
     int, typer.Option("--health-port", help="Port for health and metrics; 0: none.")
 ]

@@ -146,10 +146,10 @@ async def _supervised(specs: list[Spec], config: WorkerConfig, folder: str) -> i
     import shutil
 
     from holdfast.config import LivenessConfig, load
-    from holdfast.model.liveness import from_config
     from holdfast.health import HealthServer
-    from holdfast.worker.merged import Merged
+    from holdfast.model.liveness import from_config
     from holdfast.process import handle_signals
+    from holdfast.worker.merged import Merged
     from holdfast.worker.supervisor import Supervisor
 
     grace = from_config(load(LivenessConfig), config.grace_seconds).grace_seconds

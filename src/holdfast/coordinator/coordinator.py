@@ -69,9 +69,7 @@ class Coordinator:
         self.telemetry = telemetry or Telemetry()
         self._broker = Broker(connection, name="holdfast coordinator")
         self._topology = Topology(self._broker, records or RecordConfig())
-        self._member = Membership(
-            self._broker, "coordinator", liveness=liveness, stop=self.stop
-        )
+        self._member = Membership(self._broker, "coordinator", liveness=liveness, stop=self.stop)
         self.node = self._member.node
         self._view = View(self._broker, self._joined)
         self._recovery = Recovery(self._broker, self.telemetry)

@@ -34,6 +34,7 @@ Source = Literal["code", "api"]
 
 KEPT_PAUSES = 20
 LARGEST_PAYLOAD = 256 * 1024
+NO_BODY = msgspec.Raw(b"")
 _GAPS_LOOKED_AT = 50
 SOME_DAY = 1_767_225_600
 """2026-01-01: where rules are tried out when they are defined."""
@@ -59,7 +60,7 @@ class Schedule(msgspec.Struct, omit_defaults=True, frozen=True):
     jitter: float = 0.0
     start: float = 0.0
     end: float = 0.0
-    payload: msgspec.Raw = msgspec.Raw(b"")
+    payload: msgspec.Raw = NO_BODY
     headers: dict[str, str] = {}
     catch_up: CatchUp = "all"
     limit: int = 100
@@ -199,11 +200,12 @@ def _checked_body(body: bytes) -> msgspec.Raw:
             f"the payload of a schedule is at most {LARGEST_PAYLOAD:,} bytes, not {len(body):,}: "
             "put the data into an object store and send its key"
         )
-    if body:
-        try:
-            json.loads(body)
-        except ValueError:
-            raise InvalidInput("the payload of a schedule must be JSON") from None
+    if not body:
+        return NO_BODY
+    try:
+        json.loads(body)
+    except ValueError:
+        raise InvalidInput("the payload of a schedule must be JSON") from None
     return msgspec.Raw(body)
 
 

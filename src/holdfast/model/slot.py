@@ -19,6 +19,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.errors import InvalidName
+from holdfast.model.schedule import NO_BODY
 from holdfast.names import slot_run
 
 State = Literal["planned", "waiting", "dispatched", "skipped"]
@@ -55,7 +56,7 @@ class Slot(msgspec.Struct, omit_defaults=True, frozen=True):
     """How many instants that series has; 0 when nobody counted them."""
     previous: int = 0
     """The instant of the last slot before it that was sent, if known: for the overlap policy."""
-    body: msgspec.Raw = msgspec.Raw(b"")
+    body: msgspec.Raw = NO_BODY
     headers: dict[str, str] = {}
     job: str = ""
     group: str = ""

@@ -44,7 +44,7 @@ STEADY = 0.75
 FROZEN_SECONDS = 1.0
 LEAP_SECONDS = 1.0
 ENDED_TTL_SECONDS = 86_400.0
-"""How long the record of a node that has ended stays in the bucket; its history is in the ledger."""
+"""How long the record of a node that has ended stays; its history is in the ledger."""
 
 FORGOTTEN_SECONDS = 1_800.0
 """Silent for longer than this, a node cannot know whether it was judged: it ends."""
@@ -238,7 +238,7 @@ class Heartbeat:
         if not self._unreachable and self._acknowledged > 0 and silent > self.timeout:
             self._unreachable = True
             log.warning(
-                "NATS could not be reached for %s: if others can reach it, this node counts as lost",
+                "NATS could not be reached for %s: if others can, this node counts as lost",
                 text(silent),
             )
 

@@ -65,9 +65,7 @@ class Membership:
         self._version = 0
         self.heartbeat = Heartbeat(
             self.nodes,
-            NodeRecord(
-                self.node, role, group, liveness=liveness or Liveness(), jobs=jobs
-            ),
+            NodeRecord(self.node, role, group, liveness=liveness or Liveness(), jobs=jobs),
             broker.clock,
             now=broker.server_now,
             ledger=self.write_ledger,

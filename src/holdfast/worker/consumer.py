@@ -24,8 +24,8 @@ from typing import Any
 from holdfast.app import Holdfast
 from holdfast.config import LogConfig, WorkerConfig, load
 from holdfast.context import Context, SyncContext
-from holdfast.telemetry import configure_logging
 from holdfast.process import run_role
+from holdfast.telemetry import configure_logging
 from holdfast.worker.worker import Worker
 
 HEALTH_PORT = 8080

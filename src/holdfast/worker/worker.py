@@ -26,6 +26,7 @@ from holdfast.app import Holdfast, Hook, Job
 from holdfast.broker import Broker, Delivery, Pull, Received
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig, WorkerConfig, load
+from holdfast.health import Health, HealthServer
 from holdfast.model.liveness import Liveness, from_config
 from holdfast.model.node import HeldRun
 from holdfast.names import consumer
@@ -36,7 +37,6 @@ from holdfast.telemetry import Telemetry
 from holdfast.worker.calling import Caller
 from holdfast.worker.canary import Canary
 from holdfast.worker.execution import Executor
-from holdfast.health import Health, HealthServer
 from holdfast.worker.held import Held, Interrupt
 from holdfast.worker.outbox import NatsOutbox
 from holdfast.worker.slots import Slots
