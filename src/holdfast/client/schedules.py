@@ -1,0 +1,252 @@
+"""Schedules as programs and people change them: registered from code, or at run time.
+
+An app registers the schedules of its code as one set, under its name and release. A lower release
+changes nothing once a higher one has registered, so old and new pods do not fight during a rollout;
+what is no longer in the set is retired; an empty set over a populated one is refused unless that is
+said to be meant, since it is far more often an import that failed.
+
+Every change is a compare-and-swap on the schedule's record. A rule that changes begins to count
+anew; any other change leaves what is due as it was. A removed schedule leaves a record that says
+so, for a while, so that every scheduler hears of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from holdfast.broker import Bucket
+from holdfast.client.client import Client
+from holdfast.errors import Conflict, InvalidInput
+from holdfast.model import schedule as schedules
+from holdfast.model.schedule import KEPT_PAUSES, Pause, Schedule, check_release, release_order
+from holdfast.names import H_MSG_ID, IdMaker, app_key, check_name, schedule_key, trigger_run
+
+REMOVED_SECONDS = 7 * 86_400.0
+TRIES = 20
+
+_make_id = IdMaker()
+
+
+class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Which schedules an app has in its code, as of which release."""
+
+    release: str = ""
+    names: tuple[str, ...] = ()
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """What a registration changed."""
+
+    added: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    retired: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    newer: str = ""
+    """The higher release that had registered already, in which case nothing was changed."""
+
+
+class UnknownSchedule(InvalidInput):
+    """No schedule of that name is there."""
+
+
+class Schedules:
+    """Adds, changes and removes schedules through one client."""
+
+    def __init__(self, client: Client, *, now: Callable[[], float] | None = None) -> None:
+        self.client = client
+        self.bucket = Bucket(client.broker, client.broker.names.schedules)
+        self._now = now or client.broker.server_now
+        self._measured = now is not None
+
+    # ---- reading
+
+    async def list(self, *, app: str = "") -> list[Schedule]:
+        """Every schedule, by name."""
+        found = []
+        async for entry in self.bucket.entries("schedule"):
+            schedule = schedules.decode(entry.value)
+            if not schedule.removed and (not app or schedule.app == app):
+                found.append(schedule)
+        return sorted(found, key=lambda s: s.name)
+
+    async def show(self, name: str) -> Schedule:
+        """One schedule."""
+        schedule, _ = await self._read(name)
+        if schedule is None or schedule.removed:
+            raise UnknownSchedule(
+                f"there is no schedule {name!r}: 'holdfast schedules list' shows them"
+            )
+        return schedule
+
+    async def _read(self, name: str) -> tuple[Schedule | None, int]:
+        revision, entry = await self.bucket.last(schedule_key(check_name(name, "schedule")))
+        return (schedules.decode(entry.value) if entry else None), revision
+
+    # ---- changing one
+
+    async def add(self, schedule: Schedule, *, replace: bool = False) -> Schedule:
+        """Add a schedule, or replace one; one that an app's code defines belongs to that app."""
+        return await self._change(schedule.name, lambda old: self._added(old, schedule, replace))
+
+    def _added(self, old: Schedule | None, new: Schedule, replace: bool) -> Schedule:
+        if old is not None and not old.removed:
+            if old.source == "code" and new.source != "code":
+                raise InvalidInput(
+                    f"schedule {new.name!r} is defined in the code of app {old.app!r}: change it "
+                    "there, or choose another name"
+                )
+            if old.app != new.app and new.source == "code":
+                owner = f"app {old.app!r}" if old.app else "no app"
+                raise InvalidInput(
+                    f"schedule {new.name!r} belongs to {owner}: give the one of app {new.app!r} "
+                    "another name, with schedule="
+                )
+            if not replace:
+                raise InvalidInput(f"there is a schedule {new.name!r} already: say --replace")
+        return merged(old, new, self._now())
+
+    async def remove(self, name: str) -> Schedule:
+        """Remove a schedule; its slots that are planned already are still sent."""
+        await self.show(name)
+        return await self._change(name, self._removed)
+
+    def _removed(self, old: Schedule | None) -> Schedule:
+        assert old is not None
+        return msgspec.structs.replace(old, removed=self._now(), changed=self._now())
+
+    async def pause(self, name: str) -> Schedule:
+        """Let it fire no more until it is resumed; what is missed meanwhile stays missed."""
+        await self.show(name)
+        return await self._change(name, self._paused)
+
+    def _paused(self, old: Schedule | None) -> Schedule:
+        assert old is not None
+        if old.paused:
+            return old
+        return msgspec.structs.replace(old, paused=self._now(), changed=self._now())
+
+    async def resume(self, name: str) -> Schedule:
+        """Let it fire again, from now on."""
+        await self.show(name)
+        return await self._change(name, self._resumed)
+
+    def _resumed(self, old: Schedule | None) -> Schedule:
+        assert old is not None
+        if not old.paused:
+            return old
+        now = self._now()
+        pauses = (*old.pauses, Pause(old.paused, now))[-KEPT_PAUSES:]
+        return msgspec.structs.replace(old, paused=0.0, pauses=pauses, since=now, changed=now)
+
+    async def _change(self, name: str, change: Callable[[Schedule | None], Schedule]) -> Schedule:
+        """Read, change, write if nobody was faster; else again. Times are the server's."""
+        if not self._measured:
+            await self.client.topology.measure_clock()
+            self._measured = True
+        for _ in range(TRIES):
+            old, revision = await self._read(name)
+            new = change(old)
+            if new == old:
+                return new
+            ttl = REMOVED_SECONDS if new.removed else None
+            try:
+                body = schedules.encode(new)
+                await self.bucket.put(schedule_key(name), body, expected=revision, ttl=ttl)
+            except Conflict:
+                continue
+            return new
+        raise Conflict(f"schedule {name!r} is changed by too many at once: try again")
+
+    # ---- firing by hand
+
+    async def trigger(self, name: str) -> str:
+        """Send one run of it now, beside its slots; returns the run's id."""
+        schedule = await self.show(name)
+        run = trigger_run(name, _make_id())
+        subject = self.client.broker.names.job(schedule.group, schedule.job)
+        headers = {**schedule.headers, H_MSG_ID: run}
+        await self.client.store_surely(subject, bytes(schedule.payload), headers)
+        return run
+
+    # ---- an app's set
+
+    async def sync(
+        self,
+        app: str,
+        defined: Mapping[str, Schedule] | Iterable[Schedule],
+        *,
+        release: str = "",
+        allow_empty: bool = False,
+    ) -> Synced:
+        """Register an app's whole set: add, change and retire; see the top of this module."""
+        wanted = {
+            s.name: s for s in (defined.values() if isinstance(defined, Mapping) else defined)
+        }
+        release = check_release(release)
+        newer = await self._claim_release(check_name(app, "app"), wanted, release, allow_empty)
+        if newer:
+            return Synced(newer=newer)
+        synced = Synced()
+        for name, schedule in wanted.items():
+            mine = msgspec.structs.replace(schedule, app=app, release=release, source="code")
+            await self._sync_one(name, mine, synced)
+        for old in await self.list(app=app):
+            if old.source == "code" and old.name not in wanted:
+                await self._change(old.name, self._removed)
+                synced.retired.append(old.name)
+        return synced
+
+    async def _sync_one(self, name: str, mine: Schedule, synced: Synced) -> None:
+        old, _ = await self._read(name)
+        new = await self._change(name, lambda found: self._added(found, mine, True))
+        if old is None or old.removed:
+            synced.added.append(name)
+        else:
+            (synced.kept if _same(old, new) else synced.changed).append(name)
+
+    async def _claim_release(
+        self, app: str, wanted: Mapping[str, Any], release: str, allow_empty: bool
+    ) -> str:
+        """Say that this release registers; returns the higher one that did so before, if any."""
+        for _ in range(TRIES):
+            revision, entry = await self.bucket.last(app_key(app))
+            old = msgspec.json.decode(entry.value, type=Registration) if entry else Registration()
+            if release_order(old.release) > release_order(release):
+                return old.release
+            if old.names and not wanted and not allow_empty:
+                raise InvalidInput(
+                    f"app {app!r} has {len(old.names)} schedules registered and its code has none: "
+                    "nothing was changed. If they are meant to go, say --allow-empty"
+                )
+            new = Registration(release, tuple(sorted(wanted)), self._now())
+            if (old.release, old.names) == (new.release, new.names) and entry:
+                return ""
+            try:
+                await self.bucket.put(app_key(app), msgspec.json.encode(new), expected=revision)
+            except Conflict:
+                continue
+            return ""
+        raise Conflict(f"the schedules of app {app!r} are registered by too many at once")
+
+
+def merged(old: Schedule | None, new: Schedule, now: float) -> Schedule:
+    """A definition with what must outlive a change of it: the pause, and since when it counts."""
+    if old is None or old.removed:
+        return msgspec.structs.replace(new, since=now, changed=now)
+    since = old.since if old.timing == new.timing else now
+    found = msgspec.structs.replace(
+        new, since=since, changed=old.changed, paused=old.paused, pauses=old.pauses
+    )
+    return found if found == old else msgspec.structs.replace(found, changed=now)
+
+
+def _same(old: Schedule, new: Schedule) -> bool:
+    """Whether nothing but the release differs."""
+    changes: dict[str, Any] = {"release": "", "changed": 0.0}
+    return msgspec.structs.replace(old, **changes) == msgspec.structs.replace(new, **changes)

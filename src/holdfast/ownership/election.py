@@ -1,0 +1,321 @@
+"""Election: at most one leader acts for a role, and whoever acts wrongly is refused by the server.
+
+Not guaranteed: that only one process *believes* to lead. Guaranteed: that a write fenced by the
+epoch is refused once a later term has begun.
+
+    candidate ──lease free──► lease won ──term written──► leader ──renewal refused, trust over──┐
+        ▲                                                    │ release (SIGTERM)                │
+        └────────────────────────────────────────────────────┴──────────────────────────────────┘
+
+The lease (`ownership.lease`) says who may begin a term. The term is a record of its own that moves
+only when a leader is elected: its revision is the epoch, and a leader fences what it writes by
+expecting the term to be at its epoch still. The lease itself cannot be the fence, because it moves
+with every renewal.
+
+A candidate takes the lease
+- when its key is deleted (the leader left) or expires (a marker says so): at once;
+- when the leader's process is gone: its node subject answers "no responders" several times in a
+  row, so nobody waits for the TTL;
+- when `take` is called, by a role that sees work undone (a slot that is due and not recorded).
+Each time by compare-and-swap on the revision that it has seen, so a leader that renews meanwhile
+keeps its lease. A leader that is robbed by mistake (it was reconnecting) loses its term, nothing
+else.
+
+The leader stops itself before its lease can expire; a renewal that fails is repeated until then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.broker import Broker, Bucket, Received
+from holdfast.errors import BrokerError, ConfigError, Conflict, NotConnected, Unavailable
+from holdfast.model import lease as leases
+from holdfast.model.lease import LeaseRecord, TermRecord
+from holdfast.names import H_KV_OPERATION, H_MARKER, term_key
+from holdfast.ownership.lease import Lease, LeaseLost
+from holdfast.telemetry import Telemetry
+
+log = logging.getLogger("holdfast.election")
+
+LOOK_SECONDS: Final = 1.0
+"""How often a candidate reads the lease, in case it did not hear of a change."""
+RETRY_SECONDS: Final = 0.25
+HOLD_OFF_SECONDS: Final = 1.0
+"""How long a leader that stood down lets the others go first."""
+TERM_TRIES: Final = 5
+
+
+class LeaderElection:
+    """One candidate for one role. `run` it as a task; ask `leader` before each piece of work."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        role: str,
+        node: str,
+        *,
+        ttl_seconds: float = 5.0,
+        renew_seconds: float = 2.0,
+        probe_seconds: float = 0.15,
+        probe_misses: int = 3,
+        term_bucket: str = "",
+        telemetry: Telemetry | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`term_bucket`: where the fenced writes go; the leases' own bucket when not given."""
+        if ttl_seconds < 2 * renew_seconds or ttl_seconds < 1:
+            raise ConfigError(
+                f"a lease of {ttl_seconds:g} s renewed every {renew_seconds:g} s would lapse by "
+                "one late renewal: let the TTL be at least a second and twice the renewal"
+            )
+        self.role = role
+        self.node = node
+        self.epoch = 0
+        """The current term's, while `leader`."""
+        self.holder = ""
+        """Who holds the lease, as last heard."""
+        self.terms = 0
+        """How many terms this candidate has had."""
+        self._broker = broker
+        self._clock = broker.clock
+        self._telemetry = telemetry or Telemetry()
+        self._renew_seconds = renew_seconds
+        self._probe_seconds = probe_seconds
+        self._probe_misses = probe_misses
+        bucket = Bucket(broker, broker.names.leases)
+        self._subject = broker.names.changed(bucket.name, role)
+        self._lease = Lease(bucket, role, node, broker.clock, ttl=ttl_seconds)
+        self._terms = Bucket(broker, term_bucket) if term_bucket else bucket
+        self._seen = 0
+        """The newest revision of the lease that was heard of."""
+        self._looked = False
+        self._held_off_until = 0.0
+        self._wake = asyncio.Event()
+        self._busy = asyncio.Lock()
+        self._on_change = on_change
+        self._stopped = False
+
+    # ---- asking
+
+    @property
+    def leader(self) -> bool:
+        """Whether to act now. It informs; the fence decides."""
+        return bool(self.epoch) and self._lease.trusted
+
+    @property
+    def established(self) -> bool:
+        """Whether this candidate knows its place: leading, or behind a leader it knows of."""
+        return self.leader or (self._looked and bool(self.holder))
+
+    @property
+    def term_subject_key(self) -> str:
+        """The key whose revision is the epoch, for the fence of a write."""
+        return term_key(self.role)
+
+    @property
+    def trusted_seconds(self) -> float:
+        """How long this leader may still act without a further renewal."""
+        return self._lease.trusted_seconds if self.epoch else 0.0
+
+    # ---- life
+
+    async def run(self) -> None:
+        """Take part until cancelled; then give the lease back."""
+        subscription = await self._broker.subscribe(self._subject, self._heard)
+        probing = asyncio.create_task(self._probe(), name=f"holdfast-probe-{self.role}")
+        try:
+            while True:
+                self._wake.clear()
+                delay = await (self._lead() if self.epoch else self._stand_by())
+                await self._sleep(delay)
+        finally:
+            probing.cancel()
+            await asyncio.gather(probing, return_exceptions=True)
+            await self._broker.unsubscribe(subscription)
+            await self.resign()
+
+    async def resign(self) -> None:
+        """Give the lease back, so that another takes over at once; stay out from now on."""
+        self._stopped = True
+        self._lead_no_more()
+        try:
+            async with asyncio.timeout(2):
+                await self._lease.release()
+        except (BrokerError, TimeoutError):
+            log.debug("the lease of %s was not given back: it expires by itself", self.role)
+
+    async def stand_down(self, why: str) -> None:
+        """This leader must not go on: give the lease back and let the others go first."""
+        log.warning("%s stands down as leader: %s", self.node, why)
+        self._held_off_until = self._clock.monotonic() + HOLD_OFF_SECONDS
+        self._lead_no_more()
+        try:
+            await self._lease.release()
+        except BrokerError:
+            log.debug("the lease was not given back: it expires by itself")
+
+    def hold_off(self) -> None:
+        """Do not become leader for a moment, for a reason of the role's own."""
+        self._held_off_until = self._clock.monotonic() + HOLD_OFF_SECONDS
+
+    async def take(self, why: str) -> bool:
+        """Take the lease from a leader that does not do its work; True when this node leads now."""
+        if self.epoch or self._stopped or self._is_held_off():
+            return bool(self.epoch)
+        log.warning("%s takes over from %s: %s", self.node, self.holder or "nobody", why)
+        return await self._try(self._seen)
+
+    async def _sleep(self, delay: float) -> None:
+        try:
+            async with asyncio.timeout(delay):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    # ---- leading
+
+    async def _lead(self) -> float:
+        try:
+            await self._lease.renew()
+        except LeaseLost as lost:
+            self._telemetry.fenced.labels("lease").inc()
+            self._demoted(str(lost))
+            return 0.0
+        except BrokerError as error:
+            if not self._lease.trusted:
+                self._lease.forget()
+                self._demoted(f"the lease could not be renewed in time ({error})")
+                return RETRY_SECONDS
+            return min(RETRY_SECONDS, self._lease.trusted_seconds)
+        return self._renew_seconds
+
+    def _demoted(self, why: str) -> None:
+        log.warning("%s leads %s no more: %s", self.node, self.role, why)
+        self._lead_no_more()
+        self.holder = ""
+
+    def _lead_no_more(self) -> None:
+        if self.epoch:
+            self.epoch = 0
+            self._on_change()
+
+    # ---- standing by
+
+    async def _stand_by(self) -> float:
+        try:
+            revision, record = await self._lease.look()
+        except BrokerError:
+            self._looked = False
+            return RETRY_SECONDS
+        self._note(revision, record)
+        self._looked = True
+        if record is None and not self._is_held_off():
+            await self._try(revision)
+        return LOOK_SECONDS if self.holder or self.epoch else RETRY_SECONDS
+
+    def _is_stopped(self) -> bool:
+        return self._stopped
+
+    def _is_held_off(self) -> bool:
+        return self._clock.monotonic() < self._held_off_until
+
+    async def _try(self, expected: int) -> bool:
+        """Win the lease at this revision, and then the term."""
+        async with self._busy:
+            if self.epoch or self._is_stopped():
+                return bool(self.epoch)
+            try:
+                if not await self._lease.acquire(expected):
+                    return False
+                epoch = await self._begin_term()
+            except BrokerError as error:
+                log.debug("%s was not won: %s", self.role, error)
+                self._lease.forget()
+                return False
+            if self._is_stopped():
+                await self._lease.release()
+                return False
+            self.epoch = epoch
+            self.holder = self.node
+            self.terms += 1
+            self._telemetry.terms.labels(self.role).inc()
+            log.info("%s leads %s, epoch %d", self.node, self.role, epoch)
+            self._wake.set()
+            self._on_change()
+            return True
+
+    async def _begin_term(self) -> int:
+        """Write the term; its revision is the epoch, higher than every one before."""
+        key = term_key(self.role)
+        record = TermRecord(self.node, self._lease.token, since=self._clock.utc())
+        for _ in range(TERM_TRIES):
+            revision, found = await self._terms.last(key)
+            known = leases.decode_term(found.value) if found else None
+            if known is not None and known.token == record.token:
+                return revision  # the answer to the write was lost
+            if not self._lease.trusted:
+                break
+            try:
+                return await self._terms.put(key, leases.encode(record), expected=revision)
+            except Conflict:
+                continue
+        raise LeaseLost(f"the term of {self.role} could not be written")
+
+    # ---- hearing
+
+    async def _heard(self, message: Received) -> None:
+        """The server repeats every write to the lease, deletions and expiries too."""
+        revision = int(message.headers.get("Nats-Sequence", 0))
+        if revision < self._seen:
+            return
+        gone = H_KV_OPERATION in message.headers or H_MARKER in message.headers
+        record = None if gone else leases.decode_lease(message.body)
+        self._note(revision, record)
+        if record is None or (self.epoch and record.holder != self.node):
+            self._wake.set()
+
+    def _note(self, revision: int, record: LeaseRecord | None) -> None:
+        self._seen = max(self._seen, revision)
+        holder = record.holder if record else ""
+        if holder != self.holder and not self.epoch:
+            self.holder = holder
+            self._on_change()
+
+    # ---- is the leader's process there at all?
+
+    async def _probe(self) -> None:
+        """Ask the leader's node subject; nobody there several times in a row: take over."""
+        misses = 0
+        while True:
+            await self._clock.sleep(self._probe_seconds)
+            holder = self.holder
+            if self.epoch or not holder or holder == self.node or self._is_held_off():
+                misses = 0
+                continue
+            misses = misses + 1 if await self._is_gone(holder) else 0
+            if misses >= self._probe_misses and holder == self.holder:
+                misses = 0
+                await self.take("its process is gone")
+
+    async def _is_gone(self, node: str) -> bool:
+        try:
+            await self._broker.request(self._broker.names.node(node, "ping"), timeout=1.0)
+        except NotConnected:
+            return False
+        except Unavailable:
+            return self._broker.connected
+        except BrokerError:
+            return False  # slow, frozen or cut off: that is for the TTL to decide
+        return False
+
+    async def answers(self, node: str, timeout: float) -> bool:
+        """Whether a node answers a ping in time."""
+        try:
+            await self._broker.request(self._broker.names.node(node, "ping"), timeout=timeout)
+        except BrokerError:
+            return False
+        return True

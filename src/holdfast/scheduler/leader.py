@@ -1,0 +1,219 @@
+"""A leader's work in one term: plan what is due, send it, mark it as sent.
+
+    begin   read the progress, send what the leader before had planned and not marked
+    tick    take what is due ──► plan (atomic, fenced) ──► send ──► mark (atomic, fenced)
+
+A crash between any two of these steps loses nothing and doubles nothing: what is not planned is
+still due for the next leader, since the watermark moves in the same batch as the slots; what is
+planned and not marked is sent again by it under the same message id; a mark that is missing is made
+up for. A leader that was replaced is refused at its next `plan` or `mark` (`StaleTerm`); what it
+may still send are runs that its successor sends too, under the same id.
+
+There is no clock and no task in here, only awaits on the store, so that tests can stop it at every
+step. Errors of the broker leave it as it was: what was taken is put back, and due again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from holdfast.model.planner import Decision, Planner
+from holdfast.model.schedule import NO_BODY
+from holdfast.model.slot import Progress, Slot
+from holdfast.scheduler.overlap import Overlaps
+from holdfast.scheduler.store import MOST_PLANNED, Planned, SlotStore
+from holdfast.telemetry import Telemetry
+
+MOST_TAKEN = 20_000
+"""Slots decided in one tick; more of them take further ticks."""
+
+
+class Leader:
+    """One scheduler's term."""
+
+    def __init__(
+        self,
+        store: SlotStore,
+        planner: Planner,
+        telemetry: Telemetry,
+        *,
+        node: str,
+        epoch: int,
+        now: Callable[[], float],
+        seen: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`now` is the server's time, `seen` the newest change of a schedule that is in effect."""
+        self.epoch = epoch
+        self.progress = Progress()
+        self._store = store
+        self._planner = planner
+        self._telemetry = telemetry
+        self._node = node
+        self._now = now
+        self._seen = seen
+        self._newest = 0
+        self._unsent: dict[str, Planned] = {}
+        """Planned and not sent yet, by id."""
+        self._unmarked: dict[str, Planned] = {}
+        """Sent and not marked yet, by id; with the record that is to be written."""
+        self._overlaps = Overlaps(store)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is left over that must not wait for the next slot."""
+        return bool(self._unsent or self._unmarked)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether slots wait for the runs of earlier ones to end."""
+        return self._overlaps.waiting
+
+    # ---- the term
+
+    async def begin(self) -> None:
+        """Take over where the leader before stopped."""
+        self.progress = await self._store.progress()
+        self._planner.follow(self.progress.watermark)
+        self._newest = self.progress.settled
+        for planned in await self._store.left_over(self.progress.settled, self.epoch):
+            self._remember(planned)
+        await self.settle()
+
+    async def tick(self) -> int:
+        """Do everything that is due now; returns how many slots were recorded."""
+        await self.settle()
+        now = self._now()
+        decisions = self._planner.take(now, MOST_TAKEN)
+        if decisions:
+            await self._record(decisions, now)
+        return len(decisions)
+
+    async def settle(self) -> None:
+        """Send and mark what is planned, also by leaders before."""
+        for planned in await self._overlaps.released():
+            self._unsent[planned.id] = planned
+        if self._unsent:
+            await self._send(list(self._unsent.values()))
+        if self._unmarked:
+            await self._mark()
+
+    # ---- planning
+
+    async def _record(self, decisions: list[Decision], now: float) -> None:
+        """Plan and send batch by batch; the watermark moves with the last one."""
+        next_due = self._planner.next_due
+        complete = next_due is None or next_due > now
+        done = 0
+        try:
+            for start in range(0, len(decisions), MOST_PLANNED):
+                part = decisions[start : start + MOST_PLANNED]
+                is_last = start + len(part) == len(decisions)
+                await self._plan(part, now if is_last and complete else None)
+                done = start + len(part)
+                await self._send(list(self._unsent.values()))
+        except BaseException:
+            self._planner.put_back(decisions[done:])
+            raise
+        await self._mark()
+
+    async def _plan(self, decisions: Sequence[Decision], watermark: float | None) -> None:
+        wanted = [self._planned(d) for d in decisions]
+        wanted = await self._overlaps.judge(wanted, [d.schedule.overlap for d in decisions])
+        progress = self._progress(self._pending_revisions(), watermark)
+        recorded = await self._store.plan(wanted, progress, self.epoch)
+        self.progress = progress
+        for planned in recorded:
+            self._remember(planned)
+            self._count(planned)
+
+    def _planned(self, decision: Decision) -> Planned:
+        schedule = decision.schedule
+        slot = Slot(
+            "skipped" if decision.skip else "planned",
+            round(decision.due, 3),
+            planned=round(self._now(), 3),
+            node=self._node,
+            epoch=self.epoch,
+            caught_up=decision.caught_up,
+            reason=decision.skip,
+            last=decision.last,
+            count=decision.count,
+            job=schedule.job,
+            group=schedule.group,
+        )
+        if not decision.skip:
+            slot = msgspec.structs.replace(slot, body=schedule.payload, headers=schedule.headers)
+        return Planned(schedule.name, decision.moment, slot)
+
+    def _remember(self, planned: Planned) -> None:
+        self._newest = max(self._newest, planned.revision)
+        if planned.slot.state == "planned":
+            self._unsent[planned.id] = planned
+        self._overlaps.recorded(planned)
+
+    def _count(self, planned: Planned) -> None:
+        slot = planned.slot
+        if slot.state == "skipped":
+            self._telemetry.slots.labels(slot.reason).inc(max(1, slot.count))
+        elif slot.caught_up:
+            self._telemetry.slots.labels("caught_up").inc()
+
+    # ---- sending and marking
+
+    async def _send(self, planned: list[Planned]) -> None:
+        answers = await self._store.send(planned)
+        now = round(self._now(), 3)
+        for p, answer in zip(planned, answers, strict=True):
+            if answer is None:
+                continue
+            sent = msgspec.structs.replace(
+                p.slot,
+                state="dispatched",
+                dispatched=now,
+                sender="" if p.slot.node == self._node else self._node,
+                duplicate=answer.duplicate,
+                sequence=answer.sequence,
+                body=NO_BODY,
+                headers={},
+            )
+            del self._unsent[p.id]
+            self._unmarked[p.id] = p._replace(slot=sent)
+            self._overlaps.recorded(p._replace(slot=sent))
+            self._telemetry.slots.labels("duplicate" if answer.duplicate else "dispatched").inc()
+            self._telemetry.slot_delay.observe(max(0.0, now - p.slot.due))
+
+    async def _mark(self) -> None:
+        changes = [*self._unmarked.values(), *self._overlaps.replaced()]
+        for start in range(0, len(changes), MOST_PLANNED):
+            part = changes[start : start + MOST_PLANNED]
+            marked = {p.id for p in part}
+            progress = self._progress(self._pending_revisions(without=marked), None)
+            self._newest = max(self._newest, await self._store.mark(part, progress, self.epoch))
+            self.progress = progress
+            for p in part:
+                self._unmarked.pop(p.id, None)
+                self._overlaps.marked(p)
+
+    def _pending_revisions(self, without: Iterable[str] = ()) -> list[int]:
+        left = set(without)
+        pending = (self._unsent, self._unmarked)
+        found = [p.revision for group in pending for id, p in group.items() if id not in left]
+        others = [*self._overlaps.held(), *self._overlaps.replaced()]
+        return found + [p.revision for p in others if p.id not in left]
+
+    def _progress(self, pending: list[int], watermark: float | None) -> Progress:
+        settled = min([*pending, self._newest + 1]) - 1
+        return Progress(
+            watermark=self.progress.watermark if watermark is None else watermark,
+            settled=max(settled, 0),
+            seen=self._seen(),
+            node=self._node,
+            epoch=self.epoch,
+        )
+
+
+def until_next(next_due: float | None, now: float, longest: float) -> float:
+    """How long a leader may sleep."""
+    return longest if next_due is None else min(longest, max(0.0, next_due - now + 0.0005))

@@ -1,0 +1,295 @@
+"""Where slots live, as the leader sees it: plan, send, mark, and find what was left undone.
+
+`plan` writes slots and progress in one atomic batch. Each slot must not exist (expected revision
+0), and the progress record expects the term to be at the leader's epoch: the server refuses a slot
+that is there already, and a leader that was replaced (`StaleTerm`). It does not say which of the
+two, so the term is read; when it still stands, the slots that exist are left out and come back with
+their own revisions, to be sent like the rest if nobody has said that they were.
+
+`send` publishes runs with the slot's id as message id: a second one inside the stream's window is
+dropped and known as a repeat. `mark` is fenced as `plan` is.
+
+An answer that does not come is unknown (`OutcomeUnknown`): the caller does the same again, which is
+harmless each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from holdfast.broker import Broker, Bucket, Received
+from holdfast.broker.batch import LARGEST_BATCH, Write, store_batch
+from holdfast.broker.connection import read_ack
+from holdfast.broker.kv import Entry, direct_page, ttl_text
+from holdfast.clock import rfc3339
+from holdfast.errors import (
+    BrokerError,
+    Conflict,
+    HoldfastError,
+    NotFound,
+    OutcomeUnknown,
+    Unavailable,
+)
+from holdfast.model import run as runs
+from holdfast.model import slot as slots
+from holdfast.model.slot import Progress, Slot
+from holdfast.names import (
+    H_EXPECTED,
+    H_EXPECTED_SUBJECT,
+    H_MSG_ID,
+    H_SLOT,
+    H_TTL,
+    kv_key,
+    kv_subject,
+    parse_slot_key,
+    progress_key,
+    slot_key,
+    term_key,
+)
+
+T = TypeVar("T")
+
+ROLE = "scheduler"
+MOST_PLANNED = LARGEST_BATCH - 1
+"""Slots in one batch: the progress record is the last message of it."""
+STALE_SECONDS = 0.1
+STALE_TRIES = 50
+READS_AT_ONCE = 200
+
+
+class StaleTerm(BrokerError):
+    """Another scheduler leads by now: its epoch is higher, and this write was refused."""
+
+
+class Planned(NamedTuple):
+    """A slot and the revision that its record is at; 0 while there is none."""
+
+    schedule: str
+    moment: int
+    slot: Slot
+    revision: int = 0
+
+    @property
+    def id(self) -> str:
+        return slots.slot_id(self.schedule, self.moment)
+
+
+class Sent(NamedTuple):
+    """What the jobs stream said to a run."""
+
+    sequence: int
+    duplicate: bool
+
+
+class SlotStore(Protocol):
+    """What a leader needs; kept on NATS, and in memory by the tests that crash it at each step."""
+
+    async def progress(self) -> Progress: ...
+    async def plan(
+        self, planned: Sequence[Planned], progress: Progress, epoch: int
+    ) -> list[Planned]: ...
+    async def send(self, planned: Sequence[Planned]) -> list[Sent | None]: ...
+    async def mark(self, planned: Sequence[Planned], progress: Progress, epoch: int) -> int: ...
+    async def left_over(self, after: int, epoch: int) -> list[Planned]: ...
+    async def active(self, planned: Sequence[Planned]) -> list[bool]: ...
+    async def last(self, schedule: str) -> Planned | None: ...
+    async def get(self, schedule: str, moment: int) -> Planned | None: ...
+    def cancel(self, planned: Planned) -> None: ...
+
+
+Ttl = Callable[[Planned], float]
+Cancel = Callable[[Planned], None]
+
+
+class NatsSlots:
+    """Slots on NATS."""
+
+    def __init__(self, broker: Broker, ttl: Ttl, cancel: Cancel) -> None:
+        self._broker = broker
+        self._bucket = Bucket(broker, broker.names.slots)
+        self._runs = Bucket(broker, broker.names.runs)
+        self._ttl = ttl
+        self._cancel = cancel
+
+    # ---- progress
+
+    async def progress(self) -> Progress:
+        """How far the schedulers had come."""
+        entry = await self._bucket.get(progress_key(ROLE))
+        return slots.decode_progress(entry.value) if entry else Progress()
+
+    # ---- planning
+
+    async def plan(
+        self, planned: Sequence[Planned], progress: Progress, epoch: int
+    ) -> list[Planned]:
+        """Record slots that nobody has recorded; returns all of them as they are recorded now."""
+        missing, there = list(planned), []
+        while True:
+            try:
+                last = await self._commit(missing, progress, epoch)
+            except Conflict:
+                await self._check_term(epoch)
+                found = await self._read(missing)
+                if not any(found):
+                    raise OutcomeUnknown("slots were refused and are not there: again") from None
+                there += [f for f in found if f]
+                missing = [p for p, f in zip(missing, found, strict=True) if f is None]
+                continue
+            first = last - len(missing)
+            new = [p._replace(revision=first + n) for n, p in enumerate(missing)]
+            return [*there, *new]
+
+    async def mark(self, planned: Sequence[Planned], progress: Progress, epoch: int) -> int:
+        """Write down what became of slots; returns the newest revision."""
+        try:
+            return await self._commit(planned, progress, epoch)
+        except Conflict:
+            await self._check_term(epoch)
+        found = await self._read(planned)
+        open_ones = [
+            p._replace(revision=f.revision)
+            for p, f in zip(planned, found, strict=True)
+            if f is not None and f.slot.pending
+        ]
+        return await self._commit(open_ones, progress, epoch)
+
+    async def _commit(self, planned: Sequence[Planned], progress: Progress, epoch: int) -> int:
+        bucket = self._bucket.name
+        writes = [
+            Write(
+                kv_subject(bucket, slot_key(p.schedule, slots.stamp(p.moment))),
+                slots.encode(p.slot),
+                {H_EXPECTED: str(p.revision), H_TTL: ttl_text(self._ttl(p))},
+            )
+            for p in planned
+        ]
+        fence = {
+            H_EXPECTED: str(epoch),
+            H_EXPECTED_SUBJECT: kv_subject(bucket, term_key(ROLE)),
+        }
+        subject = kv_subject(bucket, progress_key(ROLE))
+        writes.append(Write(subject, slots.encode(progress), fence))
+        if len(writes) == 1:
+            return (await self._broker.store(*writes[0])).seq
+        return (await store_batch(self._broker, writes)).seq
+
+    async def _check_term(self, epoch: int) -> None:
+        revision, _ = await self._bucket.last(term_key(ROLE))
+        if revision != epoch:
+            raise StaleTerm(f"the term of epoch {epoch} is over: it is {revision} now")
+
+    async def _read(self, planned: Sequence[Planned]) -> list[Planned | None]:
+        return await in_groups([self.get(p.schedule, p.moment) for p in planned])
+
+    # ---- sending
+
+    async def send(self, planned: Sequence[Planned]) -> list[Sent | None]:
+        """Publish runs, all under way at once; None where no answer came or none could be sent."""
+        futures: list[asyncio.Future[Received] | None] = []
+        for p in planned:
+            subject = self._broker.names.job(p.slot.group, p.slot.job)
+            try:
+                futures.append(await self._broker.send(subject, bytes(p.slot.body), _headers(p)))
+            except HoldfastError:
+                futures.append(None)
+        return [await _sent(future) for future in futures]
+
+    # ---- what was left undone
+
+    async def left_over(self, after: int, epoch: int) -> list[Planned]:
+        """Slots recorded after a revision that nobody has sent, up to the term of `epoch`.
+
+        A replica that lags would show too few: the term itself must be in the listing.
+        """
+        for _ in range(STALE_TRIES):
+            newest, found = await self._list(after)
+            if newest >= epoch:
+                return found
+            await self._broker.clock.sleep(STALE_SECONDS)
+        raise Unavailable("the slots' bucket answers with an old state: again later")
+
+    async def _list(self, after: int) -> tuple[int, list[Planned]]:
+        subject = kv_subject(self._bucket.name, ">")
+        start, newest, found = after + 1, 0, []
+        while True:
+            page = await direct_page(self._broker, self._bucket.stream, subject, start)
+            newest = max(newest, page.last)
+            for message in page.messages:
+                key = kv_key(self._bucket.name, message.headers["Nats-Subject"])
+                revision = int(message.headers["Nats-Sequence"])
+                p = _planned(Entry(key, message.body, revision, 0.0))
+                if p and p.slot.pending:
+                    found.append(p)
+            if not page.more:
+                return newest, found
+            start = page.last + 1
+
+    # ---- runs of earlier slots
+
+    async def active(self, planned: Sequence[Planned]) -> list[bool]:
+        """Whether the runs of these slots are still queued or running."""
+        return await in_groups([self._is_active(p) for p in planned])
+
+    async def _is_active(self, p: Planned) -> bool:
+        entry = await self._runs.get(p.id)
+        if entry is not None:
+            return not runs.decode(entry.value).terminal
+        if not p.slot.sequence:
+            return p.slot.pending
+        try:
+            stream = self._broker.names.jobs
+            await self._broker.api(f"STREAM.MSG.GET.{stream}", {"seq": p.slot.sequence})
+        except NotFound:
+            return False
+        return True
+
+    async def last(self, schedule: str) -> Planned | None:
+        """The newest slot of a schedule that was sent or is to be."""
+        _, entry = await self._bucket.last(slot_key(schedule, "*"))
+        newest = _planned(entry) if entry else None
+        if newest is None or newest.slot.state != "skipped":
+            return newest
+        if not newest.slot.previous:
+            return None
+        return await self.get(schedule, newest.slot.previous)
+
+    async def get(self, schedule: str, moment: int) -> Planned | None:
+        """A slot as it is recorded."""
+        found = await self._bucket.get(slot_key(schedule, slots.stamp(moment)))
+        return _planned(found) if found else None
+
+    def cancel(self, planned: Planned) -> None:
+        """Ask for the end of a slot's run; whether it has ended is seen later."""
+        self._cancel(planned)
+
+
+def _planned(entry: Entry) -> Planned | None:
+    key = parse_slot_key(entry.key)
+    if key is None:
+        return None
+    return Planned(key[0], slots.parse_stamp(key[1]), slots.decode(entry.value), entry.revision)
+
+
+def _headers(p: Planned) -> dict[str, str]:
+    return {**p.slot.headers, H_MSG_ID: p.id, H_SLOT: rfc3339(p.moment)}
+
+
+async def _sent(future: asyncio.Future[Received] | None) -> Sent | None:
+    if future is None:
+        return None
+    try:
+        stored = await read_ack(future)
+    except BrokerError:
+        return None
+    return Sent(stored.seq, stored.duplicate)
+
+
+async def in_groups(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await many calls, some hundreds at a time."""
+    found: list[T] = []
+    for start in range(0, len(calls), READS_AT_ONCE):
+        found += await asyncio.gather(*calls[start : start + READS_AT_ONCE])
+    return found
