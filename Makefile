@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 # A suite joins `make test` as soon as its directory exists.
-SUITES := $(wildcard tests/unit tests/integration tests/faults tests/docs)
+SUITES := $(wildcard tests/unit tests/conformance tests/integration tests/faults tests/docs)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check static unit bench bench-full clean

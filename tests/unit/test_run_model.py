@@ -156,7 +156,7 @@ def heal(world: World) -> None:
         msg.out = True
         msg.deliveries += 1
         node = f"healthy{round}"
-        finish(world, world.start(node, lambda me, m=msg: world.attempt(me, m, "done")))  # type: ignore[misc]
+        finish(world, world.start(node, lambda me, m=msg: world.attempt(me, m, "done")))
 
 
 def finish(world: World, process: object) -> None:
