@@ -57,9 +57,12 @@ class Canary:
 
     async def run(self) -> None:
         """Send canaries until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._pull.run(), name="holdfast-canary-pull")
-            group.create_task(self._send(), name="holdfast-canary-send")
+        sending = asyncio.create_task(self._send(), name="holdfast-canary-send")
+        try:
+            await self._pull.run()
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
 
     async def _send(self) -> None:
         while True:

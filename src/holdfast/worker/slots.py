@@ -34,11 +34,6 @@ class Slots:
         self._idle: list[asyncio.Future[None]] = []
         self._closed = False
 
-    @property
-    def free(self) -> int:
-        """Slots that nothing is waiting for."""
-        return max(0, self.limit - self.busy - len(self.backlog))
-
     def submit(self, held: Held) -> None:
         """Execute it as soon as a slot is free."""
         self.backlog.append(held)

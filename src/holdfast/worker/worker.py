@@ -45,6 +45,7 @@ log = logging.getLogger("holdfast.worker")
 
 SPEED_SECONDS = 0.1
 SETTLE_SECONDS = 5.0
+WAITING_SECONDS = 1.0
 UNDER_WAY_SECONDS = 60.0
 INDEX_SECONDS = 0.2
 """Runs held for less are not in the index: most end before anyone could read it."""
@@ -303,13 +304,14 @@ class Worker:
         """How many messages one consumer may have under way: idle ones one, busy ones the rest."""
         if self._draining:
             return 0
-        free = self._slots.free
-        room = free + int(self._speed * SPEED_SECONDS) - len(self._slots.backlog)
+        slots = self._slots
+        taken = slots.busy + len(slots.backlog)
+        room = slots.limit + int(self._speed * SPEED_SECONDS) - taken
         if room <= 0:
             return 0
-        busy = sum(1 for p in self._pulls if p.active)
-        if not pull.active and busy:
+        if not pull.active:
             return 1
+        busy = sum(1 for p in self._pulls if p.active)
         return max(1, room // max(1, busy))
 
     def _delivered(self, delivery: Delivery, job: Job[Any, Any], event: str) -> None:
@@ -319,6 +321,14 @@ class Worker:
             return
         self._held[delivery.reply] = held
         self._slots.submit(held)
+
+    def _give_back_waiting(self) -> None:
+        """What was taken and cannot be started soon, because the slots are full of long runs."""
+        backlog, now = self._slots.backlog, self._broker.clock.monotonic()
+        while backlog and now - backlog[0].since > WAITING_SECONDS:
+            held = backlog.popleft()
+            self._held.pop(held.message.reply, None)
+            self._give_back_soon(held)
 
     def _give_back_soon(self, held: Held) -> None:
         task = asyncio.create_task(self._executor.give_back(held))
@@ -399,6 +409,7 @@ class Worker:
             speed = (self._executed - last) * 4
             self._speed = speed if speed > self._speed else (self._speed + speed) / 2
             last = self._executed
+            self._give_back_waiting()
             self.telemetry.running.set(self._slots.busy)
             self.telemetry.held.set(len(self._slots.backlog))
             self.telemetry.canary.set(self._canary.age)
