@@ -120,6 +120,7 @@ class Broker:
         """What the server refused to let us publish or subscribe to, in lower case: its words."""
         self._sweeper: asyncio.Task[None] | None = None
         self._lost_at: float | None = None
+        self._trouble: Exception | None = None
         self._closing = False
 
     # ---- life
@@ -169,10 +170,21 @@ class Broker:
             self._closing = True
             with contextlib.suppress(Exception):
                 await self._nc.close()
-            raise errors.NotConnected(
-                f"cannot reach NATS at {shown_url(self.config.nats_url)} "
-                f"({_reason(error)}): start one with 'holdfast server', or set HOLDFAST_NATS_URL"
-            ) from None
+            raise self._not_connected(error) from None
+
+    def _not_connected(self, error: Exception) -> errors.NotConnected:
+        """What went wrong at the last try, for the client just tries again until time is up."""
+        reason = _reason(self._trouble or error)
+        url = shown_url(self.config.nats_url)
+        if _is_login(self._trouble):
+            return errors.NotConnected(
+                f"NATS at {url} refuses the login ({reason}): check user and password, token, "
+                "creds_file or nkey_seed_file"
+            )
+        return errors.NotConnected(
+            f"cannot reach NATS at {url} ({reason}): "
+            "start one with 'holdfast server', or set HOLDFAST_NATS_URL"
+        )
 
     async def close(self) -> None:
         """Flush what was published and disconnect; quiet, because it is wanted."""
@@ -372,6 +384,8 @@ class Broker:
                 future.exception()  # nobody may be waiting any more
 
     async def _on_error(self, error: Exception) -> None:
+        if not _is_login(self._trouble):
+            self._trouble = error
         text = str(error)
         if "permissions violation" in text.lower():
             log.error("NATS refused: %s", text)
@@ -458,4 +472,8 @@ def parse_version(text: str) -> tuple[int, int, int]:
 
 
 def _reason(error: BaseException | None) -> str:
-    return str(error).removeprefix("nats: ") or type(error).__name__
+    return str(error).removeprefix("nats: ").strip("'") or type(error).__name__
+
+
+def _is_login(error: BaseException | None) -> bool:
+    return "authorization" in str(error).lower()

@@ -62,6 +62,12 @@ class WireClient(Client):
         if queue is not None and queue.empty():
             await self._flush_pending()
 
+    async def flush(self, timeout: int = 10) -> None:
+        """Return when the server has seen everything; the library's PING overtakes its buffer."""
+        if self.is_connected:
+            await self._flush_pending(force_flush=True)
+        await super().flush(timeout)
+
     def forget(self, subscription: Subscription) -> None:
         """A subscription has ended."""
         self._listeners.pop(subscription._id, None)

@@ -1,0 +1,98 @@
+"""`holdfast doctor`: is this server, and this namespace on it, fit for production?"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.common import Cli, confirm, connection_given, emit, given, note, say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.config import ConnectionConfig, RecordConfig
+    from holdfast.status.checkup import Finding
+
+MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
+COLOURS = {"ok": typer.colors.GREEN, "warn": typer.colors.YELLOW, "fail": typer.colors.RED}
+
+
+def register(app: Cli) -> None:
+    """Add `holdfast doctor`."""
+    app.command("doctor")(doctor)
+
+
+async def doctor(
+    monitor_url: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--monitor-url",
+            metavar="URL",
+            help="A server's monitor (http://host:8222), to see how it syncs; may be repeated.",
+        ),
+    ] = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Put drifted streams right where nothing can be lost.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before --fix.")] = False,
+) -> None:
+    """Check what production needs, and say what to do.
+
+    Exit codes: 0 when nothing failed (warnings are allowed), 1 when something did.
+    """
+    import logging
+
+    from holdfast.cli.common import log_to_stderr
+    from holdfast.config import ConnectionConfig, RecordConfig, load
+    from holdfast.status.doctor import examine
+
+    log_to_stderr()
+    logging.getLogger("holdfast").setLevel(logging.CRITICAL)  # what is refused becomes a finding
+    connection = load(ConnectionConfig, **connection_given())
+    records = load(RecordConfig)
+    if fix:
+        await _fix(connection, records, yes)
+    found = await examine(connection, records, monitor_url or ())
+    if given().json:
+        emit(found)
+    else:
+        _show(found)
+    raise typer.Exit(1 if any(one.level == "fail" for one in found) else 0)
+
+
+async def _fix(connection: ConnectionConfig, records: RecordConfig, yes: bool) -> None:
+    from holdfast.broker import Broker
+    from holdfast.broker.streams import Topology
+    from holdfast.status.stream_fixes import fix, is_safe
+
+    async with Broker(connection, name="holdfast doctor") as broker:
+        topology = Topology(broker, records)
+        planned = [one for one in await topology.differences() if is_safe(one)]
+        for one in planned:
+            note(f"will change {one}")
+        if not planned:
+            note("nothing to fix")
+            return
+        if not yes:
+            confirm(f"Change {len({one.stream for one in planned})} streams?")
+        note(f"changed {', '.join(await fix(topology))}")
+
+
+def _show(found: Sequence[Finding]) -> None:
+    width = max(len(one.check) for one in found)
+    for one in found:
+        mark = (
+            typer.style(MARKS[one.level], fg=COLOURS[one.level]) if _colour() else MARKS[one.level]
+        )
+        say(f"{mark}  {one.check.ljust(width)}  {one.text}")
+        if one.todo:
+            say(f"{' ' * (width + 8)}-> {one.todo}")
+    failed = sum(one.level == "fail" for one in found)
+    warned = sum(one.level == "warn" for one in found)
+    say(f"{failed} failed, {warned} warnings, {len(found) - failed - warned} ok")
+
+
+def _colour() -> bool:
+    return sys.stdout.isatty()
