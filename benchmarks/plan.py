@@ -48,11 +48,16 @@ class Subject:
     measures: frozenset[str] = field(default=frozenset())
     missing: str = ""
     """Why it cannot be measured here."""
+    plain: bool = False
+    """Without uvloop, even if it is installed."""
+    synced_speed: int = 10_000
 
     @property
     def path(self) -> list[str]:
-        """Where Python looks for modules; a peer must not see the product's."""
-        return [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
+        """Where its processes look for modules first."""
+        given = os.environ.get("PYTHONPATH", "") if self.system == "holdfast" else ""
+        plain = [str(ROOT / "benchmarks" / "plain")] if self.plain else []
+        return [*plain, str(ROOT), *([given] if given else [])]
 
     @property
     def name(self) -> str:
@@ -75,8 +80,6 @@ class Subject:
             pace=min(self.pace, 3_000),
             speed=min(self.speed, self.synced_speed),
         )
-
-    synced_speed: int = 10_000
 
 
 ALL = frozenset(

@@ -37,7 +37,7 @@ class Stage:
             **subject.env(url),
             "BENCH_URL": url,
             "BENCH_VARIANT": subject.mode,
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *subject.path]),
+            "PYTHONPATH": os.pathsep.join(subject.path),
             "PYTHONUNBUFFERED": "1",
             tally.FOLDER: str(folder / "tally"),
         }

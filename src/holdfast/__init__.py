@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from holdfast.context import Context, SyncContext
     from holdfast.errors import Discard, HoldfastError, Retry, Snooze
     from holdfast.model.backoff import Backoff
+    from holdfast.sync import SyncApp
     from holdfast.worker import Worker, run_consumer
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Run",
     "RunStatus",
     "Snooze",
+    "SyncApp",
     "SyncContext",
     "Worker",
     "__version__",
@@ -47,6 +49,7 @@ _HOMES = {
     "Run": "holdfast.client",
     "RunStatus": "holdfast.client",
     "Snooze": "holdfast.errors",
+    "SyncApp": "holdfast.sync",
     "SyncContext": "holdfast.context",
     "Worker": "holdfast.worker",
     "run_consumer": "holdfast.worker",

@@ -11,10 +11,15 @@ import json
 import logging
 import sys
 import time
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import Metric as PrometheusMetric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
 log = logging.getLogger("holdfast.events")
 
@@ -158,16 +163,80 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
     ),
 )
 
+TALLIED: Final = frozenset({"started", "ended", "seconds", "waited"})
+"""Metrics that change with every attempt: counted as plain numbers, labelled when they are read."""
+
 _SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 3600.0)
 
 
-class Telemetry:
-    """One process's metrics. `metrics.started.labels(group, job).inc()`."""
+class Buckets:
+    """A histogram as plain numbers."""
 
-    started: Counter
-    ended: Counter
-    seconds: Histogram
-    waited: Histogram
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(_SECONDS) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(_SECONDS, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """The counts as Prometheus wants them: each with all below it."""
+        bounds = [*map(str, _SECONDS), "+Inf"]
+        return list(zip(bounds, accumulate(self.counts), strict=True))
+
+
+class Tally:
+    """What happened to the attempts of one job in this process."""
+
+    __slots__ = ("ended", "seconds", "started", "waited")
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.ended: dict[str, int] = {}
+        self.seconds = Buckets()
+        self.waited = Buckets()
+
+    def finish(self, outcome: str, seconds: float) -> None:
+        """An attempt has ended."""
+        self.ended[outcome] = self.ended.get(outcome, 0) + 1
+        self.seconds.observe(seconds)
+
+
+class _Tallies:
+    """Turns tallies into metrics when they are read."""
+
+    def __init__(self, tallies: dict[tuple[str, str], Tally]) -> None:
+        self._tallies = tallies
+
+    def collect(self) -> Iterator[PrometheusMetric]:
+        """Called by the registry."""
+        for metric in CATALOGUE:
+            if metric.attribute in TALLIED:
+                yield self._family(metric)
+
+    def _family(self, metric: Metric) -> PrometheusMetric:
+        if metric.kind == "histogram":
+            histogram = HistogramMetricFamily(metric.name, metric.doc, labels=metric.labels)
+            for where, tally in list(self._tallies.items()):
+                buckets: Buckets = getattr(tally, metric.attribute)
+                histogram.add_metric(where, buckets.cumulative(), buckets.total)
+            return histogram
+        counter = CounterMetricFamily(metric.name, metric.doc, labels=metric.labels)
+        for where, tally in list(self._tallies.items()):
+            if metric.attribute == "started":
+                counter.add_metric(where, tally.started)
+            for outcome, count in list(tally.ended.items()) if metric.attribute == "ended" else ():
+                counter.add_metric((*where, outcome), count)
+        return counter
+
+
+class Telemetry:
+    """One process's metrics. `telemetry.dead.labels(group, job, reason).inc()`."""
+
     running: Gauge
     held: Gauge
     claims: Counter
@@ -197,8 +266,18 @@ class Telemetry:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._tallies: dict[tuple[str, str], Tally] = {}
+        self.registry.register(_Tallies(self._tallies))
         for metric in CATALOGUE:
-            setattr(self, metric.attribute, self._make(metric))
+            if metric.attribute not in TALLIED:
+                setattr(self, metric.attribute, self._make(metric))
+
+    def tally(self, group: str, job: str) -> Tally:
+        """The counts of one job's attempts."""
+        found = self._tallies.get((group, job))
+        if found is None:
+            found = self._tallies[group, job] = Tally()
+        return found
 
     def _make(self, metric: Metric) -> Counter | Gauge | Histogram:
         if metric.kind == "histogram":

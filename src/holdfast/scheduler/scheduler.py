@@ -29,6 +29,7 @@ from holdfast.broker import Broker, Received
 from holdfast.client import Client
 from holdfast.client.schedules import Schedules
 from holdfast.config import ConnectionConfig, RecordConfig, SchedulerConfig
+from holdfast.health import Health, HealthServer
 from holdfast.model import slot as slots
 from holdfast.model.planner import Planner
 from holdfast.model.schedule import Schedule, next_after
@@ -164,8 +165,9 @@ class Scheduler:
             self._spawn(self._tell(ready), "tell"),
         ]
         try:
-            await self._until_stopped([working, *others])
-            await asyncio.wait([working], timeout=FINISH_SECONDS)
+            async with HealthServer(self.config.health_host, self.config.health_port, self.health):
+                await self._until_stopped([working, *others])
+                await asyncio.wait([working], timeout=FINISH_SECONDS)
         finally:
             for task in (working, *others):
                 task.cancel()
@@ -368,6 +370,11 @@ class Scheduler:
         if self._overdue() > SILENT_SECONDS:
             found.append(f"a slot is due for {self._overdue():.0f} s and was not fired")
         return found
+
+    def health(self) -> Health:
+        """For `/health` and `/metrics`."""
+        problems = self.problems()
+        return Health(not problems, problems, self.telemetry.render, self.facts())
 
     def facts(self) -> dict[str, Any]:
         """For health pages."""

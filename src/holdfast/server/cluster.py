@@ -74,11 +74,15 @@ class Cluster:
     def start(self) -> None:
         """Spawn every node and return at once; `wait_ready` tells how it went."""
         if not self._settled:
-            routes = [f"{HOST}:{port}" for port in free_ports(len(self.nodes))]
-            for node, listen in zip(self.nodes, routes, strict=True):
-                node.join(self.name, listen, routes)
+            self.wire(free_ports(len(self.nodes)))
         for node in self.nodes:
             node.start()
+
+    def wire(self, ports: Sequence[int]) -> None:
+        """Tell every node where it listens for the others and where it finds them."""
+        routes = [f"{HOST}:{port}" for port in ports]
+        for node, listen in zip(self.nodes, routes, strict=True):
+            node.join(self.name, listen, routes)
 
     def wait_ready(self, timeout: float = READY_SECONDS) -> None:
         """Return once the running nodes, a majority at least, can serve every request."""

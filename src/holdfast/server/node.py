@@ -116,11 +116,15 @@ class Server:
 
     # ------------------------------------------------------------ what it does
 
-    def join(self, cluster: str, listen: str, routes: Sequence[str]) -> None:
-        """Make it a member of a cluster at its next start; addresses are `host:port`."""
+    def join(self, cluster: str, listen: str, routes: Sequence[str], options: str = "") -> None:
+        """Make it a member of a cluster at its next start; addresses are `host:port`.
+
+        `options` are further lines for the cluster's block of the configuration.
+        """
         urls = ", ".join(f'"nats://{route}"' for route in routes)
         self._cluster_config = (
-            f'cluster {{ name: {_quoted(cluster)}, listen: "{listen}", routes: [{urls}] }}'
+            f'cluster {{ name: {_quoted(cluster)}, listen: "{listen}", routes: [{urls}]\n'
+            f"{options}\n}}"
         )
 
     def start(self) -> None:

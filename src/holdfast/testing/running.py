@@ -1,8 +1,9 @@
 """A real worker inside a test: one for every group of an app, in this very process.
 
-With `async with` it runs on the test's own event loop, so handlers and test share objects. It is
-ready when the block is entered: streams and consumers exist, so an event published in the first
-line reaches its subscribers. Leaving the block drains.
+With `async with` it runs on the test's own event loop, so handlers and test share objects; with
+`with` it runs on a loop in a thread of its own, and the block gets a `SyncApp`. It is ready when
+the block is entered: streams and consumers exist, so an event published in the first line reaches
+its subscribers. Leaving the block drains.
 
 Not covered: what happens when the process dies. For that, run the workers as processes, or use
 `holdfast.testing.memory`, where a crash can be simulated.
@@ -16,6 +17,7 @@ from typing import Any
 from holdfast.app import Holdfast
 from holdfast.config import WorkerConfig
 from holdfast.errors import HoldfastError
+from holdfast.sync import LoopThread, SyncApp
 from holdfast.worker import Worker
 
 READY_SECONDS = 10.0
@@ -32,6 +34,8 @@ class RunningWorker:
         self._config = config
         self._tasks: list[asyncio.Task[None]] = []
         self._before: dict[str, str | None] = {}
+        self._thread: LoopThread | None = None
+        self._client = SyncApp(app)
 
     async def __aenter__(self) -> Holdfast:
         self._before = dict(self.app._overrides)
@@ -54,6 +58,23 @@ class RunningWorker:
         await self._stop()
         for task in self._tasks:
             task.result()  # a worker that failed fails the test
+
+    def __enter__(self) -> SyncApp:
+        self._thread = LoopThread(self.app)
+        try:
+            self._thread.wait(self.__aenter__())
+        except BaseException:
+            self._thread.close()
+            raise
+        return self._client
+
+    def __exit__(self, *exc: object) -> None:
+        assert self._thread is not None
+        self._client.close()
+        try:
+            self._thread.wait(self.__aexit__(*exc))
+        finally:
+            self._thread.close()
 
     async def _until_ready(self) -> None:
         """Every consumer is there; a worker that ends before that tells why."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import Any
 
 from holdfast.model.dead import dead_headers
-from holdfast.model.job import JobSpec
 from holdfast.model.run import RunRecord
 from holdfast.names import (
     H_ATTEMPT,
@@ -25,7 +23,6 @@ from holdfast.names import (
     sequence_run,
 )
 from holdfast.ownership.claims import Claim
-from holdfast.telemetry import Telemetry
 from holdfast.worker.held import Held
 
 LARGEST_NUMBER = 1_000_000
@@ -138,32 +135,3 @@ def log_fields(held: Held, node: str) -> dict[str, Any]:
         "node": node,
         "epoch": held.claim.epoch if held.claim else 0,
     }
-
-
-class JobMetrics:
-    """A job's metrics with their labels filled in once."""
-
-    __slots__ = ("_outcomes", "_telemetry", "_where", "seconds", "started")
-
-    def __init__(self, telemetry: Telemetry, group: str, job: str) -> None:
-        self._telemetry = telemetry
-        self._where = (group, job)
-        self.started = telemetry.started.labels(group, job)
-        self.seconds = telemetry.seconds.labels(group, job)
-        self._outcomes: dict[str, Any] = {}
-
-    def ended(self, outcome: str) -> Any:
-        found = self._outcomes.get(outcome)
-        if found is None:
-            found = self._outcomes[outcome] = self._telemetry.ended.labels(*self._where, outcome)
-        return found
-
-
-@lru_cache(maxsize=1024)
-def _metrics(telemetry: Telemetry, group: str, job: str) -> JobMetrics:
-    return JobMetrics(telemetry, group, job)
-
-
-def metrics(telemetry: Telemetry, spec: JobSpec) -> JobMetrics:
-    """The metrics of a job."""
-    return _metrics(telemetry, spec.group, spec.name)

@@ -125,6 +125,7 @@ class Executor:
         self._outbox = outbox
         self._caller = caller
         self._telemetry = telemetry
+        self._won = telemetry.claims.labels("won")
         self._node = node
         self._now = now
         self._short_wait = short_wait
@@ -177,6 +178,7 @@ class Executor:
         if isinstance(found, Verdict):
             await self._refused(held, found)
             return False
+        self._won.inc()
         envelope.adopt(held, found)
         return spec.delivery != "at_most_once" or await self._ack_first(held)
 
@@ -243,8 +245,10 @@ class Executor:
             await self._dead(held, "invalid", f"InvalidPayload: {error}", "")
             return
         ctx = self._context(held, deadline)
-        metrics = envelope.metrics(self._telemetry, spec)
-        metrics.started.inc()
+        tally = self._telemetry.tally(spec.group, spec.name)
+        tally.started += 1
+        if held.attempt == 1:
+            tally.waited.observe(max(0.0, self._now() - held.message.stored_ns / 1e9))
         began = self.clock.monotonic()
         try:
             value = await self._run(held, ctx, bound, deadline)
@@ -254,8 +258,7 @@ class Executor:
             outcome = await self._raised(held, error)
         else:
             outcome = await self._done(held, value)
-        metrics.seconds.observe(self.clock.monotonic() - began)
-        metrics.ended(outcome).inc()
+        tally.finish(outcome, self.clock.monotonic() - began)
 
     async def _run(self, held: Held, ctx: Context, bound: Any, limit: Any) -> Any:
         if held.cause is not None:
