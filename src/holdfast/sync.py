@@ -1,0 +1,224 @@
+"""`SyncApp`: sending runs from code without an event loop, such as Django and Flask.
+
+    shop = SyncApp(app)                                  # at module level: does nothing yet
+
+    def view(request):
+        run = shop.enqueue(resize, Image(id=42), key="image-42")
+        return run.result(timeout=5)
+
+One background thread with an event loop and one connection of its own, made at the first call and
+shared by all threads of the process; each call waits for its answer. A forked child (gunicorn,
+uWSGI, Celery's prefork) makes its own. It is closed by `close`, by leaving `with SyncApp(app)`, and
+in any case when the process ends; a call after that opens it again.
+
+Not for code that runs on an event loop: it would stand still meanwhile, and deadlock if the answer
+depends on it. There every call is refused with the way to write it instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Generic, TypeVar
+
+from holdfast.app import Holdfast, Job, Sender
+from holdfast.client import Request, Run, RunStatus
+from holdfast.errors import HoldfastError, NotConnected, UnknownJob
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+CLOSE_SECONDS = 5.0
+
+_everyone: weakref.WeakSet[SyncApp] = weakref.WeakSet()
+_left_behind: list[object] = []
+"""Loops that a forked child inherited without their threads. They must neither be used nor closed:
+their file descriptors are shared with the parent, which would stop hearing of its own sockets."""
+
+
+class SyncRun(Generic[R]):
+    """One accepted run, as `Run`, with methods that block."""
+
+    def __init__(self, owner: SyncApp, run: Run[R]) -> None:
+        self.id = run.id
+        self.job = run.job
+        self.group = run.group
+        self.duplicate = run.duplicate
+        """The key was known already: this is the handle of the earlier run."""
+        self._owner = owner
+        self._run = run
+
+    def __repr__(self) -> str:
+        return f"<SyncRun {self.id} of {self.job}>"
+
+    def result(self, timeout: float | None = None) -> R:
+        """Wait for the run to end and return what its handler returned; raises as `Run.result`."""
+        return self._owner._wait(lambda: self._run.result(timeout))
+
+    def status(self) -> RunStatus:
+        """Where the run is now."""
+        return self._owner._wait(self._run.status)
+
+    def cancel(self) -> bool:
+        """Cancel it: queued, delayed, waiting for a retry or running. False: it had ended."""
+        return self._owner._wait(self._run.cancel)
+
+
+class SyncApp:
+    """An app for code without an event loop."""
+
+    def __init__(self, app: Holdfast) -> None:
+        self.app = app
+        self._lock = threading.Lock()
+        self._thread: LoopThread | None = None
+        self._finalizer: weakref.finalize[Any, SyncApp] | None = None
+        _everyone.add(self)
+
+    def __repr__(self) -> str:
+        return f"<SyncApp of {self.app!r}>"
+
+    # ---- sending
+
+    def enqueue(self, job: Job[Any, R] | Sender[R] | str, *args: Any, **kwargs: Any) -> SyncRun[R]:
+        """Send a run of a job, of `job.options(...)`, or of a job by name.
+
+        `key=`, `delay=`, `at=`, `headers=`, `group=` say how; the rest is payload. What cannot be
+        sent raises before anything is.
+        """
+        if isinstance(job, str):
+            if job not in self.app.jobs:
+                known = ", ".join(sorted(self.app.jobs)) or "none"
+                raise UnknownJob(f"app {self.app.name!r} has no job {job!r}: it has {known}")
+            job = self.app.jobs[job]
+        request = job.request(*args, **kwargs)
+        return SyncRun(self, self._wait(lambda: self._enqueue(request)))
+
+    async def _enqueue(self, request: Request) -> Run[Any]:
+        backend = await self.app.backend()
+        return self.app.handle(request, await backend.enqueue(request), backend)
+
+    def enqueue_many(self, requests: Iterable[Request]) -> list[SyncRun[Any]]:
+        """Send what `job.request(...)` made, of any jobs, pipelined, in order."""
+        wanted = list(requests)
+        runs = self._wait(lambda: self.app.enqueue_many(wanted))
+        return [SyncRun(self, run) for run in runs]
+
+    def publish(self, event: str, data: Any = None, *, id: str | None = None) -> None:
+        """Send an event from outside a run; `id` makes repeats of it known as such."""
+        self._wait(lambda: self.app.publish(event, data, id=id))
+
+    # ---- the thread behind it
+
+    def _wait(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine in the background thread and wait for what it gives."""
+        _refuse_on_a_loop()
+        return self._running().wait(make())
+
+    def _running(self) -> LoopThread:
+        with self._lock:
+            if self._thread is not None and self._thread.pid != os.getpid():
+                self._leave_behind()  # forked by something that told nobody
+            if self._thread is None:
+                self._thread = LoopThread(self.app)
+                self._finalizer = weakref.finalize(self, self._thread.close)
+            return self._thread
+
+    def close(self) -> None:
+        """Close connection and thread, if there are any; calls that wait are told so."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            finalizer, self._finalizer = self._finalizer, None
+        if finalizer is not None and thread is not None:
+            finalizer.detach()
+            if thread.pid == os.getpid():
+                thread.close()
+
+    def __enter__(self) -> SyncApp:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _leave_behind(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        _left_behind.append(self._thread)
+        self._thread = self._finalizer = None
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()  # the old one may be held by a thread that is not here
+        if self._thread is not None:
+            self._leave_behind()
+
+
+class LoopThread:
+    """A thread that runs an event loop, with an app's connection on it, until it is closed."""
+
+    def __init__(self, app: Holdfast) -> None:
+        self.pid = os.getpid()
+        self.loop = asyncio.new_event_loop()
+        self._app = app
+        self._thread = threading.Thread(target=self._main, name="holdfast-sync", daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.close()
+
+    def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine there and wait for what it gives."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise NotConnected("the connection was closed before an answer came") from None
+        except BaseException:
+            future.cancel()  # Ctrl-C: nobody waits for it any more
+            raise
+
+    def close(self) -> None:
+        """Disconnect, end the thread and wait for it (unless it is the caller)."""
+        if threading.current_thread() is self._thread or not self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            return
+        leaving = asyncio.run_coroutine_threadsafe(self._leave(), self.loop)
+        try:
+            leaving.result(CLOSE_SECONDS)
+        except (concurrent.futures.TimeoutError, HoldfastError):
+            pass  # the server does not answer: the process ends without its goodbye
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(CLOSE_SECONDS)
+
+    async def _leave(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await self._app.close()
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+def _refuse_on_a_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise HoldfastError(
+        "SyncApp was called on an event loop, which would stand still until the answer came: "
+        "write `await job.enqueue(...)` there, or call it in a thread (asyncio.to_thread)"
+    )
+
+
+def _after_fork_in_child() -> None:
+    for one in list(_everyone):
+        one._after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_after_fork_in_child)
