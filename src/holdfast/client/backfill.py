@@ -1,0 +1,100 @@
+"""Backfilling: firing the slots of a schedule that lie in the past, by hand.
+
+Each slot keeps its own id, so one that was sent is not sent again: its record says so. One that was
+skipped, or that nobody ever recorded, is recorded as planned, sent, and marked. Everything may be
+repeated: a backfill that was cut off is finished by the same command.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from holdfast.broker import Bucket
+from holdfast.client.client import Client
+from holdfast.client.schedules import Schedules
+from holdfast.clock import rfc3339
+from holdfast.errors import Conflict, InvalidInput
+from holdfast.model import slot as slots
+from holdfast.model.schedule import NO_BODY, Schedule, due_at, instants
+from holdfast.model.slot import Slot, slot_id
+from holdfast.names import H_MSG_ID, H_SLOT, slot_key
+
+KEPT_SECONDS = 7 * 86_400.0
+MOST = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Backfilled:
+    """What a backfill did, by the times of the slots."""
+
+    sent: list[str] = field(default_factory=list)
+    known: list[str] = field(default_factory=list)
+    """Sent before, by a scheduler or an earlier backfill."""
+
+
+async def backfill(client: Client, name: str, start: float, end: float) -> Backfilled:
+    """Fire every slot from `start` to `end` that was not; both are included."""
+    schedule = await Schedules(client).show(name)
+    await client.topology.measure_clock()
+    if end > client.broker.server_now():
+        raise InvalidInput("a backfill ends in the past: what is to come fires by itself")
+    everything = msgspec.structs.replace(schedule, since=0.0)
+    moments = []
+    for moment in instants(everything, start - 1, end):
+        if moment >= start:
+            moments.append(moment)
+        if len(moments) > MOST:
+            raise InvalidInput(
+                f"from {rfc3339(start)} to {rfc3339(end)} there are more than {MOST:,} slots: "
+                "backfill them in parts"
+            )
+    found = Backfilled()
+    for moment in moments:
+        sent = await _fire(client, schedule, moment)
+        (found.sent if sent else found.known).append(rfc3339(moment))
+    return found
+
+
+async def _fire(client: Client, schedule: Schedule, moment: int) -> bool:
+    bucket = Bucket(client.broker, client.broker.names.slots)
+    key = slot_key(schedule.name, slots.stamp(moment))
+    revision, entry = await bucket.last(key)
+    old = slots.decode(entry.value) if entry else None
+    if old is not None and old.state == "dispatched":
+        return False
+    now = client.broker.server_now()
+    slot = Slot(
+        "planned",
+        due_at(schedule, moment),
+        planned=now,
+        node="backfill",
+        backfill=True,
+        job=schedule.job,
+        group=schedule.group,
+        body=schedule.payload,
+        headers=schedule.headers,
+        reason=old.reason if old and old.last else "",  # the series that it began stays known
+        last=old.last if old else 0,
+        count=old.count if old else 0,
+    )
+    try:
+        revision = await bucket.put(key, slots.encode(slot), expected=revision, ttl=KEPT_SECONDS)
+    except Conflict:
+        return False  # a scheduler was faster
+    run = slot_id(schedule.name, moment)
+    headers = {**schedule.headers, H_MSG_ID: run, H_SLOT: rfc3339(moment)}
+    subject = client.broker.names.job(schedule.group, schedule.job)
+    stored = await client.store_surely(subject, bytes(schedule.payload), headers)
+    sent = msgspec.structs.replace(
+        slot,
+        state="dispatched",
+        dispatched=client.broker.server_now(),
+        sequence=stored.seq,
+        duplicate=stored.duplicate,
+        body=NO_BODY,
+        headers={},
+    )
+    await bucket.put(key, slots.encode(sent), expected=revision, ttl=KEPT_SECONDS)
+    return True

@@ -1,0 +1,198 @@
+"""What became of a slot, and what comes next: for people who ask why something did or did not run.
+
+`why` answers for every instant, also one that has no record of its own: because it belongs to a
+series that was skipped, lies in a pause, before the rule counted, in the future, or so far back
+that its record has expired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from holdfast import durations
+from holdfast.broker import Bucket
+from holdfast.client import Client
+from holdfast.client.schedules import Schedules
+from holdfast.clock import rfc3339
+from holdfast.errors import InvalidInput
+from holdfast.model import slot as slots
+from holdfast.model.schedule import Schedule, due_at, instants, next_after
+from holdfast.model.slot import Progress, Slot, slot_id
+from holdfast.names import parse_slot_key, progress_key, slot_key
+
+MOST_NEXT = 1_000
+LATE_SECONDS = 5.0
+
+_SKIPPED = {
+    "catch_up": "it was missed, and catch_up={catch_up!r} does not make up for it",
+    "limit": "it was missed, and more slots were missed than limit={limit} makes up for",
+    "overlap": "the run of the slot before had not ended, and overlap={overlap!r}",
+    "removed": "its schedule was removed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """What became of one slot, as a sentence and as facts."""
+
+    schedule: str
+    time: str
+    verdict: str
+    """dispatched, planned, waiting, skipped, paused, not_due, future, overdue, expired, removed."""
+    explanation: str
+    run: str = ""
+    run_state: str = ""
+    slot: Slot | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class SlotHistory:
+    """Reads slots."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._bucket = Bucket(client.broker, client.broker.names.slots)
+        self._schedules = Schedules(client)
+
+    async def next(self, name: str, count: int = 10) -> list[tuple[int, float]]:
+        """The next instants of a schedule, and when each is sent."""
+        schedule = await self._schedules.show(name)
+        await self._client.topology.measure_clock()
+        found = []
+        for moment in instants(schedule, self._client.broker.server_now()):
+            found.append((moment, due_at(schedule, moment)))
+            if len(found) >= min(count, MOST_NEXT):
+                break
+        return found
+
+    async def recent(self, name: str, limit: int = 20) -> list[tuple[int, Slot]]:
+        """The newest recorded slots of a schedule, newest first."""
+        found = sorted([item async for item in self._recorded(name)], key=lambda item: -item[0])
+        return found[:limit]
+
+    async def _recorded(self, name: str) -> AsyncIterator[tuple[int, Slot]]:
+        async for entry in self._bucket.entries(f"slot.{name}"):
+            key = parse_slot_key(entry.key)
+            if key:
+                yield slots.parse_stamp(key[1]), slots.decode(entry.value)
+
+    async def progress(self) -> Progress:
+        """How far the schedulers have come."""
+        entry = await self._bucket.get(progress_key("scheduler"))
+        return slots.decode_progress(entry.value) if entry else Progress()
+
+    # ---- why
+
+    async def why(self, name: str, at: float | None = None) -> Why:
+        """What became of the slot at a time, or of the newest one."""
+        schedule = await self._schedules.show(name)
+        await self._client.topology.measure_clock()
+        if at is None:
+            newest = await self.recent(name, 1)
+            if not newest:
+                return self._without_record(schedule, self._coming(schedule), await self.progress())
+            return await self._recorded_why(schedule, *newest[0])
+        moment = self._moment(schedule, at)
+        entry = await self._bucket.get(slot_key(name, slots.stamp(moment)))
+        if entry:
+            return await self._recorded_why(schedule, moment, slots.decode(entry.value))
+        async for first, slot in self._recorded(name):
+            if first < moment <= slot.last and slot.reason:
+                series = msgspec.structs.replace(slot, state="skipped")
+                return await self._recorded_why(schedule, moment, series)
+        return self._without_record(schedule, moment, await self.progress())
+
+    def _coming(self, schedule: Schedule) -> int:
+        found = next_after(schedule, self._client.broker.server_now())
+        if found is None:
+            raise InvalidInput(f"schedule {schedule.name!r} has no slot, neither past nor to come")
+        return found
+
+    def _moment(self, schedule: Schedule, at: float) -> int:
+        """The instant that is meant: to the second, or by its minute."""
+        everything = _without_since(schedule)
+        found = next_after(everything, int(at) - 1)
+        if found == int(at):
+            return found
+        following = "none" if found is None else rfc3339(found)
+        raise InvalidInput(
+            f"{rfc3339(at)} is not an instant of schedule {schedule.name!r} ({schedule.rule}): "
+            f"the next one after it is {following}"
+        )
+
+    async def _recorded_why(self, schedule: Schedule, moment: int, slot: Slot) -> Why:
+        run = slot_id(schedule.name, moment)
+        record = await self._client.read(run) if slot.state != "skipped" else None
+        return Why(
+            schedule.name,
+            rfc3339(moment),
+            slot.state,
+            _explain(schedule, slot),
+            run=run if slot.state != "skipped" else "",
+            run_state=record.state if record else "",
+            slot=slot,
+        )
+
+    def _without_record(self, schedule: Schedule, moment: int, progress: Progress) -> Why:
+        now = self._client.broker.server_now()
+        verdict, text = _judge(schedule, moment, now, progress)
+        return Why(schedule.name, rfc3339(moment), verdict, text)
+
+
+def _judge(schedule: Schedule, moment: int, now: float, progress: Progress) -> tuple[str, str]:
+    due = due_at(schedule, moment)
+    for pause in schedule.pauses:
+        if pause.since <= due <= pause.until:
+            return "paused", (
+                f"the schedule was paused from {rfc3339(pause.since)} to {rfc3339(pause.until)}"
+            )
+    if schedule.paused and due >= schedule.paused:
+        return "paused", f"the schedule is paused since {rfc3339(schedule.paused)}"
+    if moment <= schedule.since:
+        return "not_due", (
+            f"the rule counts since {rfc3339(schedule.since)} only: it was added, changed or "
+            "resumed then"
+        )
+    if due > now:
+        return "future", f"it is due in {durations.text(due - now)}, at {rfc3339(due)}"
+    if due > progress.watermark:
+        heard = rfc3339(progress.watermark) if progress.watermark else "never"
+        late = durations.text(now - due)
+        return "overdue", (
+            f"it is due for {late} and no scheduler has recorded it; the last progress was "
+            f"{heard}: is 'holdfast scheduler' running?"
+        )
+    return "expired", "it was recorded, and the record has expired since: see slots_kept"
+
+
+def _explain(schedule: Schedule, slot: Slot) -> str:
+    if slot.state == "skipped":
+        text = _SKIPPED[slot.reason].format(
+            catch_up=schedule.catch_up, limit=schedule.limit, overlap=schedule.overlap
+        )
+        many = f"; the same holds for {slot.count} slots until {rfc3339(slot.last)}"
+        return f"skipped: {text}{many if slot.count > 1 else ''}"
+    if slot.state == "waiting":
+        return "it waits for the run of the slot before to end (overlap)"
+    if slot.state == "planned":
+        return f"planned by {slot.node} at {rfc3339(slot.planned)} and not known to be sent yet"
+    late = max(0.0, slot.dispatched - slot.due)
+    text = f"sent at {rfc3339(slot.dispatched)}, {durations.text(late)} after it was due"
+    text += f", by {slot.sender or slot.node} in the term of epoch {slot.epoch}"
+    if slot.sender:
+        text += f" (planned by {slot.node})"
+    if slot.backfill:
+        text += "; backfilled by hand"
+    if slot.caught_up:
+        text += f"; it was missed at its time and made up for (catch_up={schedule.catch_up!r})"
+    if slot.duplicate:
+        text += "; its message was known already, so the second one was dropped"
+    return text
+
+
+def _without_since(schedule: Schedule) -> Schedule:
+    return msgspec.structs.replace(schedule, since=0.0)
