@@ -26,7 +26,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Generic, TypeVar
 
 from holdfast.app import Holdfast, Job, Sender
-from holdfast.client import Request, Run, RunStatus
+from holdfast.client import Enqueued, Request, Run, RunStatus
 from holdfast.errors import HoldfastError, NotConnected, UnknownJob
 
 T = TypeVar("T")
@@ -43,29 +43,39 @@ their file descriptors are shared with the parent, which would stop hearing of i
 class SyncRun(Generic[R]):
     """One accepted run, as `Run`, with methods that block."""
 
-    def __init__(self, owner: SyncApp, run: Run[R]) -> None:
-        self.id = run.id
-        self.job = run.job
-        self.group = run.group
-        self.duplicate = run.duplicate
+    def __init__(self, owner: SyncApp, request: Request, enqueued: Enqueued) -> None:
+        self.id = enqueued.run
+        self.job = request.spec.name
+        self.group = request.group
+        self.duplicate = enqueued.duplicate
         """The key was known already: this is the handle of the earlier run."""
         self._owner = owner
-        self._run = run
+        self._request = request
+        self._enqueued = enqueued
 
     def __repr__(self) -> str:
         return f"<SyncRun {self.id} of {self.job}>"
 
     def result(self, timeout: float | None = None) -> R:
         """Wait for the run to end and return what its handler returned; raises as `Run.result`."""
-        return self._owner._wait(lambda: self._run.result(timeout))
+        return self._ask(lambda run: run.result(timeout))
 
     def status(self) -> RunStatus:
         """Where the run is now."""
-        return self._owner._wait(self._run.status)
+        return self._ask(lambda run: run.status())
 
     def cancel(self) -> bool:
         """Cancel it: queued, delayed, waiting for a retry or running. False: it had ended."""
-        return self._owner._wait(self._run.cancel)
+        return self._ask(lambda run: run.cancel())
+
+    def _ask(self, what: Callable[[Run[R]], Coroutine[Any, Any, T]]) -> T:
+        """Ask through today's connection: that of the enqueue may be closed, or the parent's."""
+
+        async def ask() -> T:
+            app = self._owner.app
+            return await what(app.handle(self._request, self._enqueued, await app.backend()))
+
+        return self._owner._wait(ask)
 
 
 class SyncApp:
@@ -95,17 +105,19 @@ class SyncApp:
                 raise UnknownJob(f"app {self.app.name!r} has no job {job!r}: it has {known}")
             job = self.app.jobs[job]
         request = job.request(*args, **kwargs)
-        return SyncRun(self, self._wait(lambda: self._enqueue(request)))
+        return SyncRun(self, request, self._wait(lambda: self._enqueue(request)))
 
-    async def _enqueue(self, request: Request) -> Run[Any]:
-        backend = await self.app.backend()
-        return self.app.handle(request, await backend.enqueue(request), backend)
+    async def _enqueue(self, request: Request) -> Enqueued:
+        return await (await self.app.backend()).enqueue(request)
 
     def enqueue_many(self, requests: Iterable[Request]) -> list[SyncRun[Any]]:
         """Send what `job.request(...)` made, of any jobs, pipelined, in order."""
         wanted = list(requests)
-        runs = self._wait(lambda: self.app.enqueue_many(wanted))
-        return [SyncRun(self, run) for run in runs]
+        answers = self._wait(lambda: self._enqueue_many(wanted))
+        return [SyncRun(self, r, e) for r, e in zip(wanted, answers, strict=True)]
+
+    async def _enqueue_many(self, requests: list[Request]) -> list[Enqueued]:
+        return await (await self.app.backend()).enqueue_many(requests)
 
     def publish(self, event: str, data: Any = None, *, id: str | None = None) -> None:
         """Send an event from outside a run; `id` makes repeats of it known as such."""
