@@ -49,35 +49,32 @@ IN_PROGRESS: Final = b"+WPI"
 class Delivery:
     """One message handed to one process, with the right to acknowledge it."""
 
-    __slots__ = ("_broker", "_meta", "body", "headers", "reply", "subject")
+    __slots__ = (
+        "_broker",
+        "body",
+        "deliveries",
+        "headers",
+        "reply",
+        "sequence",
+        "stored_ns",
+        "subject",
+    )
 
     def __init__(
         self, broker: Broker, subject: str, body: bytes, headers: Headers, reply: str
     ) -> None:
         self._broker = broker
-        self._meta: list[str] | None = None
         self.subject = subject
         self.body = body
         self.headers = headers
         self.reply = reply
-
-    def _tokens(self) -> list[str]:
-        if self._meta is None:
-            parts = self.reply.split(".")
-            self._meta = parts[-5:] if len(parts) == 9 else parts[-6:-1]
-        return self._meta
-
-    @property
-    def deliveries(self) -> int:
-        return int(self._tokens()[0])
-
-    @property
-    def sequence(self) -> int:
-        return int(self._tokens()[1])
-
-    @property
-    def stored_ns(self) -> int:
-        return int(self._tokens()[3])
+        parts = reply.split(".")
+        end = 0 if len(parts) == 9 else -1
+        self.deliveries = int(parts[end - 5])
+        """How often the message has been handed out, this time included."""
+        self.sequence = int(parts[end - 4])
+        self.stored_ns = int(parts[end - 2])
+        """When the stream stored it, by the server's clock."""
 
     @property
     def stored(self) -> float:

@@ -62,6 +62,8 @@ class Caller:
         return await InContext(self._chain(job, ctx, bound), context)
 
     def _chain(self, job: Job[Any, Any], ctx: Context, bound: Bound) -> Coroutine[Any, Any, Any]:
+        if not self._middlewares:
+            return self._handler(job, ctx, bound)
         handler: Any = functools.partial(self._handler, job, ctx, bound)
         wrapped: Any
         for wrapped in reversed(self._middlewares):

@@ -27,7 +27,8 @@ from holdfast.worker.held import Held
 
 LARGEST_NUMBER = 1_000_000
 _RUN = re.compile(r"[a-zA-Z0-9_=/-]{1,400}")
-_KEYLESS = re.compile(r"r[0-9A-Za-z]{17,}")
+MADE_UP_CHARS = 18
+"""Ids that `IdMaker` makes start with `r` and are at least this long."""
 
 
 def identify(held: Held) -> None:
@@ -39,9 +40,11 @@ def identify(held: Held) -> None:
     if held.event and not run:
         own = given or sequence_run(message.sequence, message.stored_ns)
         held.run, held.keyed = event_run(spec.group, spec.name, own), True
+    elif given and given[0] == "r" and len(given) >= MADE_UP_CHARS and given.isalnum():
+        held.run = given if given.isascii() else encode(given)
     elif given:
         held.run = given if _RUN.fullmatch(given) else encode(given)
-        held.keyed = not _KEYLESS.fullmatch(held.run)
+        held.keyed = True
     else:
         held.run = sequence_run(message.sequence, message.stored_ns)
     if run:

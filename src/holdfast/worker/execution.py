@@ -248,7 +248,7 @@ class Executor:
         tally = self._telemetry.tally(spec.group, spec.name)
         tally.started += 1
         if held.attempt == 1:
-            tally.waited.observe(max(0.0, self._now() - held.message.stored_ns / 1e9))
+            tally.waited.observe(max(0.0, self._now() - held.created))
         began = self.clock.monotonic()
         try:
             value = await self._run(held, ctx, bound, deadline)
