@@ -1,0 +1,187 @@
+"""Fleets of schedulers over a set of schedules, and a log of what was fired, outside the system.
+
+The schedules send runs of one job to a worker in the test's own process, which appends each start
+to a list: run id and time. That is the effect log; the checker compares it with every instant that
+was due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast import Context, Holdfast, Worker
+from holdfast.client import Client
+from holdfast.client.schedules import Schedules
+from holdfast.config import WorkerConfig
+from holdfast.model.schedule import Schedule, define, instants
+from holdfast.model.slot import parse_stamp
+from holdfast.names import parse_slot_run
+from holdfast.server import Cluster, Server
+from tests.faults.processes import Process, until
+
+SLOW_EVERY = range(2, 11)
+
+
+def rounds(quick: int, full: int) -> int:
+    """How often a fault is repeated: a few times in `make test`, in full for `make soak`."""
+    return full if os.environ.get("HOLDFAST_SOAK") else quick
+
+
+@dataclass
+class Fired:
+    """What handlers saw: which slot, and how late by this machine's clock."""
+
+    slots: list[tuple[str, int, float]] = field(default_factory=list)
+
+    def add(self, run: str) -> None:
+        parsed = parse_slot_run(run)
+        assert parsed, run
+        self.slots.append((parsed[0], parse_stamp(parsed[1]), time.time()))
+
+    def late(self, start: float, end: float) -> list[float]:
+        """How late each slot in a time was, sorted."""
+        return sorted(at - moment for _, moment, at in self.slots if start <= moment < end)
+
+
+class SchedulerProcess(Process):
+    """One real `holdfast scheduler`."""
+
+    def __init__(self, url: str, namespace: str, log: Path, port: int = 0, **env: str) -> None:
+        command = ["scheduler", "--health-port", str(port)]
+        self._given = (url, namespace, port, env)
+        super().__init__(command, url, namespace, log, **env)
+
+    def successor(self, log: Path) -> SchedulerProcess:
+        """Another one like it, with a log of its own."""
+        url, namespace, port, env = self._given
+        return SchedulerProcess(url, namespace, log, port, **env)
+
+    async def ready(self) -> None:
+        """Wait until it has loaded the schedules."""
+        await until(lambda: " schedules" in self.text() or not self.running, 30, "a scheduler")
+        assert self.running, self.text()
+
+    @property
+    def leads(self) -> bool:
+        """Whether its log says so last."""
+        text = self.text()
+        won = text.rfind(" leads scheduler, epoch")
+        lost = max(text.rfind("leads scheduler no more"), text.rfind("stands down"))
+        return self.running and won > lost
+
+
+@contextmanager
+def scheduler_fleet(
+    count: int, url: str, namespace: str, root: Path, **env: str
+) -> Iterator[list[SchedulerProcess]]:
+    """Several schedulers, gone afterwards whatever happens."""
+    fleet = [
+        SchedulerProcess(url, namespace, root / f"scheduler-{n}.log", **env) for n in range(count)
+    ]
+    try:
+        yield fleet
+    finally:
+        for process in fleet:
+            process.close()
+
+
+async def leader_of(fleet: list[SchedulerProcess], limit: float = 20) -> SchedulerProcess:
+    """The one that leads."""
+    return await until(lambda: next((p for p in fleet if p.leads), None), limit, "a leader")
+
+
+@dataclass
+class Site:
+    """A namespace with schedules and a worker that logs."""
+
+    app: Holdfast
+    schedules: list[Schedule]
+    fired: Fired
+
+    async def settle(self, until_moment: float, limit: float = 60) -> None:
+        """Wait until every slot up to a moment was fired, or time is up; the check judges."""
+        wanted = self.expected(self.since, until_moment)
+        deadline = time.monotonic() + limit
+        while time.monotonic() < deadline:
+            seen = {(name, moment) for name, moment, _ in self.fired.slots}
+            if wanted <= seen:
+                return
+            await asyncio.sleep(0.1)
+
+    @property
+    def since(self) -> float:
+        return max(s.since for s in self.schedules)
+
+    def expected(self, start: float, end: float) -> set[tuple[str, int]]:
+        """Every slot that is due in a time."""
+        return {(s.name, moment) for s in self.schedules for moment in instants(s, start, end)}
+
+    def check(self, end: float) -> tuple[int, list[float]]:
+        """Every slot due until `end` was fired, exactly once; returns how many and how late."""
+        wanted = self.expected(self.since, end)
+        count = Counter((name, moment) for name, moment, _ in self.fired.slots)
+        missed = sorted(wanted - set(count))
+        twice = [slot for slot, n in count.items() if n > 1]
+        early = [s for s in self.fired.slots if s[2] < s[1]]
+        assert not missed, f"{len(missed)} slots missed, such as {missed[:5]}"
+        assert not twice, f"{len(twice)} slots fired twice, such as {twice[:5]}"
+        assert not early, f"{len(early)} slots fired early, such as {early[:5]}"
+        return len(wanted), self.fired.late(self.since, end)
+
+
+@contextlib.asynccontextmanager
+async def site(
+    nats: Server | Cluster,
+    namespace: str,
+    *,
+    fast: int = 50,
+    slow: int = 200,
+    catch_up: str = "all",
+) -> AsyncIterator[Site]:
+    """Schedules at 1 s and at 2 to 10 s, registered, with a worker that logs what they fire."""
+    app = Holdfast("ticks", nats_url=nats.url, namespace=namespace)
+    fired = Fired()
+
+    @app.job
+    async def tick(ctx: Context) -> None:
+        fired.add(ctx.run)
+
+    every = [1] * fast + [SLOW_EVERY[n % len(SLOW_EVERY)] for n in range(slow)]
+    defined = [
+        define(f"s{n}", "tick", every=gap, catch_up=catch_up, limit=1000)
+        for n, gap in enumerate(every)
+    ]
+    worker = Worker(app, WorkerConfig(concurrency=1000))
+    working = asyncio.create_task(worker.run())
+    try:
+        backend = await app.backend()
+        assert isinstance(backend, Client)
+        await backend.topology.ensure()
+        registry = Schedules(backend)
+        await registry.sync("ticks", defined)
+        yield Site(app, await registry.list(), fired)
+    finally:
+        worker.stop()
+        await asyncio.gather(working, return_exceptions=True)
+        await app.close()
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Of a sorted list."""
+    return values[min(len(values) - 1, int(len(values) * share))]
+
+
+def report(title: str, count: int, late: list[float]) -> None:
+    """One line of figures."""
+    print(
+        f"\n{title}: {count} slots, 0 missed, 0 twice; late: median {percentile(late, 0.5):.3f} s, "
+        f"99 % {percentile(late, 0.99):.3f} s, most {late[-1]:.3f} s"
+    )
