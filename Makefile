@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 SUITES := $(wildcard tests/unit tests/conformance tests/integration tests/faults tests/docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check static unit bench bench-full clean
+.PHONY: help setup demo test check static unit bench bench-full docs clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +48,9 @@ bench: setup ## measure Holdfast beside its peers (about 5 minutes)
 
 bench-full: setup ## the same with more and longer samples
 	$(BIN)/python -m benchmarks --full
+
+docs: setup ## write the generated pages: configuration, command line, metrics
+	$(BIN)/python tools/generate_docs.py
 
 clean: ## remove .venv, caches and build output
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
