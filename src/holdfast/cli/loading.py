@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.app import Holdfast
@@ -77,6 +77,8 @@ def _import(name: str) -> ModuleType:
             raise AppNotLoaded(
                 f"there is no module {error.name!r} in {here} or among the installed packages"
             ) from None
+        if isinstance(error, HoldfastError):
+            raise AppNotLoaded(f"{_place(error)}: {error}") from None
         traceback.print_exception(_from_user_code(error))
         raise AppNotLoaded(
             f"module {name!r} cannot be imported: {type(error).__name__}, see above"
@@ -85,6 +87,16 @@ def _import(name: str) -> ModuleType:
 
 def _is_part_of(missing: str | None, name: str) -> bool:
     return missing is not None and (name == missing or name.startswith(f"{missing}."))
+
+
+def _place(error: BaseException) -> str:
+    """The user's line at which one of our own errors was raised."""
+    ours = str(Path(__file__).parents[1])
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [
+        f for f in frames if not f.filename.startswith(ours) and "importlib" not in f.filename
+    ]
+    return f"{theirs[-1].filename}, line {theirs[-1].lineno}" if theirs else "app"
 
 
 def _from_user_code(error: BaseException) -> BaseException:

@@ -176,9 +176,11 @@ class Keeper:
 class Supervisor:
     """Keeps several processes running until it is stopped."""
 
-    def __init__(self, specs: Sequence[Spec], *, stop_seconds: float) -> None:
+    def __init__(
+        self, specs: Sequence[Spec], *, stop_seconds: float, output: IO[bytes] | None = None
+    ) -> None:
         """After `stop_seconds` without having ended, a process that was told to is killed."""
-        self.keepers = [Keeper(spec) for spec in specs]
+        self.keepers = [Keeper(spec, output=output) for spec in specs]
         self._stop_seconds = stop_seconds
         self._stopping = asyncio.Event()
 
