@@ -1,0 +1,125 @@
+"""The app that a chaos run hammers: two groups, a chain, failures, long runs and schedules.
+
+Each handler writes that it started, takes its time, and writes its effect, under a mark that names
+what was asked for. The environment says where (`HOLDFAST_CHAOS_DIR`), and is read when the first
+handler starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import Any, Final
+
+from holdfast.app import Holdfast
+from holdfast.context import Context
+from holdfast.model.backoff import Backoff
+from holdfast.testing.chaos.effects import Effects
+
+QUICK: Final = "quick"
+STEADY: Final = "steady"
+LINKED: Final = "chaos-linked"
+ANNOUNCED: Final = "chaos-announced"
+RETRY: Final = Backoff.list(["200ms", "500ms", "1s", "12s"] + ["1s"] * 40)
+"""Short waits, and one that is long enough to become a scheduled message."""
+INTERVALS: Final = (1, 2, 3, 5)
+
+
+class MeantToFail(Exception):
+    """The failure that a handler was asked for."""
+
+
+effects = functools.cache(Effects.here)
+
+
+async def _attempt(ctx: Context, mark: str, seconds: float) -> None:
+    effects().write("start", mark, ctx.run, ctx.epoch, ctx.attempt)
+    await asyncio.sleep(seconds)
+
+
+def _apply(ctx: Context, mark: str) -> None:
+    effects().write("effect", mark, ctx.run, ctx.epoch, ctx.attempt)
+
+
+def make_app(nats_url: str | None = None, namespace: str | None = None) -> Holdfast:
+    """The app, for workers and for whoever sends to them."""
+    app = Holdfast("chaos", nats_url=nats_url, namespace=namespace)
+    _define_quick(app)
+    _define_steady(app)
+    _define_schedules(app)
+    return app
+
+
+def _define_quick(app: Holdfast) -> None:
+    @app.job(group=QUICK, retry=RETRY)
+    async def touch(mark: str, seconds: float, ctx: Context) -> str:
+        """One effect."""
+        await _attempt(ctx, mark, seconds)
+        _apply(ctx, mark)
+        return mark
+
+    @app.job(group=QUICK, retry=RETRY)
+    async def flaky(mark: str, failures: int, ctx: Context) -> str:
+        """Fails some times before its effect."""
+        await _attempt(ctx, mark, 0.01)
+        if ctx.attempt <= failures:
+            effects().write("fail", mark, ctx.run, ctx.epoch, ctx.attempt)
+            raise MeantToFail(f"attempt {ctx.attempt} of {failures} that fail")
+        _apply(ctx, mark)
+        return mark
+
+    @app.job(group=QUICK, retry=RETRY)
+    async def link(mark: str, ctx: Context) -> None:
+        """The first link of a chain: publishes, then has its effect."""
+        await _attempt(ctx, mark, 0.01)
+        await ctx.publish(LINKED, {"mark": f"{mark}/next"})
+        _apply(ctx, mark)
+
+
+def _define_steady(app: Holdfast) -> None:
+    @app.job(group=STEADY, retry=RETRY, on=LINKED)
+    async def follow(mark: str, ctx: Context) -> None:
+        """The second link of a chain."""
+        await _attempt(ctx, mark, 0.01)
+        _apply(ctx, mark)
+
+    @app.job(group=STEADY, retry=RETRY, on=ANNOUNCED)
+    async def hear(mark: str, ctx: Context) -> None:
+        """An event from outside."""
+        await _attempt(ctx, mark, 0.01)
+        _apply(ctx, mark)
+
+    @app.job(group=STEADY, retry=RETRY)
+    async def long(mark: str, seconds: float, ctx: Context) -> str:
+        """Longer than most time-outs."""
+        await _attempt(ctx, mark, seconds)
+        _apply(ctx, mark)
+        return mark
+
+
+def schedule_name(interval: int) -> str:
+    """The schedule with so many seconds between its slots."""
+    return f"tick{interval}"
+
+
+def slot_mark(run: str) -> str:
+    """The mark of a slot: its run id says which."""
+    return f"slot {run}"
+
+
+def _define_schedules(app: Holdfast) -> None:
+    every: Any = getattr(app, "every", None)
+    if every is None:
+        return
+
+    async def tick(ctx: Context) -> None:
+        mark = slot_mark(ctx.run)
+        await _attempt(ctx, mark, 0.01)
+        _apply(ctx, mark)
+
+    for interval in INTERVALS:
+        define = every(interval, name=schedule_name(interval), group=QUICK, limit=10_000)
+        define(tick)
+
+
+app = make_app()

@@ -1,0 +1,238 @@
+"""The checker: compares what was asked with what happened, after everything has healed.
+
+Violations, each a sentence with the names in it:
+
+* lost        accepted, and an effect of it is missing
+* missed      a slot that was due and had no effect
+* duplicated  one mark had its effect under two runs, or one epoch was used twice
+* phantom     an effect that nobody asked for, or of an operation that was refused
+* torn        an operation without answer of which only a part happened
+* stale       a settle was accepted from somebody who no longer held the run
+* early       a delayed run that started before its time
+* unexplained a handler was started again although nothing had happened to the one before
+* dead        a run was given up
+* open        a fault that could not be healed, or work that was still waiting at the end
+
+Attempts may repeat: a crash between an effect and its settle makes the next holder do it again. A
+repeat is fine when the one before failed as it was meant to, or when a fault that can have touched
+it lies between the two; whatever cannot be explained that way is a violation.
+
+Pure: everything comes in as values, so it can be run again over the files of a finished run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+from holdfast.model.run import RunRecord
+from holdfast.testing.chaos.effects import Line
+from holdfast.testing.chaos.fleet import Exit
+from holdfast.testing.chaos.history import Operation
+from holdfast.testing.chaos.nemesis import Wound
+from holdfast.testing.chaos.plan import SERVERS
+
+AFTERMATH_SECONDS: Final = 20.0
+"""How long after its end a fault can still be the cause of a new start."""
+EARLY_SECONDS: Final = 0.3
+"""By how much a delayed run may be early: the server's clock is not ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise that was broken."""
+
+    kind: str
+    subject: str
+    story: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.subject}: {self.story}"
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What the checker found."""
+
+    violations: list[Violation] = field(default_factory=list)
+    effects: int = 0
+    starts: int = 0
+    repeats: Counter[str] = field(default_factory=Counter)
+    """Starts beyond the first of a run, by what explains them."""
+    repeated_effects: int = 0
+    """Effects again of the same run: refused by its id."""
+    stale_refused: int = 0
+    """Effects with a smaller epoch after a larger one: refused by the fence."""
+    unknown_applied: int = 0
+    """Operations without answer that did happen."""
+
+    def add(self, kind: str, subject: str, story: str) -> None:
+        self.violations.append(Violation(kind, subject, story))
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Violations by kind."""
+        return Counter(violation.kind for violation in self.violations)
+
+
+class Checker:
+    """Checks one run; call `check` once."""
+
+    def __init__(
+        self,
+        operations: Iterable[Operation],
+        lines: Sequence[Line],
+        wounds: Sequence[Wound],
+        *,
+        exits: Sequence[Exit] = (),
+        slots: Iterable[str] = (),
+        known: str = "slot ",
+        records: Mapping[str, RunRecord] | None = None,
+    ) -> None:
+        """`slots` are the marks that had to appear by time; other marks that begin with `known`
+        are slots too, after the end of what is checked. `records` are the runs' own records."""
+        self._operations = list(operations)
+        self._lines = lines
+        self._wounds = wounds
+        self._exits = exits
+        self._slots = list(slots)
+        self._known = known
+        self._records = records or {}
+        self.verdict = Verdict()
+
+    def check(self) -> Verdict:
+        """Look at everything."""
+        self._fold()
+        self._check_operations()
+        self._check_slots()
+        self._check_starts()
+        self._check_records()
+        for wound in self._wounds:
+            if wound.error:
+                self.verdict.add("open", f"fault {wound.fault.number}", wound.error)
+        return self.verdict
+
+    # ---- the effect store
+
+    def _fold(self) -> None:
+        """Decide about each effect in the order of the log, as the store would."""
+        self._applied: dict[str, Line] = {}
+        highest: dict[str, int] = {}
+        for line in self._lines:
+            if line.what != "effect":
+                continue
+            first = self._applied.get(line.mark)
+            if line.epoch < highest.get(line.run, 0):
+                self.verdict.stale_refused += 1
+            elif first is None:
+                self._applied[line.mark] = line
+            elif first.run != line.run:
+                story = f"its effect came from two runs, {first.run} and {line.run}"
+                self.verdict.add("duplicated", line.mark, story)
+            elif line.epoch == highest[line.run]:
+                story = f"two effects under epoch {line.epoch}"
+                self.verdict.add("duplicated", line.mark, story)
+            else:
+                self.verdict.repeated_effects += 1
+            highest[line.run] = max(highest.get(line.run, 0), line.epoch)
+        self.verdict.effects = len(self._applied)
+
+    # ---- what was asked
+
+    def _check_operations(self) -> None:
+        asked: set[str] = set()
+        for operation in self._operations:
+            asked.update(operation.marks)
+            missing = [mark for mark in operation.marks if mark not in self._applied]
+            happened = len(missing) < len(operation.marks)
+            if operation.required and missing:
+                story = f"accepted as {', '.join(operation.runs) or 'an event'}, never happened"
+                self.verdict.add("lost", missing[0], story)
+            elif operation.forbidden and happened:
+                self.verdict.add("phantom", operation.name, "refused, and happened all the same")
+            elif happened and missing:
+                self.verdict.add("torn", operation.name, f"{', '.join(missing)} did not happen")
+            elif happened and not operation.required:
+                self.verdict.unknown_applied += 1
+            self._check_early(operation)
+        for mark in self._applied:
+            if mark not in asked and not mark.startswith(self._known):
+                self.verdict.add("phantom", mark, "nobody asked for it")
+
+    def _check_early(self, operation: Operation) -> None:
+        line = self._applied.get(operation.marks[0])
+        if line and line.at < operation.not_before - EARLY_SECONDS:
+            story = f"{operation.not_before - line.at:.1f} s before its time"
+            self.verdict.add("early", operation.name, story)
+
+    def _check_slots(self) -> None:
+        for mark in self._slots:
+            if mark not in self._applied:
+                self.verdict.add("missed", mark, "it was due, and nothing happened")
+
+    # ---- starts
+
+    def _check_starts(self) -> None:
+        by_run: dict[str, list[Line]] = defaultdict(list)
+        failed = {(line.run, line.epoch) for line in self._lines if line.what == "fail"}
+        for line in self._lines:
+            if line.what == "start":
+                by_run[line.run].append(line)
+        self._starts = by_run
+        for run, starts in by_run.items():
+            self.verdict.starts += len(starts)
+            epochs = Counter(line.epoch for line in starts)
+            for epoch, count in epochs.items():
+                if count > 1:
+                    self.verdict.add("duplicated", run, f"{count} starts under epoch {epoch}")
+            for before, after in pairwise(starts):
+                self._explain(run, before, after, failed)
+
+    def _explain(self, run: str, before: Line, after: Line, failed: set[tuple[str, int]]) -> None:
+        if (run, before.epoch) in failed:
+            self.verdict.repeats["meant to fail"] += 1
+            return
+        since, until = before.at - AFTERMATH_SECONDS, after.at
+        mine = {before.member, after.member}
+        kinds = [
+            w.fault.kind
+            for w in self._wounds
+            if w.fault.target in mine and w.began <= until and w.ended >= since
+        ]
+        servers = [
+            w.fault.kind
+            for w in self._wounds
+            if w.fault.role in SERVERS and w.began <= until and w.ended >= since
+        ]
+        if kinds:
+            self.verdict.repeats[f"{kinds[-1]} of its worker"] += 1
+        elif servers:
+            self.verdict.repeats[f"{servers[-1]} of NATS"] += 1
+        elif any(e.member in mine and since <= e.at <= until for e in self._exits):
+            self.verdict.repeats["its worker had to end"] += 1
+        else:
+            story = (
+                f"{before.mark}: started on {before.member} (epoch {before.epoch}) and "
+                f"{after.at - before.at:.1f} s later on {after.member} (epoch {after.epoch})"
+            )
+            self.verdict.add("unexplained", run, story)
+
+    # ---- records
+
+    def _check_records(self) -> None:
+        for run, record in self._records.items():
+            if record.state in ("dead", "lost"):
+                self.verdict.add("dead", run, f"{record.state}: {record.error}")
+            if record.state != "done":
+                continue
+            won = max((a.epoch for a in record.attempts if a.outcome == "done"), default=0)
+            later = [line for line in self._starts.get(run, ()) if line.epoch > won]
+            if later:
+                story = (
+                    f"done under epoch {won}, though {later[0].member} had started it under "
+                    f"epoch {later[0].epoch}"
+                )
+                self.verdict.add("stale", run, story)

@@ -1,0 +1,300 @@
+"""A whole chaos run: servers, processes, workload, nemesis, healing, waiting, checking.
+
+    start everything ──► workload + nemesis ──► heal ──► wait until nothing waits ──► check
+
+The wait ends when every accepted operation and every due slot has had its effect and the queues
+are empty; or, when something is missing, after the queues have been empty for a while or the time
+for settling is over. Either way the checker decides, not the wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import math
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from holdfast.broker import Broker, Bucket
+from holdfast.client import Client
+from holdfast.config import ConnectionConfig, RecordConfig
+from holdfast.errors import BrokerError
+from holdfast.model import run as runs
+from holdfast.model import schedule as schedules
+from holdfast.model.run import RunRecord
+from holdfast.model.slot import slot_id
+from holdfast.names import schedule_key
+from holdfast.status.jobs import Jobs
+from holdfast.testing.chaos.app import make_app, slot_mark
+from holdfast.testing.chaos.checker import Checker, Verdict
+from holdfast.testing.chaos.effects import Effects, Line
+from holdfast.testing.chaos.fleet import Exit, Member, find_faketime
+from holdfast.testing.chaos.history import History
+from holdfast.testing.chaos.links import Network
+from holdfast.testing.chaos.measures import Measures, measure
+from holdfast.testing.chaos.nemesis import Nemesis, Target, victims
+from holdfast.testing.chaos.plan import ChaosPlan, Victim
+from holdfast.testing.chaos.servers import ClusterTarget, NodeTarget, RoutedCluster
+from holdfast.testing.chaos.workload import Workload
+
+APP: Final = "holdfast.testing.chaos.app:app"
+SETTLE_SECONDS: Final = 150.0
+QUIET_SECONDS: Final = 25.0
+"""Empty queues for so long, with something missing: it is not coming any more."""
+ENVIRONMENT: Final = {
+    "HOLDFAST_REPLICAS": "3",  # the servers do not tell how many they are
+    "HOLDFAST_WORKER_CRASH_LIMIT": "100",  # being killed over and over is not the run's fault
+    "HOLDFAST_RECORD_KEYLESS_TTL_SECONDS": "86400",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How many of each."""
+
+    servers: int = 3
+    schedulers: int = 2 if importlib.util.find_spec("holdfast.cli.scheduler") else 0
+    coordinators: int = 2
+    quick: int = 3
+    steady: int = 2
+    rate: float = 25.0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Everything that a report needs."""
+
+    plan: ChaosPlan
+    verdict: Verdict
+    measures: Measures
+    history: History
+    exits: Sequence[Exit]
+    seconds: float
+    settled_seconds: float
+    left_out: Sequence[str]
+    pulse: Sequence[float]
+    """Effects in each second."""
+
+
+class Drill:
+    """One chaos run in one directory."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        size: Size | None = None,
+        fast: bool = False,
+        tell: Callable[[str], None] = print,
+    ) -> None:
+        self.root = root
+        self.size = size or Size()
+        self._tell = tell
+        self._faketime = find_faketime()
+        self._namespace = f"chaos{secrets.token_hex(3)}"
+        self._cluster = RoutedCluster(self.size.servers, root / "servers", fast=fast)
+        self._members = self._make_members()
+        self._effects = Effects(root)
+        self._history = History(root / "history.jsonl")
+        self._network = Network(self.size.servers)
+
+    # ---- who takes part
+
+    def _make_members(self) -> list[Member]:
+        size, worker = self.size, ("worker", APP, "--concurrency", "40")
+        wanted = [
+            *(("scheduler", n, ("scheduler", APP)) for n in range(size.schedulers)),
+            *(("coordinator", n, ("coordinator",)) for n in range(size.coordinators)),
+            *(("quick", n, (*worker, "--group", "quick")) for n in range(size.quick)),
+            *(("steady", n, (*worker, "--group", "steady")) for n in range(size.steady)),
+        ]
+        return [self._member(role, n + 1, command) for role, n, command in wanted]
+
+    def _member(self, kind: str, number: int, command: tuple[str, ...]) -> Member:
+        role = "worker" if kind in ("quick", "steady") else kind
+        return Member(
+            f"{kind}-{number}",
+            role,
+            command,
+            self.root,
+            env={**ENVIRONMENT, "HOLDFAST_NAMESPACE": self._namespace},
+            servers=self.size.servers,
+            faketime=self._faketime if role == "scheduler" else None,
+        )
+
+    @property
+    def targets(self) -> list[Target]:
+        """Everybody who can be hit."""
+        nodes = [NodeTarget(self._cluster, n) for n in range(self.size.servers)]
+        return [*self._members, *nodes, ClusterTarget(self._cluster)]
+
+    @property
+    def victims(self) -> list[Victim]:
+        """The same, as a plan needs to know them."""
+        return victims(self.targets)
+
+    @property
+    def left_out(self) -> list[str]:
+        """Faults that cannot be made on this machine."""
+        if self._faketime or not self.size.schedulers:
+            return []
+        return ["reclock: libfaketime is not installed (Debian: apt install libfaketime)"]
+
+    # ---- the run
+
+    async def run(self, plan: ChaosPlan) -> Outcome:
+        """Everything, from the first process to the verdict."""
+        nemesis = Nemesis(plan, self.targets, tell=self._tell)
+        try:
+            await self._start()
+            began = time.monotonic()
+            await self._storm(nemesis, plan)
+            healed = time.monotonic()
+            due = await self._settle(healed)
+            settled = time.monotonic() - healed
+            records = await self._records()
+        finally:
+            await self._close()
+        lines = self._effects.lines()
+        exits = [e for member in self._members for e in member.exits]
+        operations = self._history.operations.values()
+        checker = Checker(
+            operations, lines, nemesis.wounds, exits=exits, slots=due, records=records
+        )
+        if self._stuck:
+            checker.verdict.add("open", "queue", self._stuck)
+        verdict = checker.check()
+        return Outcome(
+            plan,
+            verdict,
+            measure(lines, nemesis.wounds, began, due),
+            self._history,
+            exits,
+            time.monotonic() - began,
+            settled,
+            self.left_out,
+            _pulse(lines, began),
+        )
+
+    async def _start(self) -> None:
+        self._tell(f"starting {self.size.servers} servers and {len(self._members)} processes")
+        await self._cluster.open()
+        ports = [node.port for node in self._cluster.nodes]
+        for link, port in zip(self._network.links, ports, strict=True):
+            link.target = port
+        await self._network.open()
+        for member in self._members:
+            await member.start(ports)
+        await self._until_served()
+
+    async def _until_served(self) -> None:
+        """Every job has its consumer, so that no event is published before it is subscribed to."""
+        wanted = set(make_app().jobs)
+        async with asyncio.timeout(90), self._broker() as broker:
+            client = Client(broker, RecordConfig())
+            while True:
+                try:
+                    found = {info.job for info in await Jobs(client).list() if info.served}
+                except BrokerError:
+                    found = set()
+                if wanted <= found:
+                    return
+                await asyncio.sleep(0.3)
+
+    async def _storm(self, nemesis: Nemesis, plan: ChaosPlan) -> None:
+        app = make_app(self._network.url, self._namespace)
+        workload = Workload(app, self._history, plan.seed, self.size.rate)
+        sending = asyncio.create_task(workload.run(), name="chaos-workload")
+        try:
+            await nemesis.run()
+            await asyncio.sleep(max(0.0, nemesis.began + plan.seconds - time.monotonic()))
+        finally:
+            workload.stop()
+            await sending
+            await app.close()
+        self._history.close()
+        counts = self._history.counts()
+        self._tell(f"healed; operations: {', '.join(f'{n} {s}' for s, n in counts.items())}")
+
+    # ---- settling
+
+    async def _settle(self, healed: float) -> dict[str, float]:
+        """Wait until nothing is missing; returns when each slot that counts was due."""
+        until = math.floor(time.time()) + 3
+        self._stuck = ""
+        quiet_since = 0.0
+        async with self._broker() as broker:
+            due = await self._due_slots(broker, until)
+            wanted = {m for o in self._history.operations.values() if o.required for m in o.marks}
+            while time.monotonic() < healed + SETTLE_SECONDS:
+                missing = (wanted | due.keys()) - self._happened()
+                waiting = await self._waiting(broker)
+                if not waiting and not missing:
+                    return due
+                if waiting:
+                    quiet_since = 0.0
+                elif not quiet_since:
+                    quiet_since = time.monotonic()
+                elif time.monotonic() - quiet_since > QUIET_SECONDS:
+                    return due
+                await asyncio.sleep(0.5)
+            self._stuck = f"after {SETTLE_SECONDS:.0f} s still waiting: {waiting}"
+        return due
+
+    def _happened(self) -> set[str]:
+        return {line.mark for line in self._effects.lines() if line.what == "effect"}
+
+    async def _waiting(self, broker: Broker) -> str:
+        """What the queues still hold, apart from slots, which never end."""
+        try:
+            found = await Jobs(Client(broker, RecordConfig())).list()
+        except BrokerError as error:
+            return f"queues unreadable: {error}"
+        return ", ".join(
+            f"{i.job} {i.waiting} waiting {i.in_flight} in flight {i.parked} parked"
+            for i in found
+            if i.waiting + i.in_flight + i.parked and not i.job.startswith("tick")
+        )
+
+    async def _due_slots(self, broker: Broker, until: int) -> dict[str, float]:
+        """Every slot of every schedule since it began to count, with its time on our clock."""
+        offset = time.monotonic() - time.time()
+        due: dict[str, float] = {}
+        async for entry in Bucket(broker, broker.names.schedules).entries():
+            if not entry.key.startswith(schedule_key("")):
+                continue
+            schedule = schedules.decode(entry.value)
+            first = math.floor(schedule.since / schedule.every) + 1
+            for number in range(first, until // schedule.every + 1):
+                instant = number * schedule.every
+                due[slot_mark(slot_id(schedule.name, instant))] = instant + offset
+        return due
+
+    async def _records(self) -> dict[str, RunRecord]:
+        async with self._broker() as broker:
+            entries = Bucket(broker, broker.names.runs).entries()
+            return {entry.key: runs.decode(entry.value) async for entry in entries}
+
+    def _broker(self) -> Broker:
+        """A connection around the links: the checker is no part of the experiment."""
+        config = ConnectionConfig(nats_url=self._cluster.url, namespace=self._namespace, replicas=3)
+        return Broker(config, name="chaos checker")
+
+    async def _close(self) -> None:
+        self._tell("stopping")
+        await asyncio.gather(*(member.close() for member in self._members))
+        await self._network.close()
+        await self._cluster.shut()
+
+
+def _pulse(lines: Sequence[Line], began: float) -> list[float]:
+    """Effects in each second of the run."""
+    seconds = [int(line.at - began) for line in lines if line.what == "effect" and line.at >= began]
+    counts = [0.0] * (max(seconds, default=0) + 1)
+    for second in seconds:
+        counts[second] += 1
+    return counts

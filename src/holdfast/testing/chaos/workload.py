@@ -1,0 +1,149 @@
+"""The workload: operations at a steady rate, from a seed, each written down before and after.
+
+A tenth of the keyed runs is repeated with the same key, some at once and some much later. A caller
+who gets no answer tries again with the same key for a while, as a caller should; without a key it
+does not, and the operation stays unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
+
+from holdfast.app import Holdfast
+from holdfast.errors import BrokerError, HoldfastError
+from holdfast.testing.chaos.app import ANNOUNCED
+from holdfast.testing.chaos.history import History
+
+REPEATED: Final = 0.1
+TRIES: Final = 4
+PENDING: Final = 400
+"""Operations that may be under way; above that the workload waits, as a caller would."""
+MIX: Final = {
+    "keyed": 30,
+    "keyless": 20,
+    "chain": 15,
+    "delayed": 12,
+    "flaky": 10,
+    "event": 8,
+    "long": 5,
+}
+
+
+class Workload:
+    """Sends operations until it is told to stop."""
+
+    def __init__(self, app: Holdfast, history: History, seed: int, rate: float) -> None:
+        self._app = app
+        self._history = history
+        self._dice = random.Random(f"{seed}/workload")
+        self._rate = rate
+        self._numbers = itertools.count(1)
+        self._stopped = asyncio.Event()
+        self._repeatable: list[str] = []
+
+    def stop(self) -> None:
+        """No more new operations."""
+        self._stopped.set()
+
+    async def run(self) -> None:
+        """Send until `stop`; returns when every operation has its answer."""
+        kinds, weights = list(MIX), list(MIX.values())
+        gate = asyncio.Semaphore(PENDING)
+        async with asyncio.TaskGroup() as group:
+            while not self._stopped.is_set():
+                kind = self._dice.choices(kinds, weights)[0]
+                operation = self._next(kind)
+                await gate.acquire()
+                task = group.create_task(operation())
+                task.add_done_callback(lambda _: gate.release())
+                await self._pause(self._dice.expovariate(self._rate))
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopped.wait()
+        except TimeoutError:
+            return
+
+    def _next(self, kind: str) -> Callable[[], Coroutine[Any, Any, None]]:
+        """One operation, with all of its dice thrown, so that the answers change nothing."""
+        name = f"{kind}-{next(self._numbers)}"
+        dice = self._dice
+        if kind == "keyed" and self._repeatable and dice.random() < REPEATED:
+            again = dice.choice(self._repeatable)
+            return lambda: self._touch(again, "keyed", again)
+        if kind == "keyed":
+            self._repeatable.append(name)
+            self._repeatable = self._repeatable[-1000:]
+            return lambda: self._touch(name, kind, name)
+        if kind == "delayed":
+            delay = round(dice.uniform(1.0, 15.0), 1)
+            return lambda: self._touch(name, kind, name, delay)
+        seconds, failures = dice.uniform(3.0, 12.0), dice.randint(1, 4)
+        jobs: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+            "keyless": lambda: self._touch(name, kind, None),
+            "chain": lambda: self._send(name, kind, "link", (name, f"{name}/next"), {}),
+            "flaky": lambda: self._send(name, kind, "flaky", (name,), {"failures": failures}),
+            "long": lambda: self._send(name, kind, "long", (name,), {"seconds": seconds}),
+            "event": lambda: self._announce(name),
+        }
+        return jobs[kind]
+
+    async def _touch(self, name: str, kind: str, key: str | None, delay: float = 0.0) -> None:
+        options: dict[str, Any] = {"key": key} if key else {}
+        due = time.monotonic() + delay if delay else 0.0
+        if delay:
+            options["delay"] = delay
+        await self._send(name, kind, "touch", (name,), {"seconds": 0.02}, options, due)
+
+    async def _send(
+        self,
+        name: str,
+        kind: str,
+        job: str,
+        marks: tuple[str, ...],
+        arguments: dict[str, Any],
+        options: dict[str, Any] | None = None,
+        not_before: float = 0.0,
+    ) -> None:
+        sender = self._app.jobs[job].options(**(options or {}))
+
+        async def enqueue() -> str:
+            run = await sender.enqueue(mark=name, **arguments)
+            return str(run.id)
+
+        tries = TRIES if options and "key" in options else 1
+        await self._make(name, kind, marks, enqueue, tries, not_before)
+
+    async def _announce(self, name: str) -> None:
+        async def publish() -> str:
+            await self._app.publish(ANNOUNCED, {"mark": name}, id=f"announced.{name}")
+            return ""
+
+        await self._make(name, "event", (name,), publish, TRIES, 0.0)
+
+    async def _make(
+        self,
+        name: str,
+        kind: str,
+        marks: tuple[str, ...],
+        make: Callable[[], Awaitable[str]],
+        tries: int,
+        not_before: float,
+    ) -> None:
+        for _ in range(tries):
+            self._history.invoke(name, kind, marks, not_before=not_before)
+            try:
+                self._history.ok(name, await make())
+                return
+            except BrokerError as error:
+                self._history.unknown(name, f"{type(error).__name__}: {error}")
+            except HoldfastError as error:
+                self._history.failed(name, f"{type(error).__name__}: {error}")
+                return
+            await asyncio.sleep(0.5)
