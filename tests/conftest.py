@@ -40,6 +40,7 @@ def nats() -> Iterator[Server]:
     """One running server, shared by the session; keep to your own `namespace` on it."""
     with Server(fast=True) as server:
         yield server
+        server.kill()  # its store goes too, and an orderly end of so many streams takes seconds
 
 
 @pytest.fixture(scope="session")

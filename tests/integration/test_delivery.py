@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast import Backoff, Context, Discard, Holdfast, Snooze
+from holdfast.config import RecordConfig
 from holdfast.errors import DefinitionError, NoRecord, RunFailed, RunLost
 from holdfast.names import consumer
 from holdfast.server import Server
@@ -164,6 +165,52 @@ async def test_at_least_once_redelivery_is_handled_with_a_record(
             assert record.state == "done"
 
 
+async def test_at_least_once_redelivery_is_no_attempt(
+    app: Holdfast, nats: Server, namespace: str, seen: Seen
+) -> None:
+    """A message that was given back unstarted is still a first attempt, and the next a second."""
+
+    @app.job(delivery="at_least_once", retry=Backoff.list(["20ms", "20ms"]))
+    async def loose(ctx: Context) -> None:
+        seen.append(ctx.attempt)
+        raise ValueError("no")
+
+    async with app:
+        async with working(app):
+            pass  # the consumer is there
+        await loose.enqueue()
+        async with raw(nats) as (_, js):
+            name = consumer("default", "loose")
+            taken = await js.pull_subscribe_bind(name, f"{namespace.upper()}_JOBS")
+            [message] = await taken.fetch(1)
+            await message.nak()
+        async with working(app, short_wait_seconds=0):
+            letter = await dead_letter(app)
+            assert seen == [1, 2, 3]
+            assert letter.headers["Hf-Crashes"] == "0"
+
+
+async def test_at_least_once_letters_of_one_key_are_all_kept(app: Holdfast, seen: Seen) -> None:
+    """Without a record a key may run again: what becomes of it is no repeat of the first run."""
+
+    @app.job(delivery="at_least_once", retry=Backoff.list(["10ms"]))
+    async def loose(ctx: Context) -> None:
+        seen.append(ctx.attempt)
+        if len(seen) == 1:
+            await asyncio.sleep(0.5)  # so that the second run ends soon after the first
+        raise ValueError("no")
+
+    async with working(app, records=RecordConfig(dedup_window_seconds=0.6)):
+
+        async def accepted() -> bool:
+            return not (await loose.enqueue(key="k")).duplicate
+
+        assert await accepted()
+        await until(accepted, 5, "the end of the window")
+        await until(lambda: _letters(app, 2), 5, "two dead letters")
+        assert sorted(seen) == [1, 1, 2, 2]
+
+
 async def test_at_least_once_body_without_room_for_headers_is_retried(
     app: Holdfast, nats: Server, namespace: str, seen: Seen
 ) -> None:
@@ -181,6 +228,10 @@ async def test_at_least_once_body_without_room_for_headers_is_retried(
         assert letter.headers["Hf-Object"]
         assert 3 <= len(seen) <= 4
         await until(lambda: queue_empty(app), 5, "an empty queue")
+
+
+async def _letters(app: Holdfast, count: int) -> bool:
+    return len(await dead_letters(app)) == count
 
 
 # ---- at_most_once

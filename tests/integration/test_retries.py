@@ -232,7 +232,7 @@ async def test_exhausted_run_is_a_dead_letter_with_its_story(app: Holdfast) -> N
     """Raw bytes, headers, reason, the user's own traceback, every attempt: all in the letter."""
 
     def deep() -> None:
-        raise KeyError("the reason")
+        raise KeyError("the reason: é☃🎉")
 
     @app.job(retry=Backoff.list(["10ms", "10ms"]))
     async def bad(data: dict[str, Any], ctx: Context) -> None:
@@ -240,7 +240,7 @@ async def test_exhausted_run_is_a_dead_letter_with_its_story(app: Holdfast) -> N
 
     async with working(app) as worker:
         run = await bad.enqueue({"n": 1, "é": "☃"}, headers={"Trace": "abc"})
-        with pytest.raises(RunFailed, match="KeyError: 'the reason'") as caught:
+        with pytest.raises(RunFailed, match="KeyError: 'the reason: é☃🎉'") as caught:
             await run.result(5)
         assert caught.value.run == run.id
         letter = await dead_letter(app)
@@ -250,7 +250,7 @@ async def test_exhausted_run_is_a_dead_letter_with_its_story(app: Holdfast) -> N
         assert letter.headers["Hf-Reason"] == "failed"
         assert letter.headers["Hf-Failures"] == "3"
         assert letter.headers["Hf-Crashes"] == "0"
-        assert letter.story("Hf-Error") == "KeyError: 'the reason'"
+        assert letter.story("Hf-Error") == "KeyError: 'the reason: é☃🎉'"
         story = letter.story("Hf-Traceback")
         assert "in deep" in story
         assert "in bad" in story
@@ -259,6 +259,7 @@ async def test_exhausted_run_is_a_dead_letter_with_its_story(app: Holdfast) -> N
         assert [(a["number"], a["outcome"], a["node"]) for a in attempts] == [
             (n, "failed", worker.node) for n in (1, 2, 3)
         ]
+        assert attempts[0]["error"] == letter.story("Hf-Error")
         status = await run.status()
         assert (status.state, status.failures, status.attempt) == ("dead", 3, 3)
         assert await queue_empty(app)

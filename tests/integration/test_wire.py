@@ -12,11 +12,11 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.protocol.parser import Parser
 
-from holdfast.broker import Broker
+from holdfast.broker import Broker, Received
 from holdfast.broker.connection import header_bytes
 from holdfast.broker.wire import WireClient, parse_headers, publish_line
 from holdfast.config import ConnectionConfig
-from holdfast.errors import PayloadTooLarge
+from holdfast.errors import NotConnected, PayloadTooLarge
 from holdfast.server import Server
 from tests.integration.support import raw, until
 
@@ -112,6 +112,26 @@ async def test_listeners_and_subscriptions_survive_a_reconnect() -> None:
             await asyncio.wait_for(back.wait(), 10)
             await broker.publish("wire.again", b"x")
             await until(lambda: got == [b"x"], 5, "the message after the reconnect")
+
+
+async def test_closed_connection_raises_our_own_errors(nats: Server) -> None:
+    """No error of the NATS client leaves the broker, also when everything is over."""
+    async with Broker(ConnectionConfig(nats_url=nats.url)) as broker:
+        pass
+
+    async def callback(message: Received) -> None: ...
+
+    for act in (
+        lambda: broker.publish("wire.closed"),
+        lambda: broker.request("wire.closed"),
+        lambda: broker.store("wire.closed", b""),
+        lambda: broker.subscribe("wire.closed", callback),
+        lambda: broker.listen("wire.closed", lambda *line: None),
+        lambda: broker.api("INFO"),
+        broker.flush,
+    ):
+        with pytest.raises(NotConnected):
+            await act()
 
 
 async def test_unsubscribed_listener_is_forgotten(nats: Server) -> None:

@@ -283,7 +283,10 @@ class Broker:
         async def receive(msg: Msg) -> None:
             await callback(Received.of(msg))
 
-        return await self._nc.subscribe(subject, queue=queue, cb=receive)
+        try:
+            return await self._nc.subscribe(subject, queue=queue, cb=receive)
+        except (nats.errors.Error, OSError) as error:
+            raise errors.NotConnected(f"not connected to NATS ({_reason(error)})") from None
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """Stop receiving, once what is under way has arrived; a lost connection has stopped."""
@@ -306,7 +309,10 @@ class Broker:
 
     async def listen(self, subject: str, listener: Listener) -> Subscription:
         """Receive on the short way: a plain function, called straight from the parser."""
-        return await self._nc.listen(subject, listener)
+        try:
+            return await self._nc.listen(subject, listener)
+        except (nats.errors.Error, OSError) as error:
+            raise errors.NotConnected(f"not connected to NATS ({_reason(error)})") from None
 
     def _line(self, subject: str, reply: str, body: bytes, headers: Headers | None) -> bytes:
         """The bytes to send, refused here when the server would cut the connection for them."""
@@ -357,7 +363,7 @@ class Broker:
         if self.api_level < REQUIRED_API_LEVEL:
             raise errors.ServerTooOld(
                 f"the server's JetStream API level is {self.api_level} and Holdfast needs "
-                f"{REQUIRED_API_LEVEL} or more (nats-server 2.12): upgrade every node of the cluster"
+                f"{REQUIRED_API_LEVEL} or more (nats-server 2.12): upgrade every node"
             )
 
     # ---- replies and callbacks

@@ -55,7 +55,7 @@ def dead_headers(
         headers[H_TRACEBACK] = _text(story, LONGEST_STORY)
     if attempts:
         lean = [msgspec.structs.replace(a, error=a.error[:120]) for a in attempts[-10:]]
-        headers[H_ATTEMPTS] = msgspec.json.encode(lean).decode("ascii", "backslashreplace")
+        headers[H_ATTEMPTS] = json.dumps(msgspec.to_builtins(lean), separators=(",", ":"))
     return headers
 
 

@@ -75,12 +75,12 @@ class MemoryOutbox:
         group: str,
         job: str,
         run: str,
-        attempt: int,
+        mark: str,
         body: bytes,
         headers: Headers,
         due: float,
     ) -> None:
-        subject = self._names.later(group, job, run, attempt)
+        subject = self._names.later(group, job, run, mark)
         self._queue.later(subject, Scheduled(group, job, body, headers, due), replace=True)
 
     async def event(self, event: str, body: bytes, headers: Headers) -> bool:

@@ -16,7 +16,6 @@ from holdfast.names import (
     H_RUN,
     OWN_HEADERS,
     SERVER_HEADERS,
-    attempt_message_id,
     encode,
     event_run,
     keyed_run,
@@ -71,6 +70,13 @@ def adopt(held: Held, claim: Claim) -> None:
     held.created = claim.record.created or held.created
 
 
+def is_recorded(held: Held) -> bool:
+    """Whether the run has a record: by its job's contract, or because it was redelivered once."""
+    return (
+        held.job.spec.recorded or held.message.deliveries > 1 or H_CRASHES in held.message.headers
+    )
+
+
 def crashes(held: Held) -> int:
     """Crashes of a run that was recorded because it was redelivered."""
     return number(held.message.headers.get(H_CRASHES), 0)
@@ -101,21 +107,30 @@ def parked_headers(held: Held, stamp: int) -> dict[str, str]:
     headers = own_headers(held.message.headers)
     headers |= {
         H_RUN: held.run,
-        H_MSG_ID: attempt_message_id(held.run, stamp),
+        H_MSG_ID: f"{held.run}.{mark(held, stamp)}",
         H_ATTEMPT: str(stamp),
         H_FAILURES: str(held.failures),
         H_DEADLINE: f"{held.created:.3f}",
     }
     if held.claim and not held.job.spec.recorded:
-        headers[H_CRASHES] = str(held.claim.record.crashes or 1)
+        headers[H_CRASHES] = str(held.claim.record.crashes)
     return headers
+
+
+def mark(held: Held, stamp: int) -> str:
+    """What tells apart the messages that carry one run.
+
+    Without a record a key may be used again: what becomes of the second must not be mistaken for
+    a repeat of the first.
+    """
+    return str(stamp) if held.job.spec.recorded else f"{stamp}-{held.message.sequence}"
 
 
 def story_headers(
     held: Held, reason: str, error: str, story: str, record: RunRecord | None, now: float
 ) -> dict[str, str]:
     """The headers of a dead letter: the user's own, and the story of the run."""
-    return own_headers(held.message.headers) | dead_headers(
+    headers = own_headers(held.message.headers) | dead_headers(
         run=held.run,
         message=held.stamp,
         subject=held.message.subject,
@@ -127,6 +142,8 @@ def story_headers(
         crashes=record.crashes if record else crashes(held),
         attempts=record.attempts if record else (),
     )
+    headers[H_MSG_ID] = f"{held.run}.dead.{mark(held, held.stamp)}"
+    return headers
 
 
 def log_fields(held: Held, node: str) -> dict[str, Any]:

@@ -153,7 +153,7 @@ class Executor:
     async def _obtain(self, held: Held) -> bool:
         spec = held.job.spec
         redelivered = held.message.deliveries > 1
-        if not spec.recorded and not redelivered and not envelope.crashes(held):
+        if not envelope.is_recorded(held):
             return True
         fresh = RunRecord(
             "running",
@@ -419,12 +419,12 @@ class Executor:
         """
         stamp = held.stamp + 1
         headers = envelope.parked_headers(held, stamp)
-        spec, body = held.job.spec, held.message.body
+        spec, body, mark = held.job.spec, held.message.body, envelope.mark(held, stamp)
         try:
             await self._surely(
                 held,
                 lambda: self._outbox.park(
-                    spec.group, spec.name, held.run, stamp, body, headers, due
+                    spec.group, spec.name, held.run, mark, body, headers, due
                 ),
             )
         except PayloadTooLarge:

@@ -23,12 +23,12 @@ class Outbox(Protocol):
         group: str,
         job: str,
         run: str,
-        attempt: int,
+        mark: str,
         body: bytes,
         headers: dict[str, str],
         due: float,
     ) -> None:
-        """Store a message that is delivered when it is due, not before."""
+        """Store a message that is delivered when it is due; one of the same mark is replaced."""
         ...
 
     async def event(self, event: str, body: bytes, headers: dict[str, str]) -> bool:
@@ -59,7 +59,7 @@ class NatsOutbox:
         group: str,
         job: str,
         run: str,
-        attempt: int,
+        mark: str,
         body: bytes,
         headers: dict[str, str],
         due: float,
@@ -70,7 +70,7 @@ class NatsOutbox:
             H_SCHEDULE: f"@at {rfc3339(due)}",
             H_SCHEDULE_TARGET: names.job(group, job),
         }
-        subject = names.later(group, job, run, attempt)
+        subject = names.later(group, job, run, mark)
         await self._client.store_surely(subject, body, scheduled)
 
     async def event(self, event: str, body: bytes, headers: dict[str, str]) -> bool:
