@@ -128,23 +128,34 @@ class Plan:
     flags: Sequence[str]
 
     def specs(self, app: dict[str, Any]) -> list[Spec]:
-        """Today workers, so many for each group; every further role adds its own here."""
+        """Workers, so many for each group, and the control roles; none for an app without jobs."""
         groups = sorted({job["group"] for job in app["jobs"]})
-        return [self._worker(group, n) for group in groups for n in range(self.processes)]
+        workers = [self._worker(group, n) for group in groups for n in range(self.processes)]
+        return [*workers, self._control()] if workers else []
 
     def _worker(self, group: str, number: int) -> Spec:
-        arguments = [self.target, "--group", group, "--grace", f"{GRACE_SECONDS:g}s"]
         name = f"worker {group}" + (f" {number}" if self.processes > 1 else "")
-        return self._spec(name, "worker", [*arguments, *self.flags])
+        socket = self.folder / f"{name.replace(' ', '-')}.sock"
+        arguments = ["worker", self.target, "--group", group, "--grace", f"{GRACE_SECONDS:g}s"]
+        return self._spec(name, arguments, socket, {SOCKET_VARIABLE: str(socket)})
 
-    def _spec(self, name: str, role: str, arguments: Sequence[str]) -> Spec:
+    def _control(self) -> Spec:
+        ready = self.folder / "control.ready"
+        return self._spec("control", ["control", self.target, "--ready-file", str(ready)], ready)
+
+    def _spec(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        announces: Path,
+        env: dict[str, str] | None = None,
+    ) -> Spec:
         from holdfast.worker.supervisor import Spec
 
-        socket = self.folder / f"{name.replace(' ', '-')}.sock"
         # The flag wins over an address in the app's code, the variable serves what its code starts.
-        command = [sys.executable, "-m", "holdfast", role, *arguments, "--nats-url", self.url]
-        env = {"HOLDFAST_NATS_URL": self.url, SOCKET_VARIABLE: str(socket)}
-        return Spec(name, command, env, socket)
+        command = [sys.executable, "-m", "holdfast", *arguments, *self.flags]
+        given = {"HOLDFAST_NATS_URL": self.url, **(env or {})}
+        return Spec(name, [*command, "--nats-url", self.url], given, announces)
 
 
 class Changes:
