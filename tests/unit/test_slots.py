@@ -1,0 +1,127 @@
+"""Slots: at most so many at a time, in order, and nothing forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from holdfast.worker.slots import YIELD_EVERY, Slots
+
+
+class Work:
+    """What the slots execute, held back until it is let go."""
+
+    def __init__(self, limit: int) -> None:
+        self.started: list[Any] = []
+        self.freed: list[Any] = []
+        self.most = 0
+        self.gates: dict[Any, asyncio.Event] = {}
+        self.changed = asyncio.Condition()
+        self.slots = Slots(limit, self._execute, self._freed)
+
+    async def _execute(self, held: Any) -> None:
+        self.started.append(held)
+        self.most = max(self.most, self.slots.busy)
+        async with self.changed:
+            self.changed.notify_all()
+        if held in self.gates:
+            await self.gates[held].wait()
+        if isinstance(held, BaseException):
+            raise held
+
+    def _freed(self, held: Any) -> None:
+        self.freed.append(held)
+
+    def submit(self, *items: Any, gated: bool = False) -> None:
+        for item in items:
+            if gated:
+                self.gates[item] = asyncio.Event()
+            self.slots.submit(item)
+
+    async def until_started(self, count: int) -> None:
+        async with asyncio.timeout(5), self.changed:
+            await self.changed.wait_for(lambda: len(self.started) >= count)
+
+
+async def test_slots_limit_what_runs_at_once() -> None:
+    """Never more than the limit, and the rest waits in the order it came."""
+    work = Work(2)
+    work.submit("a", "b", "c", "d", gated=True)
+    await work.until_started(2)
+    assert work.started == ["a", "b"]
+    assert (work.slots.busy, list(work.slots.backlog)) == (2, ["c", "d"])
+    work.gates["b"].set()
+    await work.until_started(3)
+    assert work.started == ["a", "b", "c"]
+    for gate in work.gates.values():
+        gate.set()
+    await work.until_started(4)
+    assert work.most == 2
+    await work.slots.close()
+
+
+async def test_slots_take_up_work_after_being_idle() -> None:
+    """A slot that found nothing to do is woken; no message waits beside a free slot."""
+    work = Work(3)
+    for number in range(20):
+        work.submit(number)
+        await work.until_started(number + 1)
+    assert work.started == list(range(20))
+    await work.slots.close()
+    assert work.freed == work.started
+
+
+async def test_slots_are_made_only_when_needed() -> None:
+    """A worker with a high limit and little to do has few tasks."""
+    work = Work(1000)
+    for number in range(10):
+        work.submit(number)
+        await work.until_started(number + 1)
+    assert len(work.slots._tasks) <= 2
+    await work.slots.close()
+
+
+async def test_slots_let_others_run() -> None:
+    """A long backlog of runs that never wait does not freeze the loop."""
+    work = Work(1)
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    work.submit(*range(YIELD_EVERY * 5))
+    await work.until_started(YIELD_EVERY * 5)
+    task.cancel()
+    assert turns >= 4
+    await work.slots.close()
+
+
+async def test_slots_report_what_should_never_happen() -> None:
+    """An error that execution did not expect is the worker's failure, and frees what was held."""
+    work = Work(2)
+    broken = RuntimeError("a bug")
+    work.submit(broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        await asyncio.wait_for(work.slots.failure, 5)
+    assert work.freed == [broken]
+    work.submit("next")
+    await work.until_started(2)
+    await work.slots.close()
+
+
+async def test_close_stops_every_slot() -> None:
+    """Closing cancels what runs, frees it, and leaves no task behind."""
+    work = Work(2)
+    work.submit("a", "b", "c", gated=True)
+    await work.until_started(2)
+    await work.slots.close()
+    assert sorted(work.freed) == ["a", "b"]
+    assert list(work.slots.backlog) == ["c"]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert work.slots.failure.cancelled()
