@@ -18,6 +18,9 @@ from holdfast.errors import HoldfastError
 
 log = logging.getLogger("holdfast.process")
 
+HANDLERS = ("holdfast-job", "holdfast-slot")
+"""How the threads and tasks are called in which handlers run."""
+
 
 class Role(Protocol):
     """A worker, a scheduler, a coordinator: what runs until it is stopped."""
@@ -29,10 +32,15 @@ class Role(Protocol):
 def run_role(make: Callable[[], Role]) -> int:
     """Make a role inside a fresh event loop and run it to its end; returns the exit code."""
     code = run_loop(_main(make))
-    if any(t.name.startswith("holdfast-job") and t.is_alive() for t in threading.enumerate()):
-        logging.shutdown()
-        os._exit(code)  # a handler's thread that cannot be interrupted must not hold the exit up
+    if any(t.name.startswith(HANDLERS) and t.is_alive() for t in threading.enumerate()):
+        _exit_now(code)
     return code
+
+
+def _exit_now(code: int) -> None:
+    """A handler that cannot be interrupted, in a thread or a task, must not hold the exit up."""
+    logging.shutdown()
+    os._exit(code)
 
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:
@@ -46,14 +54,17 @@ def run_loop(main: Coroutine[Any, Any, int]) -> int:
 
 
 async def _main(make: Callable[[], Role]) -> int:
+    code = 0
     try:
         role = make()
         handle_signals(role.stop)
         await role.run()
     except HoldfastError as error:
         log.error("%s", error)
-        return 1
-    return 0
+        code = 1
+    if any(t.get_name().startswith(HANDLERS) for t in asyncio.all_tasks()):
+        _exit_now(code)
+    return code
 
 
 def handle_signals(stop: Callable[[], None], kill: Callable[[], None] | None = None) -> None:

@@ -15,6 +15,7 @@ The handler takes what any job's handler takes, or `(data, publish)`. Configurat
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import os
 import sys
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.app import Holdfast
-from holdfast.config import LogConfig, WorkerConfig, load
+from holdfast.config import LogConfig, RecordConfig, WorkerConfig, load
 from holdfast.context import Context, SyncContext
 from holdfast.process import run_role
 from holdfast.telemetry import configure_logging
@@ -55,7 +56,7 @@ def run_consumer(
     config = load(WorkerConfig, group=app.jobs[job_name].spec.group)
     port = health_port if health_port is not None else (config.health_port or HEALTH_PORT)
     config = dataclasses.replace(config, health_port=port)
-    sys.exit(run_role(lambda: Worker(app, config)))
+    sys.exit(run_role(lambda: Worker(app, config, records=load(RecordConfig))))
 
 
 def _url() -> str | None:
@@ -64,7 +65,8 @@ def _url() -> str | None:
 
 def _adapt(handler: Callable[..., Any]) -> Callable[..., Any]:
     """`(data, publish)` becomes a handler with a context."""
-    parameters = list(inspect.signature(handler).parameters.values())
+    signature = inspect.signature(handler)
+    parameters = list(signature.parameters.values())
     if len(parameters) != 2 or parameters[1].name != "publish":
         return handler
     if inspect.iscoroutinefunction(handler):
@@ -79,6 +81,8 @@ def _adapt(handler: Callable[..., Any]) -> Callable[..., Any]:
             return handler(data, ctx.publish)
 
         chosen = adapted_sync
-    if parameters[0].annotation is not inspect.Parameter.empty:
-        chosen.__annotations__["data"] = parameters[0].annotation
+    functools.update_wrapper(chosen, handler)  # its annotations are looked up where it was written
+    data = parameters[0].replace(name="data", kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    ctx = data.replace(name="ctx", annotation=Context, default=inspect.Parameter.empty)
+    chosen.__signature__ = signature.replace(parameters=[data, ctx])  # type: ignore[attr-defined]
     return chosen

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable
 from holdfast.worker.held import Held
 
 YIELD_EVERY = 32
+CLOSE_SECONDS = 2.0
+NAME = "holdfast-slot"
 
 
 class Slots:
@@ -43,7 +45,7 @@ class Slots:
                 waiter.set_result(None)
                 return
         if len(self._tasks) < self.limit:
-            task = asyncio.create_task(self._run(), name="holdfast-slot")
+            task = asyncio.create_task(self._run(), name=NAME)
             self._tasks.add(task)
             task.add_done_callback(self._ended)
 
@@ -71,10 +73,14 @@ class Slots:
                 await asyncio.sleep(0)
 
     async def close(self) -> None:
-        """Stop every slot at once; a run that is being interrupted is settled first."""
+        """Stop every slot at once; a run that is being interrupted is settled first.
+
+        A handler that does not let itself be stopped is left behind: it ends with the process.
+        """
         self._closed = True
         for task in list(self._tasks):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
         if not self.failure.done():
             self.failure.cancel()

@@ -77,7 +77,7 @@ class Worker:
             )
         self.telemetry = telemetry or Telemetry()
         self.node = new_node_id("worker")
-        self._records = records or RecordConfig()
+        self._records = records or load(RecordConfig)
         self._liveness = liveness or self._load_liveness()
         self._forced = False
         self._health_path = health_path
