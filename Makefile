@@ -3,11 +3,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+MINUTES ?= 5
+REPORTS := build/reports/$(shell date +%Y%m%d-%H%M%S)
 # A suite joins `make test` as soon as its directory exists.
 SUITES := $(wildcard tests/unit tests/conformance tests/integration tests/faults tests/docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check static unit bench bench-full docs clean
+.PHONY: help setup demo test check static unit bench bench-full chaos soak docs clean clocks
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -48,6 +50,23 @@ bench: setup ## measure Holdfast beside its peers (about 5 minutes)
 
 bench-full: setup ## the same with more and longer samples
 	$(BIN)/python -m benchmarks --full
+
+chaos: setup clocks ## break everything for 5 minutes, check every promise (MINUTES=5 SEED=…)
+	$(BIN)/python -m holdfast.testing.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+	  --out $(REPORTS)/chaos
+
+soak: setup clocks ## the long things: 100,000 histories, an hour of chaos, a rollout under load
+	HOLDFAST_SOAK=1 HOLDFAST_HISTORIES=100000 $(BIN)/python -m pytest -q --timeout=0 \
+	  tests/unit tests/faults
+	$(BIN)/python -m holdfast.testing.chaos --minutes 60 $(if $(SEED),--seed $(SEED)) \
+	  --out $(REPORTS)/hour
+	$(BIN)/python -m holdfast.testing.chaos --rolling --minutes 15 --out $(REPORTS)/rollout
+
+# The fault that sets clocks wrong needs libfaketime; without it the report says that it is left out.
+clocks:
+	@ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || \
+	  { [ "$$(id -u)" = 0 ] && apt-get install -y --no-install-recommends libfaketime \
+	    >/dev/null 2>&1; } || echo "without libfaketime: no clock is set wrong"
 
 docs: setup ## write the generated pages: configuration, command line, metrics
 	$(BIN)/python tools/generate_docs.py

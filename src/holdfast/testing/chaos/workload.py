@@ -74,32 +74,35 @@ class Workload:
         """One operation, with all of its dice thrown, so that the answers change nothing."""
         name = f"{kind}-{next(self._numbers)}"
         dice = self._dice
+        seconds = round(dice.uniform(0.01, 1.0) ** 2, 3)
         if kind == "keyed" and self._repeatable and dice.random() < REPEATED:
             again = dice.choice(self._repeatable)
-            return lambda: self._touch(again, "keyed", again)
+            return lambda: self._touch(again, "keyed", seconds, again)
         if kind == "keyed":
             self._repeatable.append(name)
             self._repeatable = self._repeatable[-1000:]
-            return lambda: self._touch(name, kind, name)
+            return lambda: self._touch(name, kind, seconds, name)
         if kind == "delayed":
             delay = round(dice.uniform(1.0, 15.0), 1)
-            return lambda: self._touch(name, kind, name, delay)
-        seconds, failures = dice.uniform(3.0, 12.0), dice.randint(1, 4)
+            return lambda: self._touch(name, kind, seconds, name, delay)
+        lasting, failures = round(dice.uniform(3.0, 12.0), 1), dice.randint(1, 4)
         jobs: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
-            "keyless": lambda: self._touch(name, kind, None),
+            "keyless": lambda: self._touch(name, kind, seconds),
             "chain": lambda: self._send(name, kind, "link", (name, f"{name}/next"), {}),
             "flaky": lambda: self._send(name, kind, "flaky", (name,), {"failures": failures}),
-            "long": lambda: self._send(name, kind, "long", (name,), {"seconds": seconds}),
+            "long": lambda: self._send(name, kind, "long", (name,), {"seconds": lasting}),
             "event": lambda: self._announce(name),
         }
         return jobs[kind]
 
-    async def _touch(self, name: str, kind: str, key: str | None, delay: float = 0.0) -> None:
+    async def _touch(
+        self, name: str, kind: str, seconds: float, key: str = "", delay: float = 0.0
+    ) -> None:
         options: dict[str, Any] = {"key": key} if key else {}
         due = time.monotonic() + delay if delay else 0.0
         if delay:
             options["delay"] = delay
-        await self._send(name, kind, "touch", (name,), {"seconds": 0.02}, options, due)
+        await self._send(name, kind, "touch", (name,), {"seconds": seconds}, options, due)
 
     async def _send(
         self,

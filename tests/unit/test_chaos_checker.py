@@ -1,0 +1,157 @@
+"""The checker sees every kind of broken promise, and takes what can be explained for what it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast.model.run import Attempt, RunRecord
+from holdfast.testing.chaos import Checker, Fault, History, Line, Verdict, Wound
+from holdfast.testing.chaos.fleet import Exit
+
+
+def effect(mark: str, run: str = "", epoch: int = 1, at: float = 1.0, member: str = "w1") -> Line:
+    return Line("effect", mark, run or f"run-{mark}", epoch, 1, member, at)
+
+
+def start(mark: str, run: str = "", epoch: int = 1, at: float = 0.5, member: str = "w1") -> Line:
+    return Line("start", mark, run or f"run-{mark}", epoch, 1, member, at)
+
+
+def fail(mark: str, epoch: int = 1, at: float = 0.9) -> Line:
+    return Line("fail", mark, f"run-{mark}", epoch, 1, "w1", at)
+
+
+def wound(kind: str = "kill", target: str = "w1", role: str = "worker", error: str = "") -> Wound:
+    return Wound(Fault(1, 0, kind, target, role, 1.0), 2.0, 3.0, error)
+
+
+def history(tmp_path: Path, **states: str) -> History:
+    """Operations by name, each with its state; a chain has two marks."""
+    found = History(tmp_path / "history.jsonl")
+    for name, state in states.items():
+        marks = (name, f"{name}/next") if name.startswith("chain") else (name,)
+        found.invoke(name, "keyed", marks)
+        if state == "ok":
+            found.ok(name, f"run-{name}")
+        elif state != "invoked":
+            getattr(found, state)(name, "because")
+    found.close()
+    return found
+
+
+def check(found: History, *lines: Line, **more: object) -> Verdict:
+    wounds = more.pop("wounds", ())
+    checker = Checker(found.operations.values(), lines, wounds, **more)  # type: ignore[arg-type]
+    return checker.check()
+
+
+def kinds(verdict: Verdict) -> list[str]:
+    return sorted(violation.kind for violation in verdict.violations)
+
+
+def test_accepted_run_without_effect_is_lost(tmp_path: Path) -> None:
+    """Accepted and never seen: lost; seen once: fine."""
+    found = history(tmp_path, a="ok", b="ok")
+    assert kinds(check(found, effect("a"))) == ["lost"]
+    assert not kinds(check(found, effect("a"), effect("b")))
+
+
+def test_unanswered_operation_may_happen_or_not_but_whole(tmp_path: Path) -> None:
+    """Without an answer both are right; half of a chain is not, and neither is twice."""
+    found = history(tmp_path, a="unknown", b="invoked", chain="unknown")
+    verdict = check(found, effect("a"))
+    assert not kinds(verdict)
+    assert verdict.unknown_applied == 1
+    assert kinds(check(found, effect("chain"))) == ["torn"]
+    assert kinds(check(found, effect("a"), effect("a", "other"))) == ["duplicated"]
+
+
+def test_chain_is_lost_when_its_second_link_is_missing(tmp_path: Path) -> None:
+    """Each effect that an accepted operation stands for counts."""
+    found = history(tmp_path, chain="ok")
+    assert kinds(check(found, effect("chain"))) == ["lost"]
+    assert not kinds(check(found, effect("chain"), effect("chain/next")))
+
+
+def test_effect_of_a_refused_or_unasked_operation_is_a_phantom(tmp_path: Path) -> None:
+    """What was refused must not happen, and nothing happens by itself."""
+    found = history(tmp_path, a="failed")
+    assert kinds(check(found, effect("a"))) == ["phantom"]
+    assert kinds(check(found, effect("b"))) == ["phantom"]
+
+
+def test_repeats_of_a_key_are_one_operation(tmp_path: Path) -> None:
+    """One that was made again and refused the second time is accepted all the same."""
+    found = history(tmp_path, a="ok")
+    found.invoke("a", "keyed", ("a",))
+    found.unknown("a", "no answer")
+    found.close()
+    assert kinds(check(found)) == ["lost"]
+    again = History.load(found.path)
+    assert again.operations["a"].state == "ok"
+    assert again.operations["a"].made == 2
+
+
+def test_fence_refuses_what_a_zombie_does_late(tmp_path: Path) -> None:
+    """A smaller epoch after a larger one is refused; a larger one of the same run is a repeat."""
+    found = history(tmp_path, a="ok", b="ok")
+    verdict = check(found, effect("a", epoch=2), effect("a", epoch=1))
+    assert verdict.stale_refused == 1
+    verdict = check(found, effect("a", epoch=1), effect("a", epoch=2), effect("b"))
+    assert verdict.repeated_effects == 1
+    assert not kinds(verdict)
+    assert kinds(check(found, effect("a"), effect("a"), effect("b"))) == ["duplicated"]
+
+
+def test_second_start_needs_an_explanation(tmp_path: Path) -> None:
+    """A fault of its worker, of NATS, an exit or a failure that was meant explain it."""
+    found = history(tmp_path, a="ok")
+    twice = (start("a"), start("a", epoch=2, at=4.0, member="w2"), effect("a", epoch=2, at=5.0))
+    assert kinds(check(found, *twice)) == ["unexplained"]
+    assert not kinds(check(found, *twice, wounds=[wound()]))
+    assert not kinds(check(found, *twice, wounds=[wound("kill", "nats-1", "nats")]))
+    assert not kinds(check(found, *twice, exits=[Exit("w1", 2.5, 1)]))
+    assert not kinds(check(found, *twice, fail("a")))
+    assert kinds(check(found, *twice, wounds=[wound(target="w3")])) == ["unexplained"]
+
+
+def test_two_starts_under_one_epoch_are_two_holders(tmp_path: Path) -> None:
+    """One claim, one start, whatever happened to its worker."""
+    found = history(tmp_path, a="ok")
+    lines = (start("a"), start("a", at=2.5, member="w2"), effect("a"))
+    assert kinds(check(found, *lines, wounds=[wound()])) == ["duplicated"]
+
+
+def test_settle_of_a_former_holder_is_stale(tmp_path: Path) -> None:
+    """A record that is done under a smaller epoch than one that was started: accepted too late."""
+    found = history(tmp_path, a="ok")
+    lines = (start("a"), start("a", epoch=2, at=3.0, member="w2"), effect("a"))
+    old = RunRecord("done", "g", "j", attempts=(Attempt(1, "w1", 1, outcome="done"),))
+    new = RunRecord("done", "g", "j", attempts=(Attempt(2, "w2", 2, outcome="done"),))
+    assert kinds(check(found, *lines, wounds=[wound()], records={"run-a": old})) == ["stale"]
+    assert not kinds(check(found, *lines, wounds=[wound()], records={"run-a": new}))
+
+
+def test_slots_must_all_happen(tmp_path: Path) -> None:
+    """A slot that was due and did nothing was missed; later ones are not phantoms."""
+    found = history(tmp_path)
+    assert kinds(check(found, effect("slot b"), slots=["slot a"])) == ["missed"]
+    assert not kinds(check(found, effect("slot a"), effect("slot b"), slots=["slot a"]))
+
+
+def test_delayed_run_must_not_be_early(tmp_path: Path) -> None:
+    """It may be late; before its time it is wrong."""
+    found = History(tmp_path / "history.jsonl")
+    found.invoke("a", "delayed", ("a",), not_before=10.0)
+    found.ok("a")
+    found.close()
+    assert kinds(check(found, effect("a", at=9.0))) == ["early"]
+    assert not kinds(check(found, effect("a", at=10.1)))
+
+
+def test_dead_runs_and_open_wounds_are_told(tmp_path: Path) -> None:
+    """A run that was given up and a fault that could not be healed are no success."""
+    found = history(tmp_path)
+    dead = RunRecord("dead", "g", "j", error="gave up")
+    verdict = check(found, wounds=[wound(error="no such process")], records={"r": dead})
+    assert kinds(verdict) == ["dead", "open"]
