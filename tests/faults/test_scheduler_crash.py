@@ -75,7 +75,7 @@ async def test_handover_on_sigterm_is_not_noticed(
                 await _replace(fleet, leader)
             end = time.time() + 1
             await ticks.settle(end)
-            count, late = ticks.check(end)
+            count, _ = ticks.check(end)
     undisturbed = ticks.fired.late(quiet, busy)
     disturbed = ticks.fired.late(busy, end)
     report("undisturbed", len(undisturbed), undisturbed)
