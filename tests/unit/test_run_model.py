@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from random import Random
 
 import pytest
@@ -19,6 +20,8 @@ from holdfast.model import run as runs
 from holdfast.model.replay import MARK
 from tests.unit.run_world import ENDINGS, Process, World
 
+HISTORIES = int(os.environ.get("HOLDFAST_HISTORIES", "4000"))
+SEEDS = 4
 NODES = ("a", "b", "c")
 ALL = 30
 STEPS = (ALL, ALL, *range(1, 8))
@@ -196,10 +199,10 @@ def test_run_survives_any_history() -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_run_survives_long_histories(seed: int) -> None:
     """The same for histories that go through many attempts, dead letters and replays."""
-    for number in range(1000):
+    for number in range(HISTORIES // SEEDS):
         try:
             walk(Random(f"{seed}.{number}"))
         except AssertionError as error:
