@@ -12,13 +12,12 @@ import dataclasses
 import functools
 import inspect
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from datetime import datetime
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from holdfast.broker import Broker
 from holdfast.client import Client, Run
-from holdfast.client.request import Backend, Enqueued, Options, Request, make_request
+from holdfast.client.request import Backend, Enqueued, Options, Request, SendOptions, make_request
 from holdfast.config import ConnectionConfig, RecordConfig, load
 from holdfast.context import Context, SyncContext, current_run
 from holdfast.durations import Duration, seconds
@@ -33,11 +32,11 @@ from holdfast.payload import Signature, encode_value
 
 P = ParamSpec("P")
 R = TypeVar("R")
+V = TypeVar("V")
 CallNext = Callable[[], Awaitable[Any]]
 Middleware = Callable[[Context, CallNext], Awaitable[Any]]
 Hook = Callable[[], Awaitable[None] | None]
 
-_OPTIONS = ("key", "delay", "at", "headers", "group")
 _SCHEDULE_OPTIONS = (
     "schedule",
     "tz",
@@ -75,19 +74,26 @@ class Job(Generic[P, R]):
         """Call it as the plain function that it is."""
         return self.func(*args, **kwargs)
 
-    def options(
-        self,
-        *,
-        key: str | None = None,
-        delay: Duration | None = None,
-        at: datetime | float | None = None,
-        headers: dict[str, str] | None = None,
-        group: str | None = None,
-    ) -> Sender[R]:
-        """How to send it, apart from its arguments: for parameters called `key`, `at`, …"""
-        return Sender(self, Options(key, delay, at, headers, group))
+    # Of an `async def` handler the run's result is what it gives when awaited: each of these has
+    # that case first.
 
-    async def enqueue(self, *args: Any, **kwargs: Any) -> Run[R]:
+    @overload
+    def options(
+        self: Job[Any, Coroutine[Any, Any, V]], **options: Unpack[SendOptions]
+    ) -> Sender[V]: ...
+    @overload
+    def options(self, **options: Unpack[SendOptions]) -> Sender[R]: ...
+    def options(self, **options: Unpack[SendOptions]) -> Sender[Any]:
+        """How to send it, apart from its arguments: for parameters called `key`, `at`, …"""
+        return Sender(self, Options(**options))
+
+    @overload
+    async def enqueue(
+        self: Job[Any, Coroutine[Any, Any, V]], *args: Any, **kwargs: Any
+    ) -> Run[V]: ...
+    @overload
+    async def enqueue(self, *args: Any, **kwargs: Any) -> Run[R]: ...
+    async def enqueue(self, *args: Any, **kwargs: Any) -> Run[Any]:
         """Send a run. `key=`, `delay=`, `at=`, `headers=`, `group=` say how; the rest is payload.
 
         A parameter of the job with one of these names wins; use `options()` then.
@@ -100,13 +106,23 @@ class Job(Generic[P, R]):
         sender, payload = self._sender(kwargs)
         return sender.request(*args, **payload)
 
-    async def enqueue_many(self, items: Iterable[Any]) -> list[Run[R]]:
+    @overload
+    async def enqueue_many(
+        self: Job[Any, Coroutine[Any, Any, V]], items: Iterable[Any]
+    ) -> list[Run[V]]: ...
+    @overload
+    async def enqueue_many(self, items: Iterable[Any]) -> list[Run[R]]: ...
+    async def enqueue_many(self, items: Iterable[Any]) -> list[Run[Any]]:
         """Send many runs, pipelined. An item is a payload, or what `request()` made."""
         requests = [i if isinstance(i, Request) else self.request(i) for i in items]
         return await self.app.enqueue_many(requests)
 
     def _sender(self, kwargs: dict[str, Any]) -> tuple[Sender[R], dict[str, Any]]:
-        taken = [n for n in _OPTIONS if n in kwargs and n not in self.signature.parameters]
+        taken = [
+            n
+            for n in SendOptions.__annotations__
+            if n in kwargs and n not in self.signature.parameters
+        ]
         options = Options(**{name: kwargs[name] for name in taken})
         return Sender(self, options), {k: v for k, v in kwargs.items() if k not in taken}
 
@@ -225,9 +241,7 @@ class Holdfast:
         """Fire at a fixed interval of whole seconds; takes what `cron` takes."""
         return lambda func: self._scheduled(func, {"every": interval}, options)
 
-    def _scheduled(
-        self, func: Any, rule: dict[str, Any], options: dict[str, Any]
-    ) -> Job[Any, Any]:
+    def _scheduled(self, func: Any, rule: dict[str, Any], options: dict[str, Any]) -> Job[Any, Any]:
         own = {name: options.pop(name) for name in _SCHEDULE_OPTIONS if name in options}
         if isinstance(func, Job) and options:
             raise DefinitionError(

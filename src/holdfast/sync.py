@@ -23,7 +23,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from holdfast.app import Holdfast, Job, Sender
 from holdfast.client import Enqueued, Request, Run, RunStatus
@@ -93,7 +93,17 @@ class SyncApp:
 
     # ---- sending
 
-    def enqueue(self, job: Job[Any, R] | Sender[R] | str, *args: Any, **kwargs: Any) -> SyncRun[R]:
+    @overload
+    def enqueue(
+        self, job: Job[Any, Coroutine[Any, Any, R]], *args: Any, **kwargs: Any
+    ) -> SyncRun[R]: ...
+    @overload
+    def enqueue(self, job: Job[Any, R] | Sender[R], *args: Any, **kwargs: Any) -> SyncRun[R]: ...
+    @overload
+    def enqueue(self, job: str, *args: Any, **kwargs: Any) -> SyncRun[Any]: ...
+    def enqueue(
+        self, job: Job[Any, Any] | Sender[Any] | str, *args: Any, **kwargs: Any
+    ) -> SyncRun[Any]:
         """Send a run of a job, of `job.options(...)`, or of a job by name.
 
         `key=`, `delay=`, `at=`, `headers=`, `group=` say how; the rest is payload. What cannot be

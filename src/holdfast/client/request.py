@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from holdfast.broker import Stored
 from holdfast.durations import Duration, seconds
@@ -52,6 +52,16 @@ class Options:
     at: datetime | float | None = None
     headers: dict[str, str] | None = None
     group: str | None = None
+
+
+class SendOptions(TypedDict, total=False):
+    """`Options` as keyword arguments, for type checkers."""
+
+    key: str | None
+    delay: Duration | None
+    at: datetime | float | None
+    headers: dict[str, str] | None
+    group: str | None
 
 
 _make_id = IdMaker()
