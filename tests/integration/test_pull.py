@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,10 @@ async def test_deleted_stream_is_made_again_and_messages_flow(app: Holdfast, see
 
 
 async def test_restarted_server_is_worked_with_again(
-    namespace: str, seen: Seen, caplog: pytest.LogCaptureFixture
+    namespace: str,
+    seen: Seen,
+    caplog: pytest.LogCaptureFixture,
+    report: Callable[[str], None],
 ) -> None:
     """After a kill -9 and a restart consumption resumes by itself; the loss is one line of log."""
     with Server(fast=True) as server, own_app(server, namespace) as app:
@@ -130,7 +133,7 @@ async def test_restarted_server_is_worked_with_again(
                 await work.enqueue(1)
                 await seen.wait(2, 20)
                 took = time.monotonic() - led
-                print(f"\nconsumption {took:.2f} s after the consumer has a leader")  # noqa: T201
+                report(f"consumption {took:.2f} s after the consumer has a leader")
         assert seen == [0, 1]
         lines = [r.getMessage() for r in caplog.records]
         assert lines == ["connection to NATS lost, reconnecting"]
