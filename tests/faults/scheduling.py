@@ -83,6 +83,7 @@ def scheduler_fleet(
     count: int, url: str, namespace: str, root: Path, **env: str
 ) -> Iterator[list[SchedulerProcess]]:
     """Several schedulers, gone afterwards whatever happens."""
+    root.mkdir(exist_ok=True)
     fleet = [
         SchedulerProcess(url, namespace, root / f"scheduler-{n}.log", **env) for n in range(count)
     ]
@@ -159,12 +160,12 @@ async def site(
         define(f"s{n}", "tick", every=gap, catch_up=catch_up, limit=1000)
         for n, gap in enumerate(every)
     ]
+    backend = await app.backend()
+    assert isinstance(backend, Client)
+    await backend.topology.ensure()
     worker = Worker(app, WorkerConfig(concurrency=1000))
     working = asyncio.create_task(worker.run())
     try:
-        backend = await app.backend()
-        assert isinstance(backend, Client)
-        await backend.topology.ensure()
         registry = Schedules(backend)
         await registry.sync("ticks", defined)
         yield Site(app, await registry.list(), fired)

@@ -164,7 +164,7 @@ class LeaderElection:
 
     async def take(self, why: str) -> bool:
         """Take the lease from a leader that does not do its work; True when this node leads now."""
-        if self.epoch or self._stopped or self._is_held_off():
+        if self.epoch or self._stopped or self._is_held_off() or self.holder == self.node:
             return bool(self.epoch)
         log.warning("%s takes over from %s: %s", self.node, self.holder or "nobody", why)
         return await self._try(self._seen)

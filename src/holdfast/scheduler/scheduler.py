@@ -54,6 +54,7 @@ AGAIN_SECONDS = 0.1
 ANSWER_SECONDS = 0.3
 SAY_SECONDS = 10.0
 FINISH_SECONDS = 2.0
+PATIENCE_SECONDS = 30.0
 SILENT_SECONDS = 30.0
 """A slot overdue for so long is a problem of its own, whoever ought to have fired it."""
 KEPT_LEAST_SECONDS = 3600.0
@@ -103,7 +104,7 @@ class Scheduler:
             self._assemble()
             await self._client.topology.ensure()
             self._broker.on_reconnect(self._reconnected)
-            await self._member.start()
+            await self._join()
             try:
                 await self._prepare()
                 await self._live(ready)
@@ -112,6 +113,18 @@ class Scheduler:
                 await self._member.stop()
             if self._member.heartbeat.lost.is_set():
                 raise NodeLost("this scheduler was declared lost; another one fires its slots")
+
+    async def _join(self) -> None:
+        """Become a node; streams that were made a moment ago may not have leaders yet."""
+        deadline = self._broker.clock.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                await self._member.start()
+                return
+            except (errors.Unavailable, errors.OutcomeUnknown):
+                if self._broker.clock.monotonic() > deadline:
+                    raise
+                await self._broker.clock.sleep(AGAIN_SECONDS)
 
     def _assemble(self) -> None:
         broker, config = self._broker, self.config

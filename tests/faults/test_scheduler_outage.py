@@ -1,0 +1,95 @@
+"""After any outage every slot since is made up for, or recorded as skipped by its policy."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from holdfast.broker import Broker
+from holdfast.client import Client
+from holdfast.config import ConnectionConfig, RecordConfig
+from holdfast.server import Cluster, Server
+from holdfast.status.schedules import SlotHistory
+from tests.faults.scheduling import leader_of, report, rounds, scheduler_fleet, site
+
+
+@pytest.mark.timeout(400)
+async def test_slots_of_an_outage_are_caught_up(namespace: str, tmp_path: Path) -> None:
+    """NATS killed with -9 for a while: every slot since is fired, once."""
+    away = rounds(14, 30)
+    with Server(store=tmp_path / "store") as nats:
+        async with site(nats, namespace) as ticks:
+            with scheduler_fleet(2, nats.url, namespace, tmp_path) as fleet:
+                await leader_of(fleet)
+                await asyncio.sleep(3)
+                nats.kill()
+                await asyncio.sleep(away)
+                await asyncio.to_thread(nats.restart)
+                back = time.time()
+                await ticks.settle(back, 60)
+                caught_up = time.time() - back
+                end = time.time() + 2
+                await ticks.settle(end, 30)
+                count, late = ticks.check(end)
+    report(f"NATS away for {away} s, all made up {caught_up:.1f} s after it was back", count, late)
+
+
+@pytest.mark.timeout(400)
+async def test_policy_decides_about_missed_slots(namespace: str, tmp_path: Path) -> None:
+    """catch_up="last" after an outage: one run for the missed ones, the others recorded as skipped."""
+    with Server(store=tmp_path / "store") as nats:
+        async with site(nats, namespace, fast=5, slow=5, catch_up="last") as ticks:
+            with scheduler_fleet(1, nats.url, namespace, tmp_path) as fleet:
+                await leader_of(fleet)
+                await asyncio.sleep(2)
+            stopped = time.time()
+            await asyncio.sleep(16)
+            with scheduler_fleet(1, nats.url, namespace, tmp_path / "later") as fleet:
+                await leader_of(fleet)
+                began = time.time()
+                await asyncio.sleep(2)
+            fired = Counter((name, moment) for name, moment, _ in ticks.fired.slots)
+            assert set(fired.values()) == {1}
+            config = ConnectionConfig(nats_url=nats.url, namespace=namespace)
+            async with Broker(config) as broker:
+                history = SlotHistory(Client(broker, RecordConfig()))
+                verdicts: Counter[str] = Counter()
+                for name, moment in sorted(ticks.expected(stopped + 1, began - 11)):
+                    why = await history.why(name, moment)
+                    verdicts[why.verdict] += 1
+                    assert (why.verdict == "dispatched") == ((name, moment) in fired)
+                    assert why.verdict in ("dispatched", "skipped")
+    print(f"\nscheduler away for 16 s, catch_up='last': {dict(verdicts)}")
+    assert verdicts["skipped"]
+
+
+async def _stream_leader(cluster: Cluster, namespace: str) -> Server:
+    """The node that leads the slots' stream."""
+    async with Broker(ConnectionConfig(nats_url=cluster.url, namespace=namespace)) as broker:
+        info = await broker.api(f"STREAM.INFO.KV_{namespace}_slots")
+    name = info["cluster"]["leader"]
+    return next(node for node in cluster.nodes if node.name == name)
+
+
+@pytest.mark.timeout(400)
+async def test_stream_leader_killed_costs_no_slot(namespace: str, tmp_path: Path) -> None:
+    """Three nodes, the one that leads the slots' stream killed: every slot is fired, once."""
+    with Cluster(store=tmp_path / "store") as cluster:
+        async with site(cluster, namespace) as ticks:
+            with scheduler_fleet(2, cluster.url, namespace, tmp_path) as fleet:
+                await leader_of(fleet)
+                await asyncio.sleep(2)
+                for _ in range(rounds(1, 2)):
+                    node = await _stream_leader(cluster, namespace)
+                    node.kill()
+                    await asyncio.sleep(12)
+                    await asyncio.to_thread(node.restart)
+                    await asyncio.sleep(3)
+                end = time.time() + 1
+                await ticks.settle(end, 60)
+                count, late = ticks.check(end)
+    report("R3, leader of the slots' stream killed", count, late)
