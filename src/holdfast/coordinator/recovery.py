@@ -24,6 +24,7 @@ from holdfast.model import run as runs
 from holdfast.model.dead import dead_headers
 from holdfast.model.node import HeldRun, NodeRecord
 from holdfast.model.run import RunRecord
+from holdfast.names import H_OBJECT
 from holdfast.telemetry import Telemetry
 
 log = logging.getLogger("holdfast.coordinator")
@@ -66,7 +67,7 @@ class Recovery:
         if record.state != "running" or record.node != node.id:
             return 0
         self._telemetry.recovered.inc()
-        if record.body:
+        if record.once or record.body:
             await self._bury(node, run, record, revision)
         elif record.reply:
             delay = grace_left if record.restart == "after_grace" else 0.0
@@ -84,6 +85,7 @@ class Recovery:
             error=error,
             ended=now,
             body=b"",
+            body_object="",
             reply="",
             token=f"lost.{node.id}",
         )
@@ -98,6 +100,8 @@ class Recovery:
             crashes=ended.crashes,
             attempts=ended.attempts,
         )
+        if record.body_object:
+            headers[H_OBJECT] = record.body_object
         subject = self._broker.names.dead_letter(record.group, record.job)
         try:
             await self._broker.store(subject, record.body, headers)

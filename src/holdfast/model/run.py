@@ -81,8 +81,12 @@ class RunRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     result: msgspec.Raw = NO_RESULT
     result_object: str = ""
     progress: Progress | None = None
+    once: bool = False
+    """Its message is gone before it starts (`at_most_once`)."""
     body: bytes = b""
-    """The payload of a run whose message is gone before it starts (`at_most_once`)."""
+    """The payload of such a run, while it is running."""
+    body_object: str = ""
+    """Where that payload is, when no record can carry it."""
     cause: str = ""
     """The run that published the event or enqueued this run."""
 
@@ -213,6 +217,7 @@ def settled(
         result=msgspec.Raw(result) if result else NO_RESULT,
         result_object=result_object,
         body=b"",
+        body_object="",
         attempts=_add(record.attempts, attempt),
     )
 

@@ -299,4 +299,10 @@ def _base(record: RunRecord | None, fresh: RunRecord) -> RunRecord:
     """
     if record is None:
         return fresh
-    return msgspec.structs.replace(record, restart=fresh.restart, body=fresh.body)
+    return msgspec.structs.replace(
+        record,
+        restart=fresh.restart,
+        once=fresh.once,
+        body=fresh.body,
+        body_object=fresh.body_object,
+    )
