@@ -45,6 +45,10 @@ ENVELOPE_BYTES: Final = 16 * 1024
 _CAS_REFUSED: Final = frozenset({10071, 10164})
 _NO_SEQUENCE: Final = 10043
 _SWEEP_SECONDS: Final = 0.25
+_ELECTION_SECONDS: Final = 10.0
+_LOOK_SECONDS: Final = 2.0
+_LEADERLESS: Final = "(10008)"
+"""The server's own number for a cluster that elects, or has too few nodes to."""
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -352,19 +356,36 @@ class Broker:
             )
 
     async def _check_jetstream(self) -> None:
-        try:
-            info = await self.api("INFO")
-        except (errors.Unavailable, errors.NotFound) as error:
-            raise errors.BrokerError(
-                f"JetStream is not enabled on this server or account ({error}): "
-                "add 'jetstream {}' to the server's configuration"
-            ) from None
+        info = await self._account()
         self.api_level = int(info.get("api", {}).get("level", 0))
         if self.api_level < REQUIRED_API_LEVEL:
             raise errors.ServerTooOld(
                 f"the server's JetStream API level is {self.api_level} and Holdfast needs "
                 f"{REQUIRED_API_LEVEL} or more (nats-server 2.12): upgrade every node"
             )
+
+    async def _account(self) -> dict[str, Any]:
+        """What JetStream says of the account; an election in its cluster is waited for.
+
+        A question that was asked during an election is never answered: it is asked again soon.
+        """
+        deadline = self.clock.monotonic() + _ELECTION_SECONDS
+        while True:
+            try:
+                return await self.api("INFO", timeout=_LOOK_SECONDS)
+            except (errors.Unavailable, errors.NotFound, errors.OutcomeUnknown) as error:
+                unsure = isinstance(error, errors.OutcomeUnknown)
+                if not unsure and _LEADERLESS not in str(error):
+                    raise errors.BrokerError(
+                        f"JetStream is not enabled on this server or account ({error}): "
+                        "add 'jetstream {}' to the server's configuration"
+                    ) from None
+                if self.clock.monotonic() > deadline:
+                    raise errors.Unavailable(
+                        f"the cluster has no leader ({error}): start the servers that are missing, "
+                        "most of them must run"
+                    ) from None
+            await self.clock.sleep(_SWEEP_SECONDS)
 
     # ---- replies and callbacks
 

@@ -1,0 +1,67 @@
+"""A node's heartbeat on a store that fails now and then."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.errors import BrokerError, OutcomeUnknown, Unavailable
+from holdfast.model import node as nodes
+from holdfast.model.node import NodeRecord
+from holdfast.ownership.heartbeat import ELECTION_SECONDS, Heartbeat
+from holdfast.ownership.store import MemoryStore
+
+
+class StepClock:
+    """Sleeping moves it on."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def utc(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class FailingStore(MemoryStore):
+    """Refuses the next writes, or applies them and loses the answer."""
+
+    def __init__(self, clock: StepClock, failures: list[BrokerError]) -> None:
+        super().__init__(clock)
+        self.failures = failures
+
+    async def put(self, key: str, value: bytes, *, expected: int, ttl: float | None = None) -> int:
+        failure = self.failures.pop(0) if self.failures else None
+        if isinstance(failure, Unavailable):
+            raise failure
+        revision = await super().put(key, value, expected=expected, ttl=ttl)
+        if failure:
+            raise failure
+        return revision
+
+
+async def test_start_waits_out_an_election() -> None:
+    """A bucket without a leader, or an answer that is lost, is no reason not to start."""
+    clock = StepClock()
+    store = FailingStore(
+        clock, [Unavailable("no leader"), OutcomeUnknown("lost"), OutcomeUnknown("")]
+    )
+    heartbeat = Heartbeat(store, NodeRecord("n1", "worker"), clock)
+    await heartbeat.start()
+    entry = await store.get("n1")
+    assert entry is not None
+    assert nodes.decode(entry.value).state == "RUNNING"
+    assert heartbeat.trusted
+
+
+async def test_start_gives_up_when_nobody_is_elected() -> None:
+    """A cluster that stays without a leader is an error in the end, not a silent wait."""
+    clock = StepClock()
+    store = FailingStore(clock, [Unavailable("no leader")] * 1000)
+    with pytest.raises(Unavailable):
+        await Heartbeat(store, NodeRecord("n1", "worker"), clock).start()
+    assert clock.now - 1000.0 < ELECTION_SECONDS + 1
