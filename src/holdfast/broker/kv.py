@@ -20,7 +20,7 @@ import msgspec
 
 from holdfast import errors
 from holdfast.broker.connection import Broker, Received
-from holdfast.broker.wire import Headers
+from holdfast.broker.wire import Headers, parse_headers
 from holdfast.names import H_EXPECTED, H_KV_OPERATION, H_TTL, kv_key, kv_stream, kv_subject
 
 _PAGE = 1000
@@ -140,10 +140,10 @@ async def direct_page(
     inbox = broker.new_inbox()
     queue: asyncio.Queue[Received] = asyncio.Queue()
 
-    async def receive(message: Received) -> None:
-        queue.put_nowait(message)
+    def receive(to: bytes, reply: bytes, body: bytes, headers: bytes | None) -> None:
+        queue.put_nowait(Received(to.decode(), body, parse_headers(headers), reply.decode()))
 
-    subscription = await broker.subscribe(inbox, receive)
+    subscription = await broker.listen(inbox, receive)
     try:
         request: dict[str, Any] = {"seq": start, "next_by_subj": subject, "batch": size}
         await broker.publish(

@@ -14,6 +14,7 @@ the worker's claim (the run id is known).
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -99,6 +100,7 @@ def decode_progress(body: bytes) -> Progress:
     return _progress_decoder.decode(body)
 
 
+@lru_cache(maxsize=4096)
 def stamp(moment: int) -> str:
     """An instant as the last part of a slot's id: `20261116T014500Z`."""
     return datetime.fromtimestamp(moment, UTC).strftime("%Y%m%dT%H%M%SZ")

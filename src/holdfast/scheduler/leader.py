@@ -59,6 +59,8 @@ class Leader:
         self._unmarked: dict[str, Planned] = {}
         """Sent and not marked yet, by id; with the record that is to be written."""
         self._overlaps = Overlaps(store)
+        self._dispatched = telemetry.slots.labels("dispatched")
+        self._duplicate = telemetry.slots.labels("duplicate")
 
     @property
     def busy(self) -> bool:
@@ -178,10 +180,12 @@ class Leader:
                 body=NO_BODY,
                 headers={},
             )
-            del self._unsent[p.id]
-            self._unmarked[p.id] = p._replace(slot=sent)
-            self._overlaps.recorded(p._replace(slot=sent))
-            self._telemetry.slots.labels("duplicate" if answer.duplicate else "dispatched").inc()
+            done = p._replace(slot=sent)
+            id = p.id
+            del self._unsent[id]
+            self._unmarked[id] = done
+            self._overlaps.recorded(done)
+            (self._duplicate if answer.duplicate else self._dispatched).inc()
             self._telemetry.slot_delay.observe(max(0.0, now - p.slot.due))
 
     async def _mark(self) -> None:
