@@ -168,9 +168,15 @@ class Keeper:
         else:
             text = "%s (pid %d) ended, %s: started again in %g s"
             log.warning(text, self.spec.name, pid, self.trouble, wait)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait):
-                await self._stopping.wait()
+        waiting = [
+            asyncio.create_task(self._clock.sleep(wait)),
+            asyncio.create_task(self._stopping.wait()),
+        ]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
 
 
 class Supervisor:

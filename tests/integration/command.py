@@ -1,0 +1,173 @@
+"""A `holdfast` command that goes on running: its lines, its signals, its end, its health."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from holdfast import Holdfast
+from holdfast.server.process import free_ports
+from tests.support import until
+
+ROOT = Path(__file__).parents[2]
+
+QUICK = {
+    "HOLDFAST_LIVENESS_HEARTBEAT_SECONDS": "0.5",
+    "HOLDFAST_LIVENESS_TIMEOUT_SECONDS": "2",
+    "HOLDFAST_WORKER_ACK_WAIT_SECONDS": "1",
+    "HOLDFAST_WORKER_EXTEND_SECONDS": "0.3",
+}
+"""A dead worker is noticed within a few seconds, also without a coordinator."""
+
+
+class Command:
+    """One running command; what it prints, on either stream, goes to one file."""
+
+    def __init__(
+        self, *arguments: str, folder: Path, cwd: Path = ROOT, env: dict[str, str] | None = None
+    ) -> None:
+        self.folder = folder
+        self._log = folder / f"command-{len(list(folder.glob('command-*')))}.log"
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_")}
+        # What the package is found by must not depend on the working directory.
+        paths = [str(Path(p).resolve()) for p in sys.path if p and Path(p).is_dir()]
+        with self._log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "holdfast", *arguments],
+                cwd=cwd,
+                env=kept | {"PYTHONPATH": os.pathsep.join(paths)} | (env or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def text(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    async def says(self, words: str, count: int = 1, limit: float = 40.0) -> str:
+        """Wait until it has printed some words so many times; returns everything it printed."""
+
+        def over() -> bool:
+            return self.text.count(words) >= count or self.process.poll() is not None
+
+        with contextlib.suppress(AssertionError):  # the one below shows what was printed
+            await until(over, limit)
+        assert self.text.count(words) >= count, f"not {count} × {words!r} in:\n{self.text}"
+        return self.text
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    async def ended(self, limit: float = 40.0) -> int:
+        """Wait for its end; returns the exit code."""
+        await until(lambda: self.process.poll() is not None, limit, f"the end of:\n{self.text}")
+        return int(self.process.returncode)
+
+    async def children(self) -> list[int]:
+        """The processes that it started and that are still there."""
+        listing = Path(f"/proc/{self.pid}/task")
+        found = [int(p) for t in listing.iterdir() for p in (t / "children").read_text().split()]
+        return sorted(found)
+
+
+class Gates:
+    """The gates of `gate_app`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def open(self, name: str) -> None:
+        (self.folder / f"{name}.open").touch()
+
+    def pids(self, name: str) -> list[int]:
+        """The processes in which a run of that name has started."""
+        return [int(p.name.split(".")[-2]) for p in self.folder.glob(f"{name}.*.started")]
+
+    async def started(self, name: str, count: int = 1, limit: float = 40.0) -> list[int]:
+        await until(lambda: len(self.pids(name)) >= count, limit, f"{count} starts of {name}")
+        return self.pids(name)
+
+
+def worker(sender: Holdfast, folder: Path, *arguments: str, **env: str) -> Command:
+    """`holdfast worker` for the gates, on the server and in the namespace of the sender."""
+    config = sender.connection_config()
+    given = {"HOLDFAST_NATS_URL": config.nats_url, "HOLDFAST_NAMESPACE": config.namespace}
+    given |= {"GATES": str(folder), **QUICK, **env}
+    return Command("worker", "tests.integration.gate_app:app", *arguments, folder=folder, env=given)
+
+
+async def ask(port: int, path: str) -> tuple[int, str]:
+    """Status and body of a GET; status 0 while nobody listens."""
+
+    def get() -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    return await asyncio.to_thread(get)
+
+
+async def ready(port: int, limit: float = 40.0) -> dict[str, Any]:
+    """What the health says once it is ready."""
+
+    async def found() -> dict[str, Any] | None:
+        status, body = await ask(port, "/health/ready")
+        return dict(json.loads(body)) if status == 200 else None
+
+    answer: dict[str, Any] = await until(found, limit, "readiness")
+    return answer
+
+
+def free_port() -> int:
+    return free_ports(1)[0]
+
+
+@contextmanager
+def watched(*pids: int) -> Iterator[list[int]]:
+    """Handles of processes that stay valid when the processes are gone."""
+    handles = [os.pidfd_open(pid) for pid in pids]
+    try:
+        yield handles
+    finally:
+        for handle in handles:
+            os.close(handle)
+
+
+async def gone(handles: list[int], limit: float = 20.0) -> None:
+    """Wait until every watched process has ended, whoever its parent is."""
+
+    def all_gone() -> bool:
+        return len(select.select(handles, [], [], 0)[0]) == len(handles)
+
+    await until(all_gone, limit, "the end of every process")
