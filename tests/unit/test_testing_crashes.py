@@ -114,7 +114,7 @@ async def test_crash_of_at_least_once_runs_it_again(app: Holdfast, seen: list[An
 
 
 async def test_crash_of_at_most_once_is_not_repeated(app: Holdfast, seen: list[Any]) -> None:
-    """The message was gone before the handler began."""
+    """The message was gone before the handler began: the run is lost, for a person to see."""
 
     @app.job(delivery="at_most_once")
     async def fire() -> None:
@@ -122,8 +122,11 @@ async def test_crash_of_at_most_once_is_not_repeated(app: Holdfast, seen: list[A
 
     async with memory(app) as mem:
         mem.crash_next(fire)
-        await fire.enqueue()
+        run = await fire.enqueue()
         assert await mem.drain() == 1
+        with pytest.raises(RunLost):
+            await run.result()
+        assert [letter.reason for letter in mem.dead] == ["lost"]
         assert await mem.advance("1d") == 0
     assert seen == [1]
 

@@ -32,9 +32,10 @@ from holdfast.context import Context
 from holdfast.durations import Duration, seconds
 from holdfast.errors import HoldfastError, RunError, RunNotFound, Signal
 from holdfast.model import run as runs
+from holdfast.model.dead import dead_headers
 from holdfast.model.run import RunRecord
 from holdfast.names import Names
-from holdfast.ownership.claims import Claims
+from holdfast.ownership.claims import Claim, Claims
 from holdfast.ownership.store import MemoryStore
 from holdfast.payload import Bound
 from holdfast.telemetry import Telemetry
@@ -189,8 +190,29 @@ class Memory:
             self._deaths += 1
             self._executor = self._new_process()
             self._queue.returned(message)
+            if held.claim is not None and held.claim.record.once:
+                await self._write_down_as_lost(held, held.claim)
         finally:
             del self._attempting[held]
+
+    async def _write_down_as_lost(self, held: Held, claim: Claim) -> None:
+        """What a coordinator does for a run whose message is gone already (`at_most_once`)."""
+        error = "its worker died and its restart strategy is 'never'"
+        ended = await self._executor.claims.give_up(
+            claim.run, claim.record, claim.revision, state="lost", error=error
+        )
+        if ended is not None:
+            headers = dead_headers(
+                run=claim.run,
+                message=ended.message,
+                subject=held.message.subject,
+                reason="lost",
+                error=error,
+                now=self.clock.utc(),
+                crashes=ended.crashes,
+                attempts=ended.attempts,
+            )
+            await self._outbox.dead_letter(ended.group, ended.job, held.message.body, headers)
 
     async def advance(self, duration: Duration) -> int:
         """Let time pass, and execute everything when it becomes due; how many attempts."""
