@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from benchmarks.measures import MORE_IS_BETTER
 from benchmarks.results import Results
 
 PEERS = ("taskiq-nats", "faststream", "taskiq-redis", "celery", "dramatiq", "arq")
@@ -55,7 +56,7 @@ def _best_peer(results: Results, measure: str, peers: tuple[str, ...] = PEERS) -
     values = [value for value in found if value is not None]
     if not values:
         return None
-    return max(values) if measure in ("drain", "enqueue", "enqueue_bulk") else min(values)
+    return max(values) if measure in MORE_IS_BETTER else min(values)
 
 
 def _against_peers(measure: str, variant: str) -> Callable[[Results], float | None]:

@@ -29,6 +29,7 @@ UNITS = {
     "enqueue": "runs/s",
     "enqueue_bulk": "runs/s",
     "drain": "runs/s",
+    "cpu_run": "µs",
     "drain_2": "runs/s",
     "io": "runs/s",
     "latency_p50": "ms",
@@ -61,10 +62,13 @@ def drain(subject: Subject, seconds: float, processes: int = 1) -> Figures:
     with staged(subject) as stage:
         sent = stage.send("bulk", count)
         stage.start_workers(processes)
-        rate, peak = _watch(stage, count, processes)
+        watch = Watch(stage, count)
+        rate = watch.until_empty(processes)
     if processes > 1:
         return {f"drain_{processes}": rate}
-    figures = {"drain": rate, "memory_loaded": peak}
+    figures = {"drain": rate, "memory_loaded": watch.peak_mb}
+    if watch.cpu_run:
+        figures["cpu_run"] = watch.cpu_run
     if "enqueue_bulk" in subject.measures:
         figures["enqueue_bulk"] = sent["count"] / sent["seconds"]
     return figures
@@ -76,7 +80,7 @@ def naps(subject: Subject, seconds: float) -> Figures:
     with staged(subject) as stage:
         stage.send("naps", count)
         stage.start_workers(kind="naps")
-        return {"io": _watch(stage, count, 1)[0]}
+        return {"io": Watch(stage, count).until_empty()}
 
 
 def latency(subject: Subject, count: int) -> Figures:
@@ -150,32 +154,51 @@ def _side_by_side(subjects: list[Subject], measure: Any) -> dict[str, Figures | 
     return {subject.name: figures for subject, figures in zip(subjects, found, strict=True)}
 
 
-def _watch(stage: Stage, count: int, processes: int) -> tuple[float, float]:
-    """Wait until a queue is drained; gives the rate while all processes worked, and the memory."""
-    series: list[tuple[int, int]] = []
-    peak = 0.0
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    looks = 0
-    while True:
-        total = stage.tallies.total(ENDED)
-        series.append((time.monotonic_ns(), total))
-        if total >= count:
-            break
-        if time.monotonic() > deadline:
-            raise Failed(f"{total} of {count} runs in {PATIENCE_SECONDS:g} s")
-        if looks % 20 == 0:
-            stage.check()
-            peak = max(peak, memory_mb(stage.processes()))
-        looks += 1
-        pause()
-    firsts = [first for first in stage.tallies.of(FIRST) if first]
-    if len(firsts) < processes:
-        raise Failed(f"only {len(firsts)} of {processes} processes got work")
-    begin, end = max(firsts), max(stage.tallies.of(LAST))
-    done = max((total for when, total in series if when <= begin), default=0)
-    if end <= begin or done > 0.8 * count:
-        raise Failed("the queue was empty before every process worked: too few runs")
-    return (count - done) / ((end - begin) / 1e9), peak
+class Watch:
+    """Looks on while workers empty a queue."""
+
+    def __init__(self, stage: Stage, count: int) -> None:
+        self._stage = stage
+        self._count = count
+        self._series: list[tuple[int, int]] = []
+        self._first: tuple[int, float] | None = None
+        self.peak_mb = 0.0
+        self.cpu_run = 0.0
+        """Microseconds of processor time per run, without those of the start."""
+
+    def until_empty(self, processes: int = 1) -> float:
+        """Wait until every run has ended; gives runs per second while all processes worked."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        looks = 0
+        while (total := self._look()) < self._count:
+            if time.monotonic() > deadline:
+                raise Failed(f"{total} of {self._count} runs in {PATIENCE_SECONDS:g} s")
+            if looks % 20 == 0:
+                self._stage.check()
+                self.peak_mb = max(self.peak_mb, memory_mb(self._stage.processes()))
+            looks += 1
+            pause()
+        return self._rate(processes)
+
+    def _look(self) -> int:
+        total = self._stage.tallies.total(ENDED)
+        self._series.append((time.monotonic_ns(), total))
+        if total and self._first is None:
+            self._first = total, cpu_seconds(self._stage.processes())
+        elif self._first and total >= self._count > self._first[0]:
+            used = cpu_seconds(self._stage.processes()) - self._first[1]
+            self.cpu_run = used / (total - self._first[0]) * 1e6
+        return total
+
+    def _rate(self, processes: int) -> float:
+        firsts = [first for first in self._stage.tallies.of(FIRST) if first]
+        if len(firsts) < processes:
+            raise Failed(f"only {len(firsts)} of {processes} processes got work")
+        begin, end = max(firsts), max(self._stage.tallies.of(LAST))
+        done = max((total for when, total in self._series if when <= begin), default=0)
+        if end <= begin or done > 0.8 * self._count:
+            raise Failed("the queue was empty before every process worked: too few runs")
+        return (self._count - done) / ((end - begin) / 1e9)
 
 
 def _until(stage: Stage, condition: Any) -> None:

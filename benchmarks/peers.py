@@ -119,7 +119,7 @@ def _dramatiq(name: str, tuned: bool) -> Commands:
 
 def _arq(name: str, tuned: bool) -> Commands:
     def commands(processes: int, kind: Kind) -> list[Command]:
-        at_a_time = {"naps": HIGH, "hold": HELD, "noop": 100}[kind]
+        at_a_time = {"naps": HIGH, "hold": HELD, "noop": 100 if tuned else 10}[kind]
         program = str(environments.python(name).with_name("arq"))
         settings = f"{_module(name)}.WorkerSettings"
         return [["env", f"BENCH_CONCURRENCY={at_a_time}", program, settings]] * processes

@@ -87,6 +87,7 @@ ALL = frozenset(
         "enqueue",
         "enqueue_bulk",
         "drain",
+        "cpu_run",
         "drain_2",
         "latency",
         "io",

@@ -10,6 +10,7 @@ from benchmarks.results import Results
 
 COLUMNS = {
     "drain": "drain /s",
+    "cpu_run": "µs CPU/run",
     "drain_2": "2 processes /s",
     "enqueue": "enqueue /s",
     "enqueue_bulk": "bulk /s",

@@ -13,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measures import UNITS, Figures
+from benchmarks.measures import MORE_IS_BETTER, UNITS, Figures
 from benchmarks.plan import Subject
 
 Key = tuple[str, str, str]
@@ -50,7 +50,7 @@ class Results:
         found = [v for name in variants if (v := self.value(measure, system, name)) is not None]
         if not found:
             return None
-        return max(found) if UNITS[measure] == "runs/s" else min(found)
+        return max(found) if measure in MORE_IS_BETTER else min(found)
 
     def variants(self, system: str) -> list[str]:
         """Of one system, in the order of the plan."""

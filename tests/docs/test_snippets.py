@@ -27,6 +27,7 @@ from tests.docs.pages import ROOT, Block, Page, pages
 
 WITH_PYTHON = [page for page in pages() if page.blocks("python")]
 KNOWN = ("worker", "fragment", "pytest")
+BLOCK_SECONDS = 120
 
 CONFTEST = "from tests.conftest import pytest_pyfunc_call  # noqa: F401\n"
 
@@ -68,7 +69,7 @@ async def _run(
     async with RunningWorker(names["app"], url, namespace) if working else nullcontext():
         result = eval(code, names)  # noqa: S307 - the documentation is ours
         if inspect.iscoroutine(result):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(BLOCK_SECONDS):
                 await result
 
 

@@ -81,7 +81,7 @@ def _headers(dice: random.Random) -> dict[str, str] | None:
     """Nonsense where the system's own headers would be."""
     if dice.random() < 0.4:
         return None
-    names = ["Hf-Run", "Hf-Attempt", "Hf-Failures", "Hf-Crashes", "Hf-Deadline", "Nats-Msg-Id", "X"]
+    names = ["Hf-Run", "Hf-Attempt", "Hf-Failures", "Hf-Crashes", "Hf-Created", "Nats-Msg-Id", "X"]
     values = ["-1", "1e9", "999999999999999999999", "x y", "*", "a.b.>", "é", "../x", "0", "NaN"]
     chosen = {dice.choice(names): dice.choice(values) + str(dice.randint(0, 10**9)) for _ in "ab"}
     if dice.random() < 0.2:

@@ -28,7 +28,7 @@ NONSENSE = {
     "Hf-Attempt": "minus one",
     "Hf-Failures": "-3",
     "Hf-Crashes": "1e9",
-    "Hf-Deadline": "NaN",
+    "Hf-Created": "NaN",
     "Hf-Cause": "??",
     "Hf-Event": "x" * 2000,
     "Hf-Unknown": "",

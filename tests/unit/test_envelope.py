@@ -12,7 +12,7 @@ from holdfast import Holdfast
 from holdfast.names import (
     H_ATTEMPT,
     H_CRASHES,
-    H_DEADLINE,
+    H_CREATED,
     H_FAILURES,
     H_MSG_ID,
     H_RUN,
@@ -114,11 +114,11 @@ def test_numbers_that_are_nonsense_count_as_absent(nonsense: str) -> None:
 @pytest.mark.parametrize("nonsense", ["", "soon", "nan", "inf", "-inf", "-5", "1e300", "0"])
 def test_deadline_that_is_nonsense_counts_as_absent(nonsense: str) -> None:
     """Nor does a time that never was: the run's time begins when its message was stored."""
-    assert identified({H_DEADLINE: nonsense}).created == identified({}).created
+    assert identified({H_CREATED: nonsense}).created == identified({}).created
 
 
 headers = st.dictionaries(
-    st.sampled_from([H_RUN, H_MSG_ID, H_ATTEMPT, H_FAILURES, H_CRASHES, H_DEADLINE, "Tenant"]),
+    st.sampled_from([H_RUN, H_MSG_ID, H_ATTEMPT, H_FAILURES, H_CRASHES, H_CREATED, "Tenant"]),
     st.text(st.characters()),
 )
 

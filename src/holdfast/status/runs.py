@@ -25,7 +25,7 @@ from holdfast.model.run import RunRecord
 from holdfast.names import (
     H_ATTEMPT,
     H_CAUSE,
-    H_DEADLINE,
+    H_CREATED,
     H_FAILURES,
     H_MSG_ID,
     H_RUN,
@@ -321,7 +321,7 @@ class Runs:
             H_MSG_ID: attempt_message_id(found.run, number),
             H_ATTEMPT: str(number),
             H_FAILURES: str(record.failures),
-            H_DEADLINE: f"{record.created:.3f}",
+            H_CREATED: f"{record.created:.3f}",
         }
         subject = self._names.job(found.group, found.job)
         await self._client.store_surely(subject, kept.body, headers)

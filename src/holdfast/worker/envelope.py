@@ -10,7 +10,7 @@ from holdfast.model.run import RunRecord
 from holdfast.names import (
     H_ATTEMPT,
     H_CRASHES,
-    H_DEADLINE,
+    H_CREATED,
     H_FAILURES,
     H_MSG_ID,
     H_RUN,
@@ -51,8 +51,8 @@ def identify(held: Held) -> None:
         held.failures = number(headers.get(H_FAILURES), 0)
     held.attempt = held.failures + 1
     held.created = message.stored_ns / 1e9
-    if H_DEADLINE in headers:
-        held.created = _instant(headers[H_DEADLINE], held.created)
+    if H_CREATED in headers:
+        held.created = _instant(headers[H_CREATED], held.created)
 
 
 def scope(held: Held) -> None:
@@ -110,7 +110,7 @@ def parked_headers(held: Held, stamp: int) -> dict[str, str]:
         H_MSG_ID: f"{held.run}.{mark(held, stamp)}",
         H_ATTEMPT: str(stamp),
         H_FAILURES: str(held.failures),
-        H_DEADLINE: f"{held.created:.3f}",
+        H_CREATED: f"{held.created:.3f}",
     }
     if held.claim and not held.job.spec.recorded:
         headers[H_CRASHES] = str(held.claim.record.crashes)

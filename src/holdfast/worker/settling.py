@@ -1,0 +1,246 @@
+"""How an attempt ends: each way out, and the order of its steps.
+
+    done        settle done ──► ack
+    failed      short wait: settle failed ──► nak(delay)
+                long wait:  park the next message ──► settle failed ──► ack
+    exhausted   dead letter ──► settle dead ──► ack
+    shut down   settle failed, nothing counted ──► nak
+
+Each step that must not be lost is stored before the step that forgets it; a crash between two
+steps repeats an attempt and never loses a run. Nothing is acknowledged before our own settle
+succeeded; `ClaimLost` leaves the message alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from holdfast import durations
+from holdfast.clock import Clock
+from holdfast.errors import BrokerError, HoldfastError, InvalidPayload, PayloadTooLarge
+from holdfast.model import run as runs
+from holdfast.model.run import Outcome, RunRecord, State
+from holdfast.ownership.claims import ClaimLost, Claims
+from holdfast.payload import encode_result
+from holdfast.telemetry import Telemetry
+from holdfast.worker import envelope
+from holdfast.worker.held import Held
+from holdfast.worker.outbox import Outbox
+
+log = logging.getLogger("holdfast.worker")
+
+T = TypeVar("T")
+
+
+class Settler:
+    """Ends attempts for one node."""
+
+    def __init__(
+        self,
+        claims: Claims,
+        outbox: Outbox,
+        clock: Clock,
+        telemetry: Telemetry,
+        *,
+        node: str,
+        now: Callable[[], float],
+        short_wait: float,
+    ) -> None:
+        self._claims = claims
+        self._outbox = outbox
+        self._clock = clock
+        self._telemetry = telemetry
+        self._node = node
+        self._now = now
+        self._short_wait = short_wait
+
+    async def done(self, held: Held, value: Any) -> Outcome:
+        """The handler returned."""
+        try:
+            body = encode_result(value) if value is not None and held.job.spec.recorded else b""
+        except InvalidPayload as error:
+            await self.dead(held, "invalid", line_of(error), story_of(error))
+            return "failed"
+        if held.claim:
+            name = ""
+            if len(body) > self._outbox.largest_result:
+                kept, name, body = body, f"result/{held.run}", b""
+                await self._surely(held, lambda: self._outbox.keep(name, kept))
+            await self._claims.settle(held.claim, "done", "done", result=body, result_object=name)
+        await quietly(held.message.ack())
+        return "done"
+
+    async def cancelled(self, held: Held, why: str) -> Outcome:
+        """It was cancelled, or discarded itself."""
+        if held.claim:
+            await self._claims.settle(held.claim, "cancelled", "cancelled", error=why)
+        await quietly(held.message.ack())
+        return "cancelled"
+
+    async def returned(self, held: Held) -> Outcome:
+        """Give it back; the attempt does not count."""
+        if held.claim:
+            await self._claims.settle(held.claim, "failed", "given_back")
+        await quietly(held.message.nak())
+        return "given_back"
+
+    async def snoozed(self, held: Held, delay: float) -> Outcome:
+        """Come again later; the attempt does not count."""
+        await self._again(held, delay, "snoozed", "")
+        return "snoozed"
+
+    async def failed(
+        self,
+        held: Held,
+        error: str,
+        story: str,
+        outcome: Outcome = "failed",
+        delay: float | None = None,
+    ) -> Outcome:
+        """It failed: again after a wait, or never."""
+        spec = held.job.spec
+        failures = held.failures + 1
+        wait = spec.retry.wait(failures, held.run)
+        if wait is not None and delay is not None:
+            wait = delay
+        limit = spec.run_timeout_seconds
+        if wait is not None and limit is not None and self._now() + wait > held.created + limit:
+            wait = None
+        if wait is None:
+            await self.dead(held, outcome, error, story)
+            return outcome
+        log.warning(
+            "attempt %d of %s failed, next in %s: %s",
+            held.attempt,
+            held.run,
+            durations.text(wait),
+            story.rstrip() or error,
+            extra=envelope.log_fields(held, self._node),
+        )
+        held.failures = failures
+        await self._again(held, wait, outcome, error)
+        return outcome
+
+    async def _again(self, held: Held, wait: float, outcome: Outcome, error: str) -> None:
+        """Run it again after `wait`: a short wait keeps the message, a long one parks a new one.
+
+        A subscriber's next attempt always goes through its own job's subject.
+        """
+        due = self._now() + wait
+        short = held.claim is not None and not held.event and wait <= self._short_wait
+        stamp = held.stamp if short else await self._park(held, due)
+        if held.claim:
+            await self._claims.settle(
+                held.claim, "failed", outcome, error=error, due=due, message=stamp
+            )
+        parked = stamp != held.stamp
+        self._telemetry.retries.labels("parked" if parked else "nak").inc()
+        await quietly(held.message.ack() if parked else held.message.nak(wait))
+
+    async def _park(self, held: Held, due: float) -> int:
+        """Store the message of the next attempt and return its stamp.
+
+        One that has no room for our headers stays with its consumer, however long the wait.
+        """
+        stamp = held.stamp + 1
+        headers = envelope.parked_headers(held, stamp)
+        spec, body, mark = held.job.spec, held.message.body, envelope.mark(held, stamp)
+        try:
+            await self._surely(
+                held,
+                lambda: self._outbox.park(
+                    spec.group, spec.name, held.run, mark, body, headers, due
+                ),
+            )
+        except PayloadTooLarge:
+            return held.stamp
+        return stamp
+
+    async def dead(self, held: Held, reason: str, error: str, story: str) -> None:
+        """Give it up: dead letter, settle, ack."""
+        claim = held.claim
+        state: State = "lost" if reason == "lost" else "dead"
+        outcome: Outcome = "timeout" if reason == "timeout" else "failed"
+        record = None
+        if claim:
+            record = runs.settled(
+                claim.record,
+                state,
+                outcome,
+                epoch=claim.epoch,
+                token="",
+                now=self._now(),
+                error=error,
+            )
+        await self.bury(held, reason, error, story, record)
+        if claim:
+            await self._claims.settle(claim, state, outcome, error=error)
+        await quietly(held.message.ack())
+
+    async def bury(
+        self, held: Held, reason: str, error: str, story: str, record: RunRecord | None
+    ) -> None:
+        """Write the dead letter, unless the claim is lost."""
+        if held.claim and not await self._claims.owns(held.claim):
+            raise ClaimLost(f"run {held.run} was taken over by another node")
+        headers = envelope.story_headers(held, reason, error, story, record, self._now())
+        spec = held.job.spec
+        body = held.message.body
+        await self._surely(
+            held, lambda: self._outbox.dead_letter(spec.group, spec.name, body, headers)
+        )
+        self._telemetry.dead.labels(spec.group, spec.name, reason).inc()
+        log.error(
+            "run %s is a dead letter (%s): %s",
+            held.run,
+            reason,
+            story.rstrip() or error,
+            extra=envelope.log_fields(held, self._node),
+        )
+
+    async def _surely(self, held: Held, store: Callable[[], Awaitable[T]]) -> T:
+        """Store it, however long that takes.
+
+        The run is ours until it is settled: left to its redelivery it would be found to be held by
+        a node that is alive, and nobody would touch it.
+        """
+        delay = 0.1
+        while True:
+            try:
+                return await store()
+            except BrokerError as error:
+                if held.claim is None:
+                    raise
+                if held.lost:
+                    raise ClaimLost(f"run {held.run} was taken over by another node") from None
+                log.warning("run %s cannot be settled yet: %s", held.run, error)
+            await self._clock.sleep(delay)
+            delay = min(delay * 2, 5.0)
+
+
+def line_of(error: BaseException) -> str:
+    """An error in one text that any record can carry, whatever the error itself is made of."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - the user's own __str__ may do anything
+        text = f"{type(error).__name__} (which cannot be shown)"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def story_of(error: BaseException) -> str:
+    """The traceback from the user's own first frame on."""
+    frames = error.__traceback__
+    while frames and "holdfast" in frames.tb_frame.f_globals.get("__name__", "").split("."):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+
+
+async def quietly(acknowledgement: Any) -> None:
+    """An acknowledgement that cannot be sent only means a redelivery, which the record answers."""
+    try:
+        await acknowledgement
+    except HoldfastError as error:
+        log.debug("acknowledgement not sent: %s", error)
