@@ -104,15 +104,22 @@ def test_fence_refuses_what_a_zombie_does_late(tmp_path: Path) -> None:
 
 
 def test_second_start_needs_an_explanation(tmp_path: Path) -> None:
-    """A fault of its worker, of NATS, an exit or a failure that was meant explain it."""
+    """A fault of its worker, of NATS, or a failure that was meant explain it."""
     found = history(tmp_path, a="ok")
     twice = (start("a"), start("a", epoch=2, at=4.0, member="w2"), effect("a", epoch=2, at=5.0))
     assert kinds(check(found, *twice)) == ["unexplained"]
     assert not kinds(check(found, *twice, wounds=[wound()]))
     assert not kinds(check(found, *twice, wounds=[wound("kill", "nats-1", "nats")]))
-    assert not kinds(check(found, *twice, exits=[Exit("w1", 2.5, 1)]))
     assert not kinds(check(found, *twice, fail("a")))
     assert kinds(check(found, *twice, wounds=[wound(target="w3")])) == ["unexplained"]
+
+
+def test_process_that_ends_by_itself_needs_an_explanation(tmp_path: Path) -> None:
+    """After a fault it may have to; without one it has crashed."""
+    found = history(tmp_path)
+    assert kinds(check(found, exits=[Exit("w1", 4.0, 1)])) == ["unexplained"]
+    assert not kinds(check(found, exits=[Exit("w1", 4.0, 1)], wounds=[wound()]))
+    assert kinds(check(found, exits=[Exit("w1", 40.0, 1)], wounds=[wound()])) == ["unexplained"]
 
 
 def test_two_starts_under_one_epoch_are_two_holders(tmp_path: Path) -> None:

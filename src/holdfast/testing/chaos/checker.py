@@ -9,7 +9,8 @@ Violations, each a sentence with the names in it:
 * torn        an operation without answer of which only a part happened
 * stale       a settle was accepted from somebody who no longer held the run
 * early       a delayed run that started before its time
-* unexplained a handler was started again although nothing had happened to the one before
+* unexplained a handler was started again although nothing had happened to the one before, or a
+              process ended by itself
 * dead        a run was given up
 * open        a fault that could not be healed, or work that was still waiting at the end
 
@@ -110,6 +111,7 @@ class Checker:
         self._check_slots()
         self._check_starts()
         self._check_records()
+        self._check_exits()
         for wound in self._wounds:
             if wound.error:
                 self.verdict.add("open", f"fault {wound.fault.number}", wound.error)
@@ -197,28 +199,29 @@ class Checker:
             return
         since, until = before.at - AFTERMATH_SECONDS, after.at
         mine = {before.member, after.member}
-        kinds = [
-            w.fault.kind
-            for w in self._wounds
-            if w.fault.target in mine and w.began <= until and w.ended >= since
-        ]
-        servers = [
-            w.fault.kind
-            for w in self._wounds
-            if w.fault.role in SERVERS and w.began <= until and w.ended >= since
-        ]
-        if kinds:
-            self.verdict.repeats[f"{kinds[-1]} of its worker"] += 1
-        elif servers:
-            self.verdict.repeats[f"{servers[-1]} of NATS"] += 1
-        elif any(e.member in mine and since <= e.at <= until for e in self._exits):
-            self.verdict.repeats["its worker had to end"] += 1
+        causes = self._faults(mine, since, until)
+        if causes:
+            fault = causes[-1].fault
+            whose = "its worker" if fault.target in mine else "NATS"
+            self.verdict.repeats[f"{fault.kind} of {whose}"] += 1
         else:
             story = (
                 f"{before.mark}: started on {before.member} (epoch {before.epoch}) and "
                 f"{after.at - before.at:.1f} s later on {after.member} (epoch {after.epoch})"
             )
             self.verdict.add("unexplained", run, story)
+
+    def _check_exits(self) -> None:
+        """A process ends by itself only after a fault of its own or of the servers."""
+        for end in self._exits:
+            if not self._faults({end.member}, end.at - AFTERMATH_SECONDS, end.at):
+                self.verdict.add("unexplained", end.member, f"it ended with code {end.code}")
+
+    def _faults(self, targets: set[str], since: float, until: float) -> list[Wound]:
+        """Faults of these targets or of servers that can have mattered; the targets' own last."""
+        found = [w for w in self._wounds if w.began <= until and w.ended >= since]
+        servers = [w for w in found if w.fault.role in SERVERS and w.fault.target not in targets]
+        return servers + [w for w in found if w.fault.target in targets]
 
     # ---- records
 

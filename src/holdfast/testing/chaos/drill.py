@@ -151,6 +151,8 @@ class Drill:
         nemesis = Nemesis(plan, self.targets, tell=self._tell)
         try:
             await self._start()
+            for member in self._members:
+                member.exits.clear()  # until everything runs, nobody counts
             began = time.monotonic()
             await self._storm(nemesis, plan)
             healed = time.monotonic()

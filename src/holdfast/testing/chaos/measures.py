@@ -8,8 +8,9 @@ kind that touches the fault. Both are measured, neither is a violation: a fault 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from statistics import median
 from typing import Final
 
 import msgspec
@@ -37,10 +38,23 @@ class Felt(msgspec.Struct, frozen=True):
     error: str = ""
 
 
+class Kind(msgspec.Struct, frozen=True):
+    """All faults of one kind on one role."""
+
+    kind: str
+    role: str
+    count: int
+    interrupted: int
+    restarted_median: float | None
+    restarted_most: float | None
+    silence_most: float
+
+
 class Measures(msgspec.Struct, frozen=True):
     """All times of one run."""
 
     faults: tuple[Felt, ...]
+    kinds: tuple[Kind, ...]
     longest_silence: float
     slots: int
     slot_late_median: float
@@ -57,6 +71,7 @@ def measure(
     late = sorted(_lateness(lines, due))
     return Measures(
         tuple(felt),
+        tuple(_kinds(felt)),
         round(max((b - a for a, b in pairwise(times)), default=0.0), 2),
         len(late),
         _quantile(late, 0.5),
@@ -80,6 +95,21 @@ def _felt(wound: Wound, lines: Sequence[Line], times: Sequence[float], began: fl
         round(_silence(times, wound.began, wound.ended), 2),
         wound.error,
     )
+
+
+def _kinds(felt: Sequence[Felt]) -> Iterator[Kind]:
+    for role, kind in sorted({(f.role, f.kind) for f in felt}):
+        mine = [f for f in felt if (f.role, f.kind) == (role, kind)]
+        again = sorted(f.restarted for f in mine if f.restarted is not None)
+        yield Kind(
+            kind,
+            role,
+            len(mine),
+            sum(f.interrupted for f in mine),
+            round(median(again), 2) if again else None,
+            again[-1] if again else None,
+            max(f.silence for f in mine),
+        )
 
 
 def _restarts(wound: Wound, lines: Sequence[Line]) -> list[float]:

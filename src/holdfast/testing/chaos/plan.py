@@ -1,8 +1,9 @@
 """The plan of a chaos run: which fault hits whom, when and for how long. Pure data, from a seed.
 
 Guaranteed: the same seed, length and targets give the same plan on every machine. Every kind of
-fault that a role can suffer is dealt before any is dealt again, like cards from a shuffled deck, so
-that a plan of a few minutes covers all of them. No target is hit again before it has recovered from
+fault that a role can suffer is in the deck from which they are dealt, the more often the more there
+are of the role, and the deck is dealt to its end before it is shuffled again: a plan of a few
+minutes covers all of them. No target is hit again before it has recovered from
 the last fault. Servers have a track of their own: one at a time, with time to recover in between,
 so a majority of them is never lost, except by `outage`, which takes all of them at once.
 
@@ -13,6 +14,7 @@ code. A plan repeats the weather, not the accident.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -100,14 +102,15 @@ class ChaosPlan(msgspec.Struct, frozen=True):
         *,
         pause: tuple[float, float] = (2.0, 7.0),
         server_pause: tuple[float, float] = (2.0, 10.0),
+        warm_up: float = WARM_UP_SECONDS,
     ) -> ChaosPlan:
         """Deal faults to `victims` for so long; `pause` lies between two beginnings."""
         found = sorted(victims, key=lambda v: v.name)
         servers = [v for v in found if v.role in SERVERS]
         others = [v for v in found if v.role not in SERVERS]
         dealt = [
-            *_deal(random.Random(f"{seed}/processes"), seconds, others, pause),
-            *_deal(random.Random(f"{seed}/servers"), seconds, servers, server_pause),
+            *_deal(random.Random(f"{seed}/processes"), warm_up, seconds, others, pause),
+            *_deal(random.Random(f"{seed}/servers"), warm_up, seconds, servers, server_pause),
         ]
         return cls(seed, seconds, _numbered(dealt))
 
@@ -136,12 +139,16 @@ def _numbered(dealt: Iterable[Fault]) -> tuple[Fault, ...]:
 
 
 def _deal(
-    dice: random.Random, seconds: float, victims: Sequence[Victim], pause: tuple[float, float]
+    dice: random.Random,
+    warm_up: float,
+    seconds: float,
+    victims: Sequence[Victim],
+    pause: tuple[float, float],
 ) -> Iterator[Fault]:
     """Faults one after another, never two at a time on one victim; servers one at a time at all."""
     free = {victim.name: 0.0 for victim in victims}
     cards = _cards(dice, victims)
-    at = WARM_UP_SECONDS + dice.uniform(*pause)
+    at = warm_up + dice.uniform(*pause)
     while victims and at < seconds:
         role, kind = next(cards)
         able = [v for v in victims if v.role == role and kind in v.kinds]
@@ -159,7 +166,8 @@ def _deal(
 
 
 def _cards(dice: random.Random, victims: Sequence[Victim]) -> Iterator[tuple[str, str]]:
-    deck = sorted({(victim.role, kind) for victim in victims for kind in victim.kinds})
+    able = Counter((victim.role, kind) for victim in victims for kind in victim.kinds)
+    deck = sorted(card for card, count in able.items() for _ in range((count + 1) // 2))
     while deck:
         dice.shuffle(deck)
         yield from list(deck)

@@ -20,6 +20,7 @@ from holdfast.testing.chaos.plan import KINDS
 from holdfast.version import __version__
 
 SHOWN_VIOLATIONS: Final = 200
+KIND_HEAD: Final = ("fault", "of", "times", "interrupted", "again in", "at most", "silence")
 HEAD: Final = ("fault", "target", "at", "lasted", "interrupted", "again in", "silence")
 PROMISES: Final = {
     "lost": "accepted runs lost",
@@ -77,10 +78,9 @@ def table(outcome: Outcome) -> str:
     """The result in words and columns."""
     verdict = outcome.verdict
     parts = [
-        _columns(
-            ("fault", "target", "at", "lasted", "interrupted", "again in", "silence"),
-            _rows(outcome),
-        ),
+        _columns(HEAD, _rows(outcome)),
+        "",
+        _columns(KIND_HEAD, _kind_rows(outcome)),
         "",
         *(f"{name:28s} {value}" for name, value in _facts(outcome)),
         "",
@@ -137,6 +137,21 @@ def _rows(outcome: Outcome) -> list[tuple[str, ...]]:
     ]
 
 
+def _kind_rows(outcome: Outcome) -> list[tuple[str, ...]]:
+    return [
+        (
+            kind.kind,
+            kind.role,
+            str(kind.count),
+            str(kind.interrupted or ""),
+            _seconds(kind.restarted_median),
+            _seconds(kind.restarted_most),
+            _seconds(kind.silence_most),
+        )
+        for kind in outcome.measures.kinds
+    ]
+
+
 def _seconds(value: float | None) -> str:
     return "" if value is None else f"{value:.1f} s"
 
@@ -184,6 +199,8 @@ def _page(outcome: Outcome) -> str:
 <h2>Facts</h2>
 {_table(("", ""), _facts(outcome), numbers=())}
 {_left_out(outcome)}
+<h2>By kind</h2>
+{_table(KIND_HEAD, _kind_rows(outcome), numbers=(2, 3, 4, 5, 6))}
 <h2>Each fault</h2>
 {_faults(outcome.measures.faults)}
 </body></html>
