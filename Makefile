@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## see it work: a server, workers, and faults, on this machine
 	$(BIN)/holdfast demo
 
-test: static ## everything: lint, format, types, layers, then every test suite
+test: static clocks ## everything: lint, format, types, layers, then every test suite
 	$(BIN)/python -m pytest $(SUITES)
 
 check: static unit ## the quick part of `test`: all but the tests with a server
@@ -46,9 +46,11 @@ unit: setup
 	$(BIN)/python -m pytest -q tests/unit
 
 bench: setup ## measure Holdfast beside its peers (about 5 minutes)
+	$(BIN)/python -m benchmarks.environments
 	$(BIN)/python -m benchmarks
 
 bench-full: setup ## the same with more and longer samples
+	$(BIN)/python -m benchmarks.environments
 	$(BIN)/python -m benchmarks --full
 
 chaos: setup clocks ## break everything for 5 minutes, check every promise (MINUTES=5 SEED=…)

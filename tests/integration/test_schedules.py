@@ -232,7 +232,8 @@ async def test_why_explains_every_slot(app: Holdfast) -> None:
     async with scheduling(app):
 
         async def sent() -> bool:
-            return bool(await history.recent("tick"))
+            recent = await history.recent("tick", 1)
+            return bool(recent) and recent[0][1].state == "dispatched"
 
         await until(sent, 5, "a slot")
         why = await history.why("tick")
