@@ -117,13 +117,23 @@ class Bench:
                 if number < rounds:
                     self._sample(measure, subject, take)
 
-    def _sample(self, measure: str, subject: Subject, take: Callable[[Subject], Figures]) -> None:
+    def _sample(
+        self,
+        measure: str,
+        subject: Subject,
+        take: Callable[[Subject], Figures],
+        *,
+        again: bool = True,
+    ) -> None:
         begin = time.monotonic()
         try:
             figures = take(subject)
         except (Failed, Missing) as error:
-            self._results.note(subject, measure, str(error))
             _say(f"{measure:<12} {subject.name:<40} {error}")
+            if again:
+                self._sample(measure, subject, take, again=False)
+            else:
+                self._results.note(subject, measure, str(error))
             return
         self._results.add(subject, figures)
         text = ", ".join(f"{m} {report.number(v, m)}" for m, v in figures.items())

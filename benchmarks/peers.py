@@ -75,7 +75,11 @@ def _taskiq(name: str, tuned: bool) -> Commands:
         if kind == "naps":
             command += ["--max-async-tasks", str(HIGH)]
         if tuned:
-            command += ["--log-level", "WARNING"]
+            command += ["--log-level", "WARNING", "--no-parse"]
+        if tuned and kind == "noop" and name == "taskiq-nats":
+            command += ["--max-prefetch", str(HIGH)]
+        if tuned and kind == "noop" and name == "taskiq-redis":
+            command += ["--max-async-tasks", "10"]
         return [command]
 
     return commands
@@ -83,7 +87,7 @@ def _taskiq(name: str, tuned: bool) -> Commands:
 
 def _faststream(name: str, tuned: bool) -> Commands:
     def commands(processes: int, kind: Kind) -> list[Command]:
-        at_a_time = {"naps": HIGH, "hold": HELD, "noop": 100 if tuned else 0}[kind]
+        at_a_time = {"naps": HIGH, "hold": HELD, "noop": 0}[kind]
         program = str(environments.python(name).with_name("faststream"))
         command = ["env", f"BENCH_CONCURRENCY={at_a_time}", program, "run", f"{_module(name)}:app"]
         return [command + (["--workers", str(processes)] if processes > 1 else [])]
@@ -95,11 +99,14 @@ def _celery(name: str, tuned: bool) -> Commands:
     def commands(processes: int, kind: Kind) -> list[Command]:
         program = str(environments.python(name).with_name("celery"))
         command = [program, "-A", _module(name), "worker"]
-        if tuned:
-            command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-        if kind == "naps":
-            return [[*command, "--pool", "threads", "--concurrency", str(THREADS)]]
-        return [[*command, "--concurrency", str(HELD if kind == "hold" else processes)]]
+        at_a_time = {"naps": THREADS, "hold": HELD, "noop": HELD if tuned else processes}[kind]
+        command += ["--concurrency", str(at_a_time)]
+        if kind == "naps" or tuned:
+            command += ["--pool", "threads"]
+        if not tuned:
+            return [command]
+        command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        return [[*command, "--hostname", f"{n}@%h"] for n in range(processes)]
 
     return commands
 
@@ -107,11 +114,11 @@ def _celery(name: str, tuned: bool) -> Commands:
 def _dramatiq(name: str, tuned: bool) -> Commands:
     def commands(processes: int, kind: Kind) -> list[Command]:
         program = str(environments.python(name).with_name("dramatiq"))
-        threads = {"naps": THREADS, "hold": HELD, "noop": 2 if tuned else 8}[kind]
+        threads = {"naps": THREADS, "hold": HELD, "noop": 8}[kind]
         command = [program, _module(name), "--processes", str(processes)]
         command += ["--threads", str(threads)]
         if tuned:
-            command = ["env", f"dramatiq_queue_prefetch={max(100, threads * 2)}", *command]
+            command = ["env", "dramatiq_queue_prefetch=1000", *command]
         return [command]
 
     return commands
