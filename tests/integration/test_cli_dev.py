@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,19 @@ async def test_dev_without_reload_ends_when_the_app_cannot_be_loaded(tmp_path: P
     with Command(*arguments, folder=tmp_path, cwd=tmp_path) as dev:
         assert await dev.ended() == 1
     assert "there is no module 'nowhere'" in dev.text
+
+
+async def test_dev_ends_when_its_server_dies(tmp_path: Path) -> None:
+    """Nothing works without it: exit code 1, with its last words."""
+    write(tmp_path, APP.format(answer=1))
+    arguments = ("dev", "shop:app", "--port", "0")
+    with Command(*arguments, folder=tmp_path, cwd=tmp_path) as dev:
+        await dev.says("group default")
+        pids = await dev.children()
+        (server,) = [p for p in pids if b"nats-server" in Path(f"/proc/{p}/cmdline").read_bytes()]
+        os.kill(server, signal.SIGKILL)
+        assert await dev.ended() == 1
+    assert "the nats-server ended; its log ends with" in dev.text
 
 
 async def test_changes_are_noticed_in_python_files_only(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from holdfast.cli.worker import SOCKET_VARIABLE, AppArgument, LogFormat, LogLeve
 
 if TYPE_CHECKING:
     from holdfast.server import Server
-    from holdfast.worker.supervisor import Spec
+    from holdfast.worker.supervisor import Spec, Supervisor
 
 STORE = Path(".holdfast") / "dev"
 GRACE_SECONDS = 3.0
@@ -202,17 +202,23 @@ class Dev:
         self._stop = asyncio.Event()
         self._server_ended = asyncio.Event()
         self._welcomed = False
+        self._supervisor: Supervisor | None = None
 
     async def run(self) -> int:
         """Run until a signal, or until the server ends; returns the exit code."""
         from holdfast.process import handle_signals
 
-        handle_signals(self._stop.set, self._server.kill)
+        handle_signals(self._stop.set, self._kill)
         self._watch_server(asyncio.get_running_loop())
         while True:
             code = await self._round()
             if code is not None:
                 return code
+
+    def _kill(self) -> None:
+        if self._supervisor:
+            self._supervisor.kill()
+        self._server.kill()
 
     def _watch_server(self, loop: asyncio.AbstractEventLoop) -> None:
         def watch() -> None:
@@ -227,10 +233,10 @@ class Dev:
         from holdfast.worker.supervisor import Supervisor
 
         specs = await self._load()
-        supervisor = Supervisor(specs, stop_seconds=STOP_SECONDS)
+        supervisor = self._supervisor = Supervisor(specs, stop_seconds=STOP_SECONDS)
         working = asyncio.create_task(supervisor.run())
         try:
-            if not specs and not self._changes:
+            if not specs and not self._changes and not self._stop.is_set():
                 return 1
             return await self._until_over(working)
         finally:
