@@ -53,7 +53,7 @@ async def working(
 
 
 def _pulls(worker: Worker) -> bool:
-    return bool(worker._pulls) and all(pull.healthy for pull in worker._pulls)
+    return worker.pulling
 
 
 @contextlib.asynccontextmanager

@@ -154,7 +154,7 @@ async def test_worker_that_cannot_get_its_consumer_back_ends(
         squatter = {"name": f"X{jobs}", "subjects": [f"{broker.names.namespace}.job.>"]}
         worker = Worker(app)
         task = asyncio.create_task(worker.run())
-        await until(lambda: worker._pulls and worker._pulls[0].healthy, 5, "a worker that pulls")
+        await until(lambda: worker.pulling, 5, "a worker that pulls")
         await broker.api(f"STREAM.DELETE.{jobs}")
         await broker.api(f"STREAM.CREATE.X{jobs}", squatter)
         with pytest.raises(BrokerError, match="could not be brought back"):
@@ -190,7 +190,7 @@ async def test_paused_consumer_stays_healthy_and_resumes(app: Holdfast, seen: Se
         await seen.wait()
         await topology.pause(broker.names.jobs, name)
         await work.enqueue(1)
-        [pull] = worker._pulls
+        [pull] = worker._intake.pulls
         heard = pull._heard
         for _ in range(3):  # three signs of life later it is still healthy, and nothing has come
             await until(

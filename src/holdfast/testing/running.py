@@ -100,4 +100,4 @@ class RunningWorker:
 
 
 def _ready(worker: Worker) -> bool:
-    return bool(worker._pulls) and all(pull.healthy for pull in worker._pulls)
+    return worker.pulling

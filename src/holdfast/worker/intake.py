@@ -1,0 +1,222 @@
+"""What a worker takes from its queues, and what it holds.
+
+It takes only what it can start soon: free slots, plus what a tenth of a second of its recent speed
+would need; consumers that bring nothing ask for one message, busy ones share the room. What was
+taken and cannot be started within a second is given back, for others to have. Everything held is
+extended, while the node is trusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from holdfast import errors
+from holdfast.app import Job
+from holdfast.broker import Delivery, Pull
+from holdfast.client import Client
+from holdfast.config import WorkerConfig
+from holdfast.model.node import HeldRun
+from holdfast.names import consumer
+from holdfast.worker.canary import Canary
+from holdfast.worker.execution import Executor
+from holdfast.worker.held import Held, Interrupt
+from holdfast.worker.slots import Slots
+
+SPEED_SECONDS = 0.1
+SPEED_TICK_SECONDS = 0.25
+WAITING_SECONDS = 1.0
+UNDER_WAY_SECONDS = 60.0
+INDEX_SECONDS = 0.2
+"""Runs held for less are not in the index: most end before anyone could read it."""
+
+
+class Intake:
+    """The pulls of one worker and the messages that it holds."""
+
+    def __init__(
+        self,
+        client: Client,
+        config: WorkerConfig,
+        jobs: Iterable[Job[Any, Any]],
+        executor: Executor,
+        canary: Canary,
+        *,
+        enough: Callable[[], None],
+    ) -> None:
+        self.slots = Slots(config.concurrency, executor.execute, self._freed)
+        self.executed = 0
+        self.speed = 0.0
+        self.draining = False
+        self._client = client
+        self._broker = client.broker
+        self._config = config
+        self._executor = executor
+        self._canary = canary
+        self._enough = enough
+        self._held: dict[str, Held] = {}
+        self._idle = asyncio.Event()
+        self.pulls = [pull for job in jobs for pull in self._pulls_of(job)]
+
+    # ---- pulling
+
+    def _pulls_of(self, job: Job[Any, Any]) -> list[Pull]:
+        names = self._broker.names
+        spec = job.spec
+        found = [self._pull(job, names.jobs, names.job(spec.group, spec.name), "")]
+        found += [self._pull(job, names.events, names.event(event), event) for event in spec.on]
+        return found
+
+    def _pull(self, job: Job[Any, Any], stream: str, subject: str, event: str) -> Pull:
+        spec = job.spec
+        topology = self._client.topology
+        name = consumer(spec.group, spec.name, event)
+
+        async def ensure() -> None:
+            await topology.ensure_consumer(
+                stream,
+                name,
+                subject,
+                self._config.ack_wait_seconds,
+                new=bool(event),
+                since=self._missed_since(pull),
+            )
+
+        def deliver(delivery: Delivery) -> None:
+            self._delivered(delivery, job, event)
+
+        pull = Pull(
+            self._broker,
+            stream,
+            name,
+            ensure=ensure,
+            deliver=deliver,
+            want=lambda: self._wanted(pull),
+        )
+        return pull
+
+    def _missed_since(self, pull: Pull) -> float | None:
+        """From when on a subscription that has vanished must be read again; None if it is new.
+
+        What was under way when it vanished is included: what has run is known by its record.
+        """
+        if pull.known is None:
+            return None
+        away = self._broker.clock.monotonic() - pull.known
+        return self._broker.server_now() - away - UNDER_WAY_SECONDS
+
+    def _wanted(self, pull: Pull) -> int:
+        """How many messages one consumer may have under way: idle ones one, busy ones the rest."""
+        if self.draining:
+            return 0
+        slots = self.slots
+        taken = slots.busy + len(slots.backlog)
+        room = slots.limit + int(self.speed * SPEED_SECONDS) - taken
+        if room <= 0:
+            return 0
+        if not pull.active:
+            return 1
+        busy = sum(1 for p in self.pulls if p.active)
+        return max(1, room // max(1, busy))
+
+    def _delivered(self, delivery: Delivery, job: Job[Any, Any], event: str) -> None:
+        held = Held(delivery, job, self._broker.clock.monotonic(), event)
+        if self.draining:
+            self._give_back_soon(held)
+            return
+        self._held[delivery.reply] = held
+        self.slots.submit(held)
+
+    def give_back_waiting(self) -> None:
+        """What was taken and cannot be started soon, because the slots are full of long runs."""
+        backlog, now = self.slots.backlog, self._broker.clock.monotonic()
+        while backlog and now - backlog[0].since > WAITING_SECONDS:
+            held = backlog.popleft()
+            self._held.pop(held.message.reply, None)
+            self._give_back_soon(held)
+
+    def _give_back_soon(self, held: Held) -> None:
+        task = asyncio.create_task(self._executor.give_back(held))
+        self._held[held.message.reply] = held
+        task.add_done_callback(lambda _: self._held.pop(held.message.reply, None))
+
+    def _freed(self, held: Held) -> None:
+        self._held.pop(held.message.reply, None)
+        self.executed += 1
+        self._canary.travelled()
+        if self.draining:
+            if not self.slots.busy:
+                self._idle.set()
+            return
+        if len(self.slots.backlog) <= self.slots.limit // 2:
+            for pull in self.pulls:
+                pull.wake_if_low()
+        if self._config.max_runs and self.executed >= self._config.max_runs:
+            self._enough()
+
+    # ---- keeping what is held
+
+    async def extend(self, trusted: Callable[[], bool]) -> None:
+        """Tell the server every so often that what we hold is in good hands."""
+        clock = self._broker.clock
+        every = self._config.extend_seconds
+        while True:
+            await clock.sleep(every / 3)
+            if not self._broker.connected or not trusted():
+                continue
+            now = clock.monotonic()
+            with contextlib.suppress(errors.NotConnected):
+                for held in list(self._held.values()):
+                    if now - held.extended >= every * 2 / 3 and not held.lost:
+                        held.extended = now
+                        await held.message.extend()
+
+    def index(self) -> tuple[HeldRun, ...]:
+        """What this node holds for longer than a moment, for whoever must give it back."""
+        settled = self._broker.clock.monotonic() - INDEX_SECONDS
+        return tuple(
+            HeldRun(held.run, held.claim.revision, held.message.reply)
+            for held in self._held.values()
+            if held.claim is not None and not held.lost and held.since < settled
+        )
+
+    async def measure(self) -> None:
+        """Keep the recent speed, by which to take in advance."""
+        last = 0
+        while True:
+            await self._broker.clock.sleep(SPEED_TICK_SECONDS)
+            speed = (self.executed - last) / SPEED_TICK_SECONDS
+            self.speed = speed if speed > self.speed else (self.speed + speed) / 2
+            last = self.executed
+            self.give_back_waiting()
+
+    def held(self) -> list[Held]:
+        """Everything that is held now."""
+        return list(self._held.values())
+
+    # ---- draining
+
+    async def return_waiting(self) -> None:
+        """Give back what was not started, and take nothing any more."""
+        self.draining = True
+        waiting = list(self.slots.backlog)
+        self.slots.backlog.clear()
+        for held in waiting:
+            self._held.pop(held.message.reply, None)
+            await self._executor.give_back(held)
+
+    def interrupt_all(self) -> None:
+        """The grace period is over: stop what still runs and give it back."""
+        for held in self.held():
+            held.interrupt(Interrupt.SHUTDOWN)
+
+    async def wait_idle(self, limit: float) -> bool:
+        """Wait for what runs; False when it took longer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                while self.slots.busy:
+                    self._idle.clear()
+                    await self._idle.wait()
+        return not self.slots.busy
