@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +52,7 @@ class Page:
 
     @property
     def text(self) -> str:
-        return self.path.read_text(encoding="utf-8")
+        return _read(self.path)
 
     def blocks(self, *languages: str) -> list[Block]:
         """Its fenced blocks of some languages, or all."""
@@ -76,6 +77,11 @@ class Page:
     def prose(self) -> str:
         """Its text without any code, fenced or inline."""
         return _CODE.sub(lambda m: "\n" * m[0].count("\n") or " ", self.without_blocks)
+
+
+@cache
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 def pages() -> list[Page]:

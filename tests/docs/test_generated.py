@@ -16,6 +16,8 @@ import holdfast
 import holdfast.testing
 from holdfast import errors
 from holdfast.cli import build
+from holdfast.durations import text
+from holdfast.model.liveness import PROFILES
 from holdfast.telemetry import CATALOGUE, Telemetry
 from tests.docs.pages import GENERATED, ROOT
 
@@ -83,6 +85,21 @@ def test_every_error_is_in_the_tree_of_its_module() -> None:
     assert drawn.keys() == classes.keys()
     for name, parent in drawn.items():
         assert not parent or issubclass(classes[name], classes[parent])
+
+
+def test_liveness_page_has_the_numbers_of_every_profile() -> None:
+    """The table of profiles says what the code does."""
+    page = (DOCS / "liveness.md").read_text(encoding="utf-8")
+    for name, numbers in PROFILES.items():
+        wanted = [
+            *(text(n) for n in (numbers.heartbeat_seconds, numbers.timeout_seconds)),
+            *(text(n) for n in (numbers.initial_delay_seconds, numbers.ping_seconds)),
+            *(str(numbers.ping_misses), text(numbers.grace_seconds)),
+        ]
+        row = re.search(rf"^\| `{name}`.*$", page, re.MULTILINE)
+        assert row
+        found = [cell.strip().replace(" ", "") for cell in row[0].split("|")[2:-1]]
+        assert [cell.replace("min", "m") for cell in found] == wanted
 
 
 EXPORTED = {

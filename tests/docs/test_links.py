@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -16,6 +17,7 @@ TEST = re.compile(r"\btests/[\w/]+\.py::\w+")
 FILE = re.compile(r"`((?:src|tests|tools|docs|benchmarks)/[\w./-]+\.(?:py|md|toml))`")
 
 
+@lru_cache
 def _anchors(path: Path) -> set[str]:
     """The anchors of a page's headings, as they are made on the usual hosts."""
     found = set()
@@ -49,6 +51,7 @@ def test_page_names_tests_and_files_that_exist(page: Page) -> None:
         assert (ROOT / name).exists(), f"{page.name}: {name} does not exist"
 
 
+@lru_cache
 def _functions(path: Path) -> set[str]:
     if not path.exists():
         return set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from functools import cache
 from typing import Any
 
 import pytest
@@ -37,6 +38,11 @@ TYPED = [
 ]
 
 
+@cache
+def _root() -> Any:
+    return typer.main.get_command(build())
+
+
 def _parse(command: Any, name: str, words: list[str], parent: Any = None) -> None:
     """Parse as the command line would, down to the last verb, and execute nothing."""
     context = command.make_context(name, list(words), parent=parent)
@@ -52,7 +58,7 @@ def _parse(command: Any, name: str, words: list[str], parent: Any = None) -> Non
 def test_command_parses(page: Page, line: int, words: list[str]) -> None:
     """The command, its arguments and its options exist and take such values."""
     try:
-        _parse(typer.main.get_command(build()), "holdfast", words)
+        _parse(_root(), "holdfast", words)
     except typer.Exit:
         return  # --version and --help have said what they had to say
     except Exception as error:  # noqa: BLE001 - typer's own errors are not public

@@ -127,7 +127,9 @@ def test_first_job_works_as_typed(folder: Path) -> None:
     with dev:
         try:
             env |= {"HOLDFAST_NATS_URL": _address(dev)}
-            done = subprocess.run(_typed(send), env=env, capture_output=True, text=True, timeout=120)
+            done = subprocess.run(
+                _typed(send), env=env, capture_output=True, text=True, timeout=BLOCK_SECONDS
+            )
         finally:
             dev.terminate()
     assert done.returncode == 0, done.stderr
@@ -153,5 +155,5 @@ def _address(dev: subprocess.Popen[str]) -> str:
 
     threading.Thread(target=read, daemon=True).start()
     while True:
-        if found := re.search(r"nats://[\d.:]+", lines.get(timeout=120)):
+        if found := re.search(r"nats://[\d.:]+", lines.get(timeout=BLOCK_SECONDS)):
             return found[0]
