@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from holdfast.server import Server
 from tests.faults.processes import until
-from tests.faults.scheduling import SchedulerProcess, leader_of, report, site
+from tests.faults.scheduling import SchedulerProcess, figures, leader_of, site
 
 LIBRARIES = (
     "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1",
@@ -18,6 +19,8 @@ LIBRARIES = (
     "/usr/lib/faketime/libfaketime.so.1",
     "/usr/lib64/faketime/libfaketime.so.1",
 )
+
+Report = Callable[[str], None]
 
 
 def faked(clock: Path) -> dict[str, str]:
@@ -35,7 +38,7 @@ def faked(clock: Path) -> dict[str, str]:
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("jump", ["+3600", "-3600"])
 async def test_clock_that_jumps_fires_nothing_early(
-    jump: str, nats: Server, namespace: str, tmp_path: Path
+    jump: str, nats: Server, namespace: str, tmp_path: Path, report: Report
 ) -> None:
     """The leader's clock jumps by an hour: it gives the lead away, and no slot is early or lost."""
     clock = tmp_path / "clock"
@@ -65,4 +68,4 @@ async def test_clock_that_jumps_fires_nothing_early(
             for process in (wrong, other):
                 if process:
                     process.close()
-    report(f"clock jumped by {jump} s, noticed after {noticed:.2f} s", count, late)
+    report(figures(f"clock jumped by {jump} s, noticed after {noticed:.2f} s", count, late))

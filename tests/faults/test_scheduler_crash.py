@@ -6,20 +6,24 @@ import asyncio
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from holdfast.server import Server
+from tests.faults.processes import until
 from tests.faults.scheduling import (
     SchedulerProcess,
+    figures,
     leader_of,
     percentile,
-    report,
     rounds,
     scheduler_fleet,
     site,
 )
+
+Report = Callable[[str], None]
 
 
 async def _replace(fleet: list[SchedulerProcess], gone: SchedulerProcess) -> None:
@@ -29,7 +33,9 @@ async def _replace(fleet: list[SchedulerProcess], gone: SchedulerProcess) -> Non
 
 
 @pytest.mark.timeout(600)
-async def test_leader_killed_costs_no_slot(nats: Server, namespace: str, tmp_path: Path) -> None:
+async def test_leader_killed_costs_no_slot(
+    nats: Server, namespace: str, tmp_path: Path, report: Report
+) -> None:
     """kill -9 of the leader, again and again: no slot missed, none twice, 99 % within a second."""
     dice = random.Random(4)
     kills = rounds(5, 20)
@@ -37,22 +43,27 @@ async def test_leader_killed_costs_no_slot(nats: Server, namespace: str, tmp_pat
         with scheduler_fleet(2, nats.url, namespace, tmp_path) as fleet:
             for process in fleet:
                 await process.ready()
+            await leader_of(fleet)
+            began = time.time() + 1
             for _ in range(kills):
                 leader = await leader_of(fleet)
-                await asyncio.sleep(dice.uniform(1.0, 2.5))
+                for process in fleet:
+                    await process.ready()
+                await asyncio.sleep(dice.uniform(0.5, 1.5))
                 leader.kill()
                 await _replace(fleet, leader)
             await leader_of(fleet)
             end = time.time() + 2
             await ticks.settle(end)
-            count, late = ticks.check(end)
-    report(f"leader killed {kills} times", count, late)
-    assert percentile(late, 0.99) <= 1.0
+            count, _ = ticks.check(end)
+    late, noise = ticks.fired.late(began, end), ticks.noise.allowance
+    report(figures(f"leader killed {kills} times (noise {noise:.2f} s)", count, late))
+    assert percentile(late, 0.99) <= 1.0 + noise
 
 
 @pytest.mark.timeout(600)
 async def test_handover_on_sigterm_is_not_noticed(
-    nats: Server, namespace: str, tmp_path: Path
+    nats: Server, namespace: str, tmp_path: Path, report: Report
 ) -> None:
     """SIGTERM to the leader: no slot is later than 0.1 s more than without."""
     turns = rounds(5, 20)
@@ -78,40 +89,46 @@ async def test_handover_on_sigterm_is_not_noticed(
             count, _ = ticks.check(end)
     undisturbed = ticks.fired.late(quiet, busy)
     disturbed = ticks.fired.late(busy, end)
-    report("undisturbed", len(undisturbed), undisturbed)
-    report(f"SIGTERM {turns} times", count, disturbed)
-    assert percentile(disturbed, 0.99) <= percentile(undisturbed, 0.99) + 0.1
+    report(figures("undisturbed", len(undisturbed), undisturbed))
+    noise = ticks.noise.allowance
+    report(figures(f"SIGTERM {turns} times (noise {noise:.2f} s)", len(disturbed), disturbed))
+    assert count
+    limit = percentile(undisturbed, 0.99) + 0.1
+    assert percentile(disturbed, 0.99) <= limit + noise
 
 
 @pytest.mark.timeout(300)
-async def test_frozen_leader_does_no_harm(nats: Server, namespace: str, tmp_path: Path) -> None:
+async def test_frozen_leader_does_no_harm(
+    nats: Server, namespace: str, tmp_path: Path, report: Report
+) -> None:
     """SIGSTOP past the lease, then SIGCONT: nothing twice, its late writes refused and counted."""
+    freezes = [7.0, 3.0] * rounds(1, 3)
+    refused = 0.0
     async with site(nats, namespace) as ticks:
-        with scheduler_fleet(2, nats.url, namespace, tmp_path) as fleet:
+        with scheduler_fleet(2, nats.url, namespace, tmp_path, health=True) as fleet:
             for process in fleet:
                 await process.ready()
-            refused = 0
-            for freeze in [7.0, 3.0, 3.0] if rounds(0, 1) else [7.0, 3.0]:
+            for freeze in freezes:
                 frozen = await leader_of(fleet)
+                before = await frozen.metric("holdfast_fenced_writes_total")
                 frozen.signal(signal.SIGSTOP)
                 await leader_of([p for p in fleet if p is not frozen])
                 await asyncio.sleep(freeze)
                 frozen.signal(signal.SIGCONT)
-                await asyncio.sleep(2.5)
-                assert frozen.running, frozen.text()
-                assert not frozen.leads
-                refused += frozen.text().count("stands down") + frozen.text().count("no more")
+                await until(lambda p=frozen: not p.leads, 10, "the zombie standing down")
+                refused += await frozen.metric("holdfast_fenced_writes_total") - before
             end = time.time() + 1
             await ticks.settle(end)
             count, late = ticks.check(end)
-    report(f"leader frozen, {refused} refusals", count, late)
-    assert refused
+    title = f"leader frozen {len(freezes)} times, {refused:.0f} late writes refused"
+    report(figures(title, count, late))
+    assert refused >= len(freezes)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("schedulers", [3, 5])
 async def test_any_number_of_schedulers(
-    schedulers: int, nats: Server, namespace: str, tmp_path: Path
+    schedulers: int, nats: Server, namespace: str, tmp_path: Path, report: Report
 ) -> None:
     """Three and five schedulers at once, one killed: each slot fires once."""
     async with site(nats, namespace, fast=20, slow=60) as ticks:
@@ -119,10 +136,12 @@ async def test_any_number_of_schedulers(
             for process in fleet:
                 await process.ready()
             leader = await leader_of(fleet)
+            began = time.time()
             await asyncio.sleep(2)
             leader.kill()
             await leader_of([p for p in fleet if p is not leader])
             end = time.time() + 3
             await ticks.settle(end)
-            count, late = ticks.check(end)
-    report(f"{schedulers} schedulers, one killed", count, late)
+            count, _ = ticks.check(end)
+    late = ticks.fired.late(began, end)
+    report(figures(f"{schedulers} schedulers, one killed", count, late))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,15 @@ from holdfast.client import Client
 from holdfast.config import ConnectionConfig, RecordConfig
 from holdfast.server import Cluster, Server
 from holdfast.status.schedules import SlotHistory
-from tests.faults.scheduling import leader_of, report, rounds, scheduler_fleet, site
+from tests.faults.scheduling import figures, leader_of, rounds, scheduler_fleet, site
+
+Report = Callable[[str], None]
 
 
 @pytest.mark.timeout(400)
-async def test_slots_of_an_outage_are_caught_up(namespace: str, tmp_path: Path) -> None:
+async def test_slots_of_an_outage_are_caught_up(
+    namespace: str, tmp_path: Path, report: Report
+) -> None:
     """NATS killed with -9 for a while: every slot since is fired, once."""
     away = rounds(14, 30)
     with Server(store=tmp_path / "store") as nats:
@@ -35,12 +40,18 @@ async def test_slots_of_an_outage_are_caught_up(namespace: str, tmp_path: Path) 
                 end = time.time() + 2
                 await ticks.settle(end, 30)
                 count, late = ticks.check(end)
-    report(f"NATS away for {away} s, all made up {caught_up:.1f} s after it was back", count, late)
+    report(
+        figures(
+            f"NATS away for {away} s, all made up {caught_up:.1f} s after it was back", count, late
+        )
+    )
 
 
 @pytest.mark.timeout(400)
-async def test_policy_decides_about_missed_slots(namespace: str, tmp_path: Path) -> None:
-    """catch_up="last" after an outage: one run for the missed ones, the others recorded as skipped."""
+async def test_policy_decides_about_missed_slots(
+    namespace: str, tmp_path: Path, report: Report
+) -> None:
+    """catch_up="last": one run for the missed slots, the others are recorded as skipped."""
     with Server(store=tmp_path / "store") as nats:
         async with site(nats, namespace, fast=5, slow=5, catch_up="last") as ticks:
             with scheduler_fleet(1, nats.url, namespace, tmp_path) as fleet:
@@ -63,7 +74,7 @@ async def test_policy_decides_about_missed_slots(namespace: str, tmp_path: Path)
                     verdicts[why.verdict] += 1
                     assert (why.verdict == "dispatched") == ((name, moment) in fired)
                     assert why.verdict in ("dispatched", "skipped")
-    print(f"\nscheduler away for 16 s, catch_up='last': {dict(verdicts)}")
+    report(f"scheduler away for 16 s, catch_up='last': {dict(verdicts)}")
     assert verdicts["skipped"]
 
 
@@ -76,7 +87,9 @@ async def _stream_leader(cluster: Cluster, namespace: str) -> Server:
 
 
 @pytest.mark.timeout(400)
-async def test_stream_leader_killed_costs_no_slot(namespace: str, tmp_path: Path) -> None:
+async def test_stream_leader_killed_costs_no_slot(
+    namespace: str, tmp_path: Path, report: Report
+) -> None:
     """Three nodes, the one that leads the slots' stream killed: every slot is fired, once."""
     with Cluster(store=tmp_path / "store") as cluster:
         async with site(cluster, namespace) as ticks:
@@ -92,4 +105,4 @@ async def test_stream_leader_killed_costs_no_slot(namespace: str, tmp_path: Path
                 end = time.time() + 1
                 await ticks.settle(end, 60)
                 count, late = ticks.check(end)
-    report("R3, leader of the slots' stream killed", count, late)
+    report(figures("R3, leader of the slots' stream killed", count, late))

@@ -68,6 +68,11 @@ class Leader:
         return bool(self._unsent or self._unmarked)
 
     @property
+    def unsent(self) -> int:
+        """How many slots are recorded and could not be sent yet."""
+        return len(self._unsent)
+
+    @property
     def waiting(self) -> bool:
         """Whether slots wait for the runs of earlier ones to end."""
         return self._overlaps.waiting

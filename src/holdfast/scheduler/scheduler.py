@@ -150,7 +150,8 @@ class Scheduler:
     async def _prepare(self) -> None:
         """Everything that must be known before a role is taken."""
         await self._time.measure()
-        await self._register()
+        if self.app is not None:
+            await self._register(self.app)
         subject = self._broker.names.changed(self._broker.names.slots, progress_key(ROLE))
         await self._broker.subscribe(subject, self._heard)
         self._follow(await self._store.progress())
@@ -158,15 +159,13 @@ class Scheduler:
         self._started = True
         log.info("%s: %d schedules", self.node, len(self._view.schedules))
 
-    async def _register(self) -> None:
+    async def _register(self, app: Holdfast) -> None:
         """The app's own schedules; a set that is refused must not keep the others from firing."""
-        if self.app is None:
-            return
         registry = Schedules(self._client, now=self._time.now)
         try:
-            await registry.sync(self.app.name, self.app.schedules, release=self.config.release)
+            await registry.sync(app.name, app.schedules, release=self.config.release)
         except errors.InvalidInput as error:
-            log.error("the schedules of app %s were not registered: %s", self.app.name, error)
+            log.error("the schedules of app %s were not registered: %s", app.name, error)
 
     async def _live(self, ready: ReadyFile) -> None:
         working = self._spawn(self._work(), "scheduler")
@@ -193,8 +192,8 @@ class Scheduler:
     async def _until_stopped(self, tasks: list[asyncio.Task[None]]) -> None:
         stopping = asyncio.create_task(self._stop.wait())
         closed = asyncio.create_task(self._broker.closed.wait())
+        watched: list[asyncio.Future[Any]] = [stopping, closed, *tasks]
         try:
-            watched: list[asyncio.Future[Any]] = [stopping, closed, *tasks]
             done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stopping, closed}:
                 task.result()
@@ -353,8 +352,7 @@ class Scheduler:
             except errors.HoldfastError as error:
                 log.warning("run %s was not cancelled: %s", planned.id, error)
 
-        task = asyncio.create_task(cancel())
-        self._cancelling.add(task)
+        self._cancelling.add(task := asyncio.create_task(cancel()))
         task.add_done_callback(self._cancelling.discard)
 
     # ---- telling
@@ -380,6 +378,8 @@ class Scheduler:
             found.append(f"the clock is off by {self._time.offset:+.1f} s")
         if not self._election.established:
             found.append("neither leader nor behind one")
+        if self._leader is not None and self._leader.unsent:
+            found.append(f"{self._leader.unsent} slots are recorded and could not be sent yet")
         if self._overdue() > SILENT_SECONDS:
             found.append(f"a slot is due for {self._overdue():.0f} s and was not fired")
         return found

@@ -182,7 +182,7 @@ class NatsSlots:
             raise StaleTerm(f"the term of epoch {epoch} is over: it is {revision} now")
 
     async def _read(self, planned: Sequence[Planned]) -> list[Planned | None]:
-        return await in_groups([self.get(p.schedule, p.moment) for p in planned])
+        return await in_groups(planned, lambda p: self.get(p.schedule, p.moment))
 
     # ---- sending
 
@@ -231,7 +231,7 @@ class NatsSlots:
 
     async def active(self, planned: Sequence[Planned]) -> list[bool]:
         """Whether the runs of these slots are still queued or running."""
-        return await in_groups([self._is_active(p) for p in planned])
+        return await in_groups(planned, self._is_active)
 
     async def _is_active(self, p: Planned) -> bool:
         entry = await self._runs.get(p.id)
@@ -287,9 +287,11 @@ async def _sent(future: asyncio.Future[Received] | None) -> Sent | None:
     return Sent(stored.seq, stored.duplicate)
 
 
-async def in_groups(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Await many calls, some hundreds at a time."""
+async def in_groups(
+    planned: Sequence[Planned], ask: Callable[[Planned], Coroutine[Any, Any, T]]
+) -> list[T]:
+    """Ask about many slots, some hundreds at a time."""
     found: list[T] = []
-    for start in range(0, len(calls), READS_AT_ONCE):
-        found += await asyncio.gather(*calls[start : start + READS_AT_ONCE])
+    for start in range(0, len(planned), READS_AT_ONCE):
+        found += await asyncio.gather(*map(ask, planned[start : start + READS_AT_ONCE]))
     return found

@@ -11,7 +11,6 @@ it differs by more than the tolerance, one of the two is wrong, and nobody fires
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
 
@@ -76,7 +75,7 @@ class ServerTime:
     async def run(self) -> None:
         """Keep measuring."""
         while True:
-            await asyncio.sleep(EVERY_SECONDS)
+            await self._clock.sleep(EVERY_SECONDS)
             try:
                 await self.measure()
             except BrokerError:
