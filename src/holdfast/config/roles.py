@@ -1,80 +1,22 @@
-"""Configuration: one frozen record per role, every field documented where it is defined.
+"""The roles: one frozen record for each part of Holdfast that is configured.
 
-A value comes from the first of: an explicit argument, the environment, `holdfast.toml`, the
-default. `load(WorkerConfig, concurrency=10)` does this; the environment and the file are read when
-`load` is called, never at import. The file is the one `HOLDFAST_CONFIG` names, or `holdfast.toml`
-in the working directory, with one table per role (`[worker]`).
+Guaranteed: a record that exists is usable. Each option states its default, limits and meaning where
+it is defined, and relations between options are checked at construction: what cannot work together
+raises a `ConfigError` that says why.
 
-Guaranteed: a record that exists is usable. Types, limits and the relations between fields are
-checked at construction, and what cannot work raises a `ConfigError` that names the field, where
-the value came from and what to write instead. Unknown tables and keys of the file are refused.
-Passwords and tokens, also those inside URLs, appear in no `repr` and in no message.
-
-Not checked: whether files, hosts or ports exist. Unknown environment variables are ignored, because
-Kubernetes adds `HOLDFAST_…_PORT` and others for every service of that name.
-
-`python -m holdfast.config` prints `docs/configuration.md`.
+Not checked: whether files, hosts or ports exist. The order of the classes is that of the page.
 """
 
 from __future__ import annotations
 
-import math
-import os
-import sys
-import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
-from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass
 
-from holdfast import durations, names
-from holdfast.errors import ConfigError, InvalidInput
+from holdfast import names
+from holdfast.config.option import Role, checked_by, option
+from holdfast.errors import ConfigError
 
-FILE = "holdfast.toml"
-FILE_VARIABLE = "HOLDFAST_CONFIG"
-
-ROLES: dict[str, type[Role]] = {}
-"""Every role by the name of its table in the file."""
-
-R = TypeVar("R", bound="Role")
-C = TypeVar("C")
-
-
-def option(
-    default: Any,
-    doc: str,
-    *,
-    least: float | None = None,
-    most: float | None = None,
-    choices: tuple[str, ...] = (),
-    secret: bool = False,
-) -> Any:
-    """A field of a role: its default, what it means, and which values it takes."""
-    facts = {"doc": doc, "least": least, "most": most, "choices": choices, "secret": secret}
-    return field(default=default, metadata=facts)
-
-
-class Role:
-    """What all roles share: checks at construction, and a `repr` without secrets."""
-
-    table: ClassVar[str] = ""
-
-    def __init_subclass__(cls) -> None:
-        if "table" in vars(cls):
-            ROLES[cls.table] = cls
-
-    def __post_init__(self) -> None:
-        for spec in options(type(self)):
-            value = _checked(spec, getattr(self, spec.name), f"{self.table}.{spec.name}")
-            object.__setattr__(self, spec.name, value)
-        self._check_relations()
-
-    def _check_relations(self) -> None:
-        """Raise `ConfigError` when values that are fine alone cannot work together."""
-
-    def __repr__(self) -> str:
-        shown = (f"{s.name}={_shown(s, getattr(self, s.name))}" for s in options(type(self)))
-        return f"{type(self).__name__}({', '.join(shown)})"
+LEASES = {"local": (2.0, 0.5, 0.1), "lan": (5.0, 2.0, 0.15), "wan": (15.0, 5.0, 1.0)}
+"""By profile: a lease's TTL, how often it is renewed, how often its holder is looked for."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,7 +67,7 @@ class ConnectionConfig(Role):
 
     def _check_relations(self) -> None:
         _check_servers(self.servers)
-        _checked_by(names.Names, self.namespace)
+        checked_by(names.Names, self.namespace)
         if self.replicas not in (0, 1, 3, 5):
             raise ConfigError("replicas must be 0, 1, 3 or 5: an even number adds no safety")
         if bool(self.password) != bool(self.user):
@@ -188,7 +130,7 @@ class WorkerConfig(Role):
     )
 
     def _check_relations(self) -> None:
-        _checked_by(names.check_name, self.group, "group")
+        checked_by(names.check_name, self.group, "group")
         if self.extend_seconds >= self.ack_wait_seconds / 2:
             raise ConfigError(
                 f"extend_seconds ({self.extend_seconds:g}) must be below half of ack_wait_seconds "
@@ -234,10 +176,6 @@ class LivenessConfig(Role):
     )
 
 
-LEASES = {"local": (2.0, 0.5, 0.1), "lan": (5.0, 2.0, 0.15), "wan": (15.0, 5.0, 1.0)}
-"""By profile: a lease's TTL, how often it is renewed, how often its holder is looked for."""
-
-
 @dataclass(frozen=True, repr=False)
 class SchedulerConfig(Role):
     """What one `holdfast scheduler` does."""
@@ -251,8 +189,7 @@ class SchedulerConfig(Role):
     )
     lease_ttl_seconds: float = option(
         0.0,
-        "After this long without a renewal the leader's lease expires; 0: by profile "
-        "(2, 5 or 15).",
+        "After this long without a renewal the leader's lease expires; 0: by profile (2, 5 or 15).",
         least=0,
         most=3600,
     )
@@ -384,142 +321,6 @@ class LogConfig(Role):
     )
 
 
-# -- loading -----------------------------------------------------------------------------------
-
-
-def load(role: type[R], **overrides: Any) -> R:
-    """A role's record from arguments, environment, file and defaults; None means not given."""
-    known = {spec.name: spec for spec in options(role)}
-    for name in overrides:
-        if name not in known:
-            raise ConfigError(f"{role.__name__} has no {name!r}: it has {', '.join(known)}")
-    path = _file_path()
-    table = _read_file(path).get(role.table, {})
-    values, origins = {}, []
-    for name, spec in known.items():
-        found = _find(role, spec, overrides, table, path)
-        if found is not None:
-            values[name] = _checked(spec, *found)
-            origins.append(found[1])
-    try:
-        return role(**values)
-    except ConfigError as error:
-        given = f" (given: {', '.join(origins)})" if origins else ""
-        raise ConfigError(f"{error}{given}") from None
-
-
-def options(role: type[Role]) -> tuple[Field[Any], ...]:
-    """The fields of a role, in order."""
-    return fields(role)  # type: ignore[arg-type]  # every subclass is a dataclass
-
-
-def variable(role: type[Role], name: str) -> str:
-    """The environment variable of a field: those of the connection have no role in their name."""
-    prefix = "" if role.table == "connection" else f"{role.table}_"
-    return f"HOLDFAST_{prefix}{name}".upper()
-
-
-def _find(
-    role: type[Role],
-    spec: Field[Any],
-    overrides: Mapping[str, Any],
-    table: Mapping[str, Any],
-    path: Path,
-) -> tuple[Any, str] | None:
-    """The first value given for a field, and a text that says where."""
-    if overrides.get(spec.name) is not None:
-        return overrides[spec.name], f"{role.table}.{spec.name}"
-    name = variable(role, spec.name)
-    if text := os.environ.get(name, "").strip():
-        return _parsed(spec, text), f"environment variable {name}"
-    if spec.name in table:
-        return table[spec.name], f"{path}: {role.table}.{spec.name}"
-    return None
-
-
-def _parsed(spec: Field[Any], text: str) -> Any:
-    """An environment variable's text as what the file would have; unreadable stays a text."""
-    try:
-        return {"int": int, "float": float}.get(str(spec.type), str)(text)
-    except ValueError:
-        return text
-
-
-def _file_path() -> Path:
-    return Path(os.environ.get(FILE_VARIABLE, "").strip() or FILE)
-
-
-def _read_file(path: Path) -> dict[str, dict[str, Any]]:
-    """The tables of the file, with every key known; nothing when there is no file."""
-    try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if os.environ.get(FILE_VARIABLE, "").strip():
-            raise ConfigError(f"{FILE_VARIABLE} names {path}, which does not exist") from None
-        return {}
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
-    for name, table in found.items():
-        _check_keys(path, name, table)
-    return found
-
-
-def _check_keys(path: Path, name: str, table: Any) -> None:
-    if name not in ROLES or not isinstance(table, dict):
-        raise ConfigError(f"{path}: {name!r} is not a table; known are {', '.join(ROLES)}")
-    known = [spec.name for spec in options(ROLES[name])]
-    for key in table:
-        if key not in known:
-            raise ConfigError(f"{path}: {name}.{key} is unknown; known are {', '.join(known)}")
-
-
-# -- checking ----------------------------------------------------------------------------------
-
-
-def _checked(spec: Field[Any], value: Any, where: str) -> Any:
-    """A field's value in its type and within its limits, or a `ConfigError` that says where."""
-    kind = str(spec.type)
-    if kind == "str":
-        return _checked_text(spec, value, where)
-    number = _number(value, spec.name.endswith("_seconds"), where)
-    if kind == "int" and number is not None and number.is_integer():
-        number = int(number)
-    if number is None or (kind == "int" and isinstance(number, float)):
-        raise ConfigError(f"{where} must be {_kind_text(spec)}, not {_shown(spec, value)}")
-    least, most = spec.metadata["least"], spec.metadata["most"]
-    if (least is not None and number < least) or (most is not None and number > most):
-        raise ConfigError(f"{where} must be {_limits_text(spec)}, not {_shown(spec, value)}")
-    return number
-
-
-def _checked_text(spec: Field[Any], value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"{where} must be a text, not a {type(value).__name__}")
-    choices = spec.metadata["choices"]
-    if choices and value not in choices:
-        raise ConfigError(f"{where} must be {_limits_text(spec)}, not {value!r}")
-    return value
-
-
-def _number(value: Any, is_duration: bool, where: str) -> float | None:
-    if is_duration and isinstance(value, str):
-        return _checked_by(durations.seconds, value, where)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    if isinstance(value, int) and abs(value) > 2**53:
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
-def _checked_by(check: Callable[..., C], *args: Any) -> C:
-    try:
-        return check(*args)
-    except InvalidInput as error:
-        raise ConfigError(str(error)) from None
-
-
 def _check_servers(servers: list[str]) -> None:
     for number, url in enumerate(servers, 1):
         scheme, found, rest = url.partition("://")
@@ -528,86 +329,3 @@ def _check_servers(servers: list[str]) -> None:
                 f"nats_url: server {number} of {len(servers)} is not a URL such as "
                 "nats://host:4222 (a ',' inside a password must be written %2C)"
             )
-
-
-def _shown(spec: Field[Any], value: Any) -> str:
-    if spec.metadata["secret"]:
-        return "'***'" if value else "''"
-    if spec.name == "nats_url" and isinstance(value, str):
-        return repr(",".join(_without_login(url) for url in value.split(",")))
-    return repr(value)
-
-
-def _without_login(url: str) -> str:
-    before, at, host = url.rpartition("@")
-    scheme, slashes, _ = before.rpartition("://") if "://" in before else ("", "", "")
-    return f"{scheme}{slashes}***@{host}" if at else url
-
-
-# -- documentation -----------------------------------------------------------------------------
-
-_INTRO = f"""\
-# Configuration
-
-<!-- Written by `python -m holdfast.config`; edit src/holdfast/config.py instead. -->
-
-A value comes from the first of these that has it:
-
-1. an explicit argument or command-line flag,
-2. the environment variable (an empty one counts as not set),
-3. the file `{FILE}` in the working directory, or the file that `{FILE_VARIABLE}` names,
-4. the default.
-
-Unknown tables and keys in the file are refused, and so are values that cannot work together; the
-message says where the value came from. Fields in seconds also take a text such as `"10m"`.
-Unknown environment variables are ignored. On Kubernetes, a service called `holdfast-worker-health`
-would set `HOLDFAST_WORKER_HEALTH_PORT`: `enableServiceLinks: false` in the pod prevents that.
-
-```toml
-[connection]
-nats_url = "nats://nats-0:4222,nats://nats-1:4222,nats://nats-2:4222"
-
-[worker]
-group = "images"
-concurrency = 20
-```
-"""
-
-
-def markdown() -> str:
-    """The page `docs/configuration.md`."""
-    return _INTRO + "".join(_section(name, role) for name, role in ROLES.items())
-
-
-def _section(name: str, role: type[Role]) -> str:
-    head = f"\n## `[{name}]`\n\n{role.__doc__}\n\n"
-    head += "| key | environment | default | takes | meaning |\n|---|---|---|---|---|\n"
-    return head + "".join(
-        f"| `{spec.name}` | `{variable(role, spec.name)}` | {_default_text(spec)} "
-        f"| {_limits_text(spec)} | {spec.metadata['doc']} |\n"
-        for spec in options(role)
-    )
-
-
-def _default_text(spec: Field[Any]) -> str:
-    assert spec.default is not MISSING
-    if isinstance(spec.default, str):
-        return f"`{spec.default}`" if spec.default else "none"
-    return f"`{spec.default:g}`" if isinstance(spec.default, float) else f"`{spec.default}`"
-
-
-def _limits_text(spec: Field[Any]) -> str:
-    if spec.metadata["choices"]:
-        return " or ".join(f"`{choice}`" for choice in spec.metadata["choices"])
-    least, most = spec.metadata["least"], spec.metadata["most"]
-    limits = f" of at least {least:,}" if least is not None else ""
-    limits += (" and" if limits else "") + f" at most {most:,}" if most is not None else ""
-    return _kind_text(spec) + limits
-
-
-def _kind_text(spec: Field[Any]) -> str:
-    return {"int": "a whole number", "float": "a number"}.get(str(spec.type), "a text")
-
-
-if __name__ == "__main__":
-    sys.stdout.write(markdown())
