@@ -9,7 +9,8 @@ The words after a block's language say how it is tested:
     ```python pytest       is a test module; pytest must pass it
     ```python fragment     is not a program by itself: it must only be Python
 
-A line `holdfast …` in a block of `sh` must be a command that exists, with options that exist.
+A line `holdfast …` in a block of `sh`, or of no language, must be a command that exists, with
+options that exist.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ import typer
 from holdfast.cli import build
 from tests.docs.pages import ROOT, Page, pages
 
-SHELLS = ("sh", "bash", "console", "shell")
+SHELLS = ("sh", "bash", "console", "shell", "")
+TYPED_LINE = re.compile(r"(\$ )?([A-Z_]+=\S* )*holdfast ")
 STOPS = frozenset({"|", "||", "&&", "&", ";", ">", ">>", "<", "2>", "2>&1"})
 
 
@@ -21,12 +22,10 @@ def _commands(text: str) -> list[list[str]]:
     """The words of each `holdfast …` in a shell block: up to a pipe, without prompt and comment."""
     found = []
     for line in text.replace("\\\n", " ").splitlines():
-        words = shlex.split(line.removeprefix("$ "), comments=True)
-        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
-            words.pop(0)
-        if words[:1] == ["holdfast"]:
+        if prompt := TYPED_LINE.match(line):
+            words = shlex.split(line[prompt.end() :], comments=True)
             end = next((n for n, word in enumerate(words) if word in STOPS), len(words))
-            found.append(words[1:end])
+            found.append(words[:end])
     return found
 
 
