@@ -1,0 +1,156 @@
+"""Plans: the three ways in which a body carries arguments.
+
+Nothing, when the handler takes none; one value, which is the whole body; or an object whose members
+are the arguments. The plan is chosen once per handler; the package's opening says which applies.
+
+Guaranteed: `decode` raises `InvalidPayload` and nothing else, for any bytes; `encode` does the same
+for values that JSON cannot carry, but does not check types: `Signature.encode` decodes once more.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast.errors import DefinitionError, InvalidPayload
+from holdfast.payload.annotation import may_be_object
+from holdfast.payload.reading import Reader, reader_of
+from holdfast.payload.refusal import one_line, refused
+from holdfast.payload.writing import ENCODABLE, encode
+
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class Plan(Protocol):
+    """One of the three ways in which a body carries arguments."""
+
+    def encode(self, given: Mapping[str, Any]) -> bytes: ...
+
+    def decode(self, body: bytes) -> dict[str, Any]: ...
+
+
+def plan_of(name: str, parameters: list[inspect.Parameter], annotations: dict[str, Any]) -> Plan:
+    """The plan of a handler; `DefinitionError` for a type that cannot be a payload."""
+    readers = {p.name: _parameter_reader(name, p.name, annotations[p.name]) for p in parameters}
+    rest = "".join(p.name for p in parameters if p.kind is p.VAR_KEYWORD)
+    if not parameters:
+        return _Nothing()
+    if len(parameters) == 1 and not rest:
+        only = parameters[0]
+        return _One(only, annotations[only.name], readers[only.name])
+    return _Several(parameters, readers, rest)
+
+
+class _Nothing:
+    def encode(self, given: Mapping[str, Any]) -> bytes:
+        return b""
+
+    def decode(self, body: bytes) -> dict[str, Any]:
+        return {}
+
+
+class _One:
+    """The body is the value of the one parameter."""
+
+    def __init__(self, parameter: inspect.Parameter, annotation: Any, reader: Reader) -> None:
+        self._name = parameter.name
+        self._optional = parameter.default is not parameter.empty
+        self._wrappable = not may_be_object(annotation)
+        self._reader = reader
+        self._read = reader.read
+
+    def encode(self, given: Mapping[str, Any]) -> bytes:
+        if self._name not in given:
+            return b""
+        return encode(given[self._name], self._reader.plain, f"pass {ENCODABLE}")
+
+    def decode(self, body: bytes) -> dict[str, Any]:
+        try:
+            return {self._name: self._read(body)}
+        except Exception as error:  # noqa: BLE001 - looked at again, and refused at last
+            return self._decode_again(body, error)
+
+    def _decode_again(self, body: bytes, error: Exception) -> dict[str, Any]:
+        """The forms that are not simply the value; the first error counts when none fits."""
+        empty = not body.strip()
+        if self._optional and empty:
+            return {}
+        raw: bytes | msgspec.Raw = b"null" if empty else body
+        prefix = ""
+        try:
+            if self._wrappable and not empty:
+                members = _members(body)
+                if self._optional and members == {}:
+                    return {}
+                if members is not None and members.keys() == {self._name}:
+                    raw, prefix = members[self._name], self._name
+            return {self._name: self._read(raw)}
+        except Exception as second:
+            if empty:
+                raise InvalidPayload(f"payload: empty, but {self._name!r} is needed") from second
+            raise refused(second if prefix else error, prefix) from second
+
+
+class _Several:
+    """The body is an object whose members are the arguments."""
+
+    def __init__(
+        self, parameters: list[inspect.Parameter], readers: dict[str, Reader], rest: str
+    ) -> None:
+        named = [p for p in parameters if p.name != rest]
+        self._readers = {p.name: readers[p.name] for p in named}
+        self._needed = [p.name for p in named if p.default is p.empty]
+        self._rest = rest
+        self._rest_reader = readers.get(rest)
+
+    def encode(self, given: Mapping[str, Any]) -> bytes:
+        members = {k: v for k, v in given.items() if k != self._rest} | given.get(self._rest, {})
+        return encode(members, self._plain, f"pass {ENCODABLE}")
+
+    def _plain(self, members: dict[str, Any]) -> dict[str, Any]:
+        return {name: self._reader_of(name).plain(value) for name, value in members.items()}
+
+    def decode(self, body: bytes) -> dict[str, Any]:
+        try:
+            members = {} if body.strip() in (b"", b"null") else _MEMBERS.decode(body)
+        except Exception as error:
+            raise refused(error, "") from error
+        missing = [repr(name) for name in self._needed if name not in members]
+        if missing:
+            raise InvalidPayload(f"payload: missing {', '.join(missing)}")
+        return {name: self._read(name, raw) for name, raw in members.items()}
+
+    def _read(self, name: str, raw: msgspec.Raw) -> Any:
+        reader = self._reader_of(name)
+        try:
+            return reader.read(raw)
+        except Exception as error:
+            raise refused(error, name) from error
+
+    def _reader_of(self, name: str) -> Reader:
+        reader = self._readers.get(name) or self._rest_reader
+        if reader is None:
+            known = ", ".join(repr(n) for n in self._readers)
+            raise InvalidPayload(f"payload: {one_line(repr(name))} is unknown; known are {known}")
+        return reader
+
+
+def _members(body: bytes) -> dict[str, msgspec.Raw] | None:
+    try:
+        return _MEMBERS.decode(body)
+    except msgspec.ValidationError:
+        return None
+
+
+def _parameter_reader(name: str, parameter: str, annotation: Any) -> Reader:
+    try:
+        return reader_of(annotation)
+    except Exception as error:
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        raise DefinitionError(
+            f"{name}(): the type of {parameter!r} cannot be a payload ({one_line(reason)}): "
+            f"use {ENCODABLE}, but not Structs and models in one type"
+        ) from error
