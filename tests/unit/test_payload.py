@@ -115,6 +115,12 @@ class Mixed(msgspec.Struct):
     image: Image
 
 
+@dataclass
+class Loose:
+    extra: object
+    more: dict[str, object]
+
+
 Count = NewType("Count", int)
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -124,6 +130,11 @@ def context_only(ctx) -> None: ...  # type: ignore[no-untyped-def]
 def one_dict(event: dict[str, Any]) -> None: ...
 def one_any(event) -> None: ...  # type: ignore[no-untyped-def]
 def one_object(event: object) -> None: ...
+def one_object_dict(event: dict[str, object]) -> None: ...
+def one_object_list(items: list[object]) -> None: ...
+def one_object_maybe(event: object | None) -> None: ...
+def one_loose(it: Loose) -> None: ...
+def several_objects(n: int, extra: object, more: dict[str, object]) -> None: ...
 def one_int(n: int) -> None: ...
 def one_optional(n: int | None) -> None: ...
 def one_default(n: int = 5) -> None: ...
@@ -253,6 +264,23 @@ def test_decode_of_one_parameter_takes_a_member_of_its_name(
 ) -> None:
     """`{"n": 5}` works for `def f(n: int)`, because an int is never an object."""
     assert list(decoded(name, body).values()) == [value]
+
+
+@pytest.mark.parametrize("value", [None, 5, "x", [1, None], {"a": [{}]}])
+def test_definition_with_object_inside_takes_every_value(value: Any) -> None:
+    """`object` means `Any` wherever it stands: alone, in a container, or in a class."""
+    body = msgspec.json.encode(value)
+    assert decoded("one_object", body) == {"event": value}
+    assert decoded("one_object_dict", b'{"a":%s}' % body) == {"event": {"a": value}}
+    assert decoded("one_object_list", b"[%s]" % body) == {"items": [value]}
+    assert decoded("one_object_maybe", body) == {"event": value}
+    members = {"extra": value, "more": {"a": value}}
+    assert decoded("one_loose", msgspec.json.encode(members)) == {"it": Loose(**members)}
+    assert decoded("several_objects", msgspec.json.encode({"n": 1, **members})) == {
+        "n": 1,
+        **members,
+    }
+    assert decode_result(b"[%s]" % body, list[object]) == [value]
 
 
 def test_decode_of_one_object_is_never_unwrapped() -> None:

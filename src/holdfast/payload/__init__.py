@@ -19,8 +19,8 @@ member, and never repeat its value.
 JSON as it is read and written here: NaN and Infinity are refused in both directions; numbers,
 dates, UUIDs and enums as keys become texts, other keys are refused; of a member that occurs twice
 the last one counts; datetime, UUID, Decimal, Enum, bytes (base64) travel as msgspec writes them.
-Types are checked strictly by msgspec ("5" is no int). pydantic is imported, and its own rules
-apply, only for an annotation that has something of pydantic in it.
+Types are checked strictly by msgspec ("5" is no int), and `object` means `Any`. pydantic is
+imported, and its own rules apply, only for an annotation that has something of pydantic in it.
 
 Not checked: that a value is *equal* after its travel. A tuple inside `Any` arrives as a list.
 """
