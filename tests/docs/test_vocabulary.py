@@ -44,6 +44,13 @@ def test_page_names_no_machine(page: Page) -> None:
     assert not re.search(r"/(home|root|tmp|work|Users)/\w", page.text), page.name
 
 
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_page_is_finished(page: Page) -> None:
+    """No place is left for what somebody meant to write later."""
+    found = re.search(r"\b(TODO|TBD|FIXME|XXX|FIGURE_\w+|lorem ipsum)\b", page.text)
+    assert not found, f"{page.name}: {found[0]}"
+
+
 def test_glossary_has_every_word() -> None:
     """Each concept of the vocabulary is explained once."""
     glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
