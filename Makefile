@@ -67,7 +67,7 @@ soak: setup clocks ## the long things: 100,000 histories, an hour of chaos, a ro
 # The fault that sets clocks wrong needs libfaketime; without it the report says that it is left out.
 clocks:
 	@ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || \
-	  { [ "$$(id -u)" = 0 ] && apt-get install -y --no-install-recommends libfaketime \
+	  { [ "$$(id -u)" = 0 ] && apt-get update -qq >/dev/null 2>&1 && apt-get install -y --no-install-recommends libfaketime \
 	    >/dev/null 2>&1; } || echo "without libfaketime: no clock is set wrong"
 
 docs: setup ## write the generated pages: configuration, command line, metrics

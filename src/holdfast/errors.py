@@ -18,6 +18,7 @@ Errors of the NATS client never leave `holdfast.broker`: they arrive here as one
     │   ├── PermissionDenied
     │   ├── Unavailable           nobody answers for the stream right now; nothing was applied
     │   ├── NotFound              stream, consumer, message or key is not there
+    │   ├── Unreadable            a stored record is of a newer version, or of another hand
     │   ├── Conflict              a compare-and-swap was refused: somebody else was first
     │   └── OutcomeUnknown        no answer: the write may or may not have been applied
     └── RunError                  what became of a run
@@ -105,6 +106,10 @@ class Unavailable(BrokerError):
 
 class NotFound(BrokerError):
     """A stream, consumer, message or key is not there."""
+
+
+class Unreadable(BrokerError):
+    """A stored record cannot be read: a newer version wrote it, or another hand."""
 
 
 class Conflict(BrokerError):

@@ -17,9 +17,9 @@ import logging
 
 import msgspec
 
-from holdfast.broker import Broker, Bucket
+from holdfast.broker import Broker, Bucket, Entry
 from holdfast.broker.pull import NAK, NANO
-from holdfast.errors import BrokerError, Conflict
+from holdfast.errors import BrokerError, Conflict, Unreadable
 from holdfast.model import run as runs
 from holdfast.model.dead import dead_headers
 from holdfast.model.node import HeldRun, NodeRecord
@@ -46,20 +46,24 @@ class Recovery:
         for held in index:
             entry = await self._runs.get(held.run)
             if entry is not None:
-                count += await self._give_back(
-                    node, held.run, runs.decode(entry.value), entry.revision, grace_left
-                )
+                count += await self._judge(node, entry, grace_left)
         return count
 
     async def sweep(self, node: NodeRecord, known: set[str], grace_left: float) -> int:
         """Look through all records for claims of the node that its index did not have."""
         count = 0
         async for entry in self._runs.entries():
-            if entry.key in known:
-                continue
-            record = runs.decode(entry.value)
-            count += await self._give_back(node, entry.key, record, entry.revision, grace_left)
+            if entry.key not in known:
+                count += await self._judge(node, entry, grace_left)
         return count
+
+    async def _judge(self, node: NodeRecord, entry: Entry, grace_left: float) -> int:
+        try:
+            record = runs.decode(entry.value)
+        except Unreadable as error:
+            log.warning("run %s is passed over: %s", entry.key, error)
+            return 0
+        return await self._give_back(node, entry.key, record, entry.revision, grace_left)
 
     async def _give_back(
         self, node: NodeRecord, run: str, record: RunRecord, revision: int, grace_left: float

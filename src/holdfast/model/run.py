@@ -22,6 +22,8 @@ from typing import Literal
 
 import msgspec
 
+from holdfast.errors import Unreadable
+
 State = Literal["running", "done", "failed", "cancelled", "dead", "lost"]
 Outcome = Literal["done", "failed", "timeout", "crashed", "cancelled", "snoozed", "given_back"]
 Restart = Literal["immediately", "after_grace", "never"]
@@ -110,8 +112,11 @@ def encode(record: RunRecord) -> bytes:
 
 
 def decode(body: bytes) -> RunRecord:
-    """A stored record."""
-    return _decoder.decode(body)
+    """A stored record; `Unreadable` when it is none that this version knows."""
+    try:
+        return _decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise Unreadable(f"a run's record cannot be read ({error})") from None
 
 
 class Verdict(Enum):

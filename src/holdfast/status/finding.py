@@ -12,10 +12,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
 from holdfast.client import Client
-from holdfast.errors import RunNotFound
+from holdfast.errors import RunNotFound, Unreadable
 from holdfast.model import run as runs
 from holdfast.model.replay import MARK
 from holdfast.model.run import RunRecord
@@ -163,5 +161,5 @@ def read_record(body: bytes) -> RunRecord | None:
     """A record, or None for bytes that somebody else put there."""
     try:
         return runs.decode(body)
-    except msgspec.MsgspecError:
+    except Unreadable:
         return None
