@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from holdfast import Context, Holdfast
-from holdfast.broker.connection import ENVELOPE_BYTES
+from holdfast.broker.answers import ENVELOPE_BYTES
 from holdfast.config import RecordConfig
 from holdfast.errors import InvalidInput, InvalidName, NotConnected, PayloadTooLarge, RunNotFound
 from holdfast.names import decode

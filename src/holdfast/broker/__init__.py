@@ -1,6 +1,7 @@
 """The only code that speaks to NATS: connection, streams, buckets, objects, the pull loop."""
 
-from holdfast.broker.connection import Broker, Received, Stored
+from holdfast.broker.answers import Received, Stored
+from holdfast.broker.connection import Broker
 from holdfast.broker.kv import Bucket, Entry
 from holdfast.broker.pull import Delivery, Pull
 

@@ -13,7 +13,8 @@ import secrets
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from holdfast.broker.connection import Broker, Stored, read_ack
+from holdfast.broker.answers import Stored, read_ack
+from holdfast.broker.connection import Broker
 from holdfast.broker.wire import Headers
 from holdfast.names import H_BATCH_COMMIT, H_BATCH_ID, H_BATCH_SEQUENCE
 

@@ -29,7 +29,18 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from holdfast import errors
+from holdfast.broker.answers import (
+    ApiError,
+    Received,
+    Stored,
+    api_error,
+    header_bytes,
+    is_login,
+    read_ack,
+    reason,
+)
 from holdfast.broker.options import connect_options, shown_url
+from holdfast.broker.requirements import check_jetstream, check_version
 from holdfast.broker.wire import Headers, Listener, WireClient, parse_headers, publish_line
 from holdfast.clock import Clock, SystemClock
 from holdfast.config import ConnectionConfig
@@ -37,65 +48,8 @@ from holdfast.names import Names
 
 log = logging.getLogger("holdfast.broker")
 
-REQUIRED_VERSION: Final = (2, 12, 6)
-REQUIRED_API_LEVEL: Final = 3
-ENVELOPE_BYTES: Final = 16 * 1024
-"""Kept free below the server's limit, so that a dead letter can carry the body and its story."""
-
-_CAS_REFUSED: Final = frozenset({10071, 10164})
-_NO_SEQUENCE: Final = 10043
 _SWEEP_SECONDS: Final = 0.25
-_ELECTION_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 2.0
-_LEADERLESS: Final = "(10008)"
-"""The server's own number for a cluster that elects, or has too few nodes to."""
-
-
-class Stored(msgspec.Struct, frozen=True):
-    """A stream's confirmation: at which sequence, and whether it was known already."""
-
-    stream: str = ""
-    seq: int = 0
-    duplicate: bool = False
-
-
-class ApiError(msgspec.Struct, frozen=True):
-    """The server's own words about a refusal."""
-
-    code: int = 0
-    err_code: int = 0
-    description: str = ""
-
-
-class _Ack(msgspec.Struct, frozen=True):
-    stream: str = ""
-    seq: int = 0
-    duplicate: bool = False
-    error: ApiError | None = None
-
-
-_decode_ack = msgspec.json.Decoder(_Ack).decode
-
-
-class Received:
-    """A message as it arrived."""
-
-    __slots__ = ("body", "headers", "reply", "subject")
-
-    def __init__(self, subject: str, body: bytes, headers: Headers, reply: str) -> None:
-        self.subject = subject
-        self.body = body
-        self.headers = headers
-        self.reply = reply
-
-    @classmethod
-    def of(cls, msg: Msg) -> Received:
-        return cls(msg.subject, msg.data, msg.headers or {}, msg.reply)
-
-    @property
-    def status(self) -> str:
-        return self.headers.get("Status", "")
-
 
 Callback = Callable[[Received], Awaitable[None]]
 Future = asyncio.Future
@@ -143,8 +97,8 @@ class Broker:
             await self._nc.listen(f"{self._inbox}.*", self._on_reply)
             self._sweeper = asyncio.create_task(self._sweep(), name="holdfast-replies")
             if check:
-                self._check_version()
-                await self._check_jetstream()
+                check_version(self.server_version)
+                self.api_level = await check_jetstream(self._account, self.clock)
         except BaseException:
             await self.close()
             raise
@@ -178,15 +132,15 @@ class Broker:
 
     def _not_connected(self, error: Exception) -> errors.NotConnected:
         """What went wrong at the last try, for the client just tries again until time is up."""
-        reason = _reason(self._trouble or error)
+        why = reason(self._trouble or error)
         url = shown_url(self.config.nats_url)
-        if _is_login(self._trouble):
+        if is_login(self._trouble):
             return errors.NotConnected(
-                f"NATS at {url} refuses the login ({reason}): check user and password, token, "
+                f"NATS at {url} refuses the login ({why}): check user and password, token, "
                 "creds_file or nkey_seed_file"
             )
         return errors.NotConnected(
-            f"cannot reach NATS at {url} ({reason}): "
+            f"cannot reach NATS at {url} ({why}): "
             "start one with 'holdfast server', or set HOLDFAST_NATS_URL"
         )
 
@@ -249,7 +203,7 @@ class Broker:
         try:
             await self._nc.write(line)
         except (nats.errors.Error, OSError) as error:
-            raise errors.NotConnected(f"not connected to NATS ({_reason(error)})") from None
+            raise errors.NotConnected(f"not connected to NATS ({reason(error)})") from None
 
     async def store(self, subject: str, body: bytes, headers: Headers | None = None) -> Stored:
         """Write to a stream and wait for its confirmation."""
@@ -268,7 +222,7 @@ class Broker:
             await self._nc.write(line)
         except (nats.errors.Error, OSError) as error:
             self._waiting.pop(number, None)
-            raise errors.NotConnected(f"not connected to NATS ({_reason(error)})") from None
+            raise errors.NotConnected(f"not connected to NATS ({reason(error)})") from None
         return future
 
     async def request(
@@ -290,7 +244,7 @@ class Broker:
         try:
             return await self._nc.subscribe(subject, queue=queue, cb=receive)
         except (nats.errors.Error, OSError) as error:
-            raise errors.NotConnected(f"not connected to NATS ({_reason(error)})") from None
+            raise errors.NotConnected(f"not connected to NATS ({reason(error)})") from None
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """Stop receiving, once what is under way has arrived; a lost connection has stopped."""
@@ -305,7 +259,7 @@ class Broker:
         try:
             await self._nc.flush(timeout=max(1, int(self.config.request_timeout_seconds)))
         except (nats.errors.Error, OSError) as error:
-            raise errors.NotConnected(f"not connected to NATS ({_reason(error)})") from None
+            raise errors.NotConnected(f"not connected to NATS ({reason(error)})") from None
 
     def new_inbox(self) -> str:
         """A subject of one's own for answers."""
@@ -316,7 +270,7 @@ class Broker:
         try:
             return await self._nc.listen(subject, listener)
         except (nats.errors.Error, OSError) as error:
-            raise errors.NotConnected(f"not connected to NATS ({_reason(error)})") from None
+            raise errors.NotConnected(f"not connected to NATS ({reason(error)})") from None
 
     def _line(self, subject: str, reply: str, body: bytes, headers: Headers | None) -> bytes:
         """The bytes to send, refused here when the server would cut the connection for them."""
@@ -345,47 +299,8 @@ class Broker:
             raise api_error(msgspec.convert(error, ApiError))
         return result
 
-    def _check_version(self) -> None:
-        found = parse_version(self.server_version)
-        if found < REQUIRED_VERSION:
-            wanted = ".".join(map(str, REQUIRED_VERSION))
-            raise errors.ServerTooOld(
-                f"nats-server {self.server_version or '(unknown)'} is too old: Holdfast needs "
-                f"{wanted} or newer, because older ones silently ignore message TTLs and "
-                "schedules. Upgrade the server, or run 'holdfast server'"
-            )
-
-    async def _check_jetstream(self) -> None:
-        info = await self._account()
-        self.api_level = int(info.get("api", {}).get("level", 0))
-        if self.api_level < REQUIRED_API_LEVEL:
-            raise errors.ServerTooOld(
-                f"the server's JetStream API level is {self.api_level} and Holdfast needs "
-                f"{REQUIRED_API_LEVEL} or more (nats-server 2.12): upgrade every node"
-            )
-
     async def _account(self) -> dict[str, Any]:
-        """What JetStream says of the account; an election in its cluster is waited for.
-
-        A question that was asked during an election is never answered: it is asked again soon.
-        """
-        deadline = self.clock.monotonic() + _ELECTION_SECONDS
-        while True:
-            try:
-                return await self.api("INFO", timeout=_LOOK_SECONDS)
-            except (errors.Unavailable, errors.NotFound, errors.OutcomeUnknown) as error:
-                unsure = isinstance(error, errors.OutcomeUnknown)
-                if not unsure and _LEADERLESS not in str(error):
-                    raise errors.BrokerError(
-                        f"JetStream is not enabled on this server or account ({error}): "
-                        "add 'jetstream {}' to the server's configuration"
-                    ) from None
-                if self.clock.monotonic() > deadline:
-                    raise errors.Unavailable(
-                        f"the cluster has no leader ({error}): start the servers that are missing, "
-                        "most of them must run"
-                    ) from None
-            await self.clock.sleep(_SWEEP_SECONDS)
+        return await self.api("INFO", timeout=_LOOK_SECONDS)
 
     # ---- replies and callbacks
 
@@ -411,7 +326,7 @@ class Broker:
                 future.exception()  # nobody may be waiting any more
 
     async def _on_error(self, error: Exception) -> None:
-        if not _is_login(self._trouble):
+        if not is_login(self._trouble):
             self._trouble = error
         text = str(error)
         if "permissions violation" in text.lower():
@@ -420,7 +335,7 @@ class Broker:
             self.denied[subject] = text
             self._deny_waiting(subject, text)
         else:
-            log.debug("nats: %s", _reason(error))
+            log.debug("nats: %s", reason(error))
 
     def _deny_waiting(self, subject: str, text: str) -> None:
         """Answer what was asked on a subject that the server does not let us use."""
@@ -452,55 +367,4 @@ class Broker:
     async def _on_closed(self) -> None:
         self.closed.set()
         if not self._closing:
-            log.error("the connection to NATS is closed for good: %s", _reason(self._nc.last_error))
-
-
-def read_ack_now(answer: Received) -> Stored:
-    """A stream's answer as `Stored`, or the error that it carries."""
-    if not answer.body:
-        if answer.status == "503":
-            raise errors.Unavailable("no stream takes this subject right now")
-        raise errors.BrokerError(f"unexpected answer from the stream: {answer.headers}")
-    ack = _decode_ack(answer.body)
-    if ack.error is not None:
-        raise api_error(ack.error)
-    return Stored(ack.stream, ack.seq, ack.duplicate)
-
-
-async def read_ack(future: Future[Received]) -> Stored:
-    """Wait for a stream's answer."""
-    return read_ack_now(await future)
-
-
-def api_error(error: ApiError) -> errors.BrokerError:
-    """The server's refusal as one of ours."""
-    text = f"{error.description} ({error.err_code or error.code})"
-    if error.err_code in _CAS_REFUSED:
-        return errors.Conflict(text)
-    if error.code == 404 or error.err_code == _NO_SEQUENCE:
-        return errors.NotFound(text)
-    if error.code == 503:
-        return errors.Unavailable(text)
-    return errors.BrokerError(text)
-
-
-def header_bytes(headers: Headers | None) -> int:
-    """The size of headers on the wire, which counts against the server's limit."""
-    if not headers:
-        return 0
-    return 12 + sum(len(k) + len(v.encode()) + 4 for k, v in headers.items())
-
-
-def parse_version(text: str) -> tuple[int, int, int]:
-    """`2.12.6-RC.1` as numbers; unreadable parts count as 0."""
-    parts = [*text.split("-")[0].split("."), "0", "0", "0"]
-    major, minor, patch = (int(p) if p.isdigit() else 0 for p in parts[:3])
-    return major, minor, patch
-
-
-def _reason(error: BaseException | None) -> str:
-    return str(error).removeprefix("nats: ").strip("'") or type(error).__name__
-
-
-def _is_login(error: BaseException | None) -> bool:
-    return "authorization" in str(error).lower()
+            log.error("the connection to NATS is closed for good: %s", reason(self._nc.last_error))

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast import errors
-from holdfast.broker.connection import Broker, Received
+from holdfast.broker.answers import Received
+from holdfast.broker.connection import Broker
 from holdfast.broker.wire import Headers, parse_headers
 from holdfast.names import H_EXPECTED, H_KV_OPERATION, H_TTL, kv_key, kv_stream, kv_subject
 

@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast import errors
 from holdfast.broker import Broker, Bucket, Received, Stored
-from holdfast.broker.connection import ENVELOPE_BYTES, header_bytes, read_ack
+from holdfast.broker.answers import ENVELOPE_BYTES, header_bytes, read_ack
 from holdfast.broker.objects import Objects
 from holdfast.broker.streams import Topology
 from holdfast.broker.wire import Headers

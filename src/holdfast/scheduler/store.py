@@ -20,8 +20,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from holdfast.broker import Broker, Bucket, Received
+from holdfast.broker.answers import read_ack
 from holdfast.broker.batch import LARGEST_BATCH, Write, store_batch
-from holdfast.broker.connection import read_ack
 from holdfast.broker.kv import Entry, direct_page, ttl_text
 from holdfast.clock import rfc3339
 from holdfast.errors import (

@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.app import Holdfast
 from holdfast.broker import Stored
-from holdfast.broker.connection import ENVELOPE_BYTES, header_bytes
+from holdfast.broker.answers import ENVELOPE_BYTES, header_bytes
 from holdfast.client import Enqueued, Request
 from holdfast.config import RecordConfig
 from holdfast.errors import Conflict, PayloadTooLarge
