@@ -4,6 +4,9 @@ It takes only what it can start soon: free slots, plus what a tenth of a second 
 would need; consumers that bring nothing ask for one message, busy ones share the room. What was
 taken and cannot be started within a second is given back, for others to have. Everything held is
 extended, while the node is trusted.
+
+Nothing is taken before every subscription of ours exists: what runs may publish an event, and a
+consumer that is made after that would never see it.
 """
 
 from __future__ import annotations
@@ -59,6 +62,9 @@ class Intake:
         self._held: dict[str, Held] = {}
         self._idle = asyncio.Event()
         self.pulls = [pull for job in jobs for pull in self._pulls_of(job)]
+        self._to_subscribe = {
+            p.consumer for p in self.pulls if p.stream == self._broker.names.events
+        }
 
     # ---- pulling
 
@@ -83,6 +89,7 @@ class Intake:
                 new=bool(event),
                 since=self._missed_since(pull),
             )
+            self._exists(name)
 
         def deliver(delivery: Delivery) -> None:
             self._delivered(delivery, job, event)
@@ -97,6 +104,18 @@ class Intake:
         )
         return pull
 
+    def _exists(self, name: str) -> None:
+        """A consumer is there; with the last subscription everything may start."""
+        if name in self._to_subscribe:
+            self._to_subscribe.remove(name)
+            if not self._to_subscribe:
+                self.wake()
+
+    def wake(self) -> None:
+        """Look again at how much every consumer may bring."""
+        for pull in self.pulls:
+            pull.wake()
+
     def _missed_since(self, pull: Pull) -> float | None:
         """From when on a subscription that has vanished must be read again; None if it is new.
 
@@ -109,7 +128,7 @@ class Intake:
 
     def _wanted(self, pull: Pull) -> int:
         """How many messages one consumer may have under way: idle ones one, busy ones the rest."""
-        if self.draining:
+        if self.draining or self._to_subscribe:
             return 0
         slots = self.slots
         taken = slots.busy + len(slots.backlog)
