@@ -48,6 +48,12 @@ from holdfast.names import Names
 
 log = logging.getLogger("holdfast.broker")
 
+PING_SECONDS: Final = 2
+"""A server that froze, or a network that went silent, is noticed after two to three of these: well
+before the liveness timeout of a process that could go on with another server."""
+USELESS_SECONDS: Final = 10.0
+"""A server through which nothing could be written for so long may have lost the others."""
+
 _SWEEP_SECONDS: Final = 0.25
 _LOOK_SECONDS: Final = 2.0
 
@@ -78,6 +84,7 @@ class Broker:
         """What the server refused to let us publish or subscribe to, in lower case: its words."""
         self._sweeper: asyncio.Task[None] | None = None
         self._lost_at: float | None = None
+        self._confirmed = 0.0
         self._trouble: Exception | None = None
         self._closing = False
 
@@ -118,7 +125,7 @@ class Broker:
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=0.1,  # type: ignore[arg-type]  # a float works
                     connect_timeout=2,
-                    ping_interval=5,
+                    ping_interval=PING_SECONDS,
                     max_outstanding_pings=2,
                     pending_size=0,
                     skip_subject_validation=True,
@@ -157,6 +164,19 @@ class Broker:
         with contextlib.suppress(Exception):
             await self._nc.close()
         self._fail_waiting(errors.NotConnected("the connection was closed"))
+
+    async def leave(self) -> None:
+        """Leave this server for another: it is there, and of no use. Chance may choose it again."""
+        if self._nc.is_connected:
+            self._confirmed = self.clock.monotonic()
+            url = self._nc.connected_url
+            log.warning("leaving the server %s: it does not answer", url.netloc if url else "?")
+            await self._nc.force_reconnect()
+
+    async def leave_if_useless(self) -> None:
+        """Leave this server when no write through it was confirmed for a while."""
+        if self.clock.monotonic() - self._confirmed > USELESS_SECONDS:
+            await self.leave()
 
     @property
     def connected(self) -> bool:
@@ -207,7 +227,9 @@ class Broker:
 
     async def store(self, subject: str, body: bytes, headers: Headers | None = None) -> Stored:
         """Write to a stream and wait for its confirmation."""
-        return await read_ack(await self.send(subject, body, headers))
+        stored = await read_ack(await self.send(subject, body, headers))
+        self._confirmed = self.clock.monotonic()
+        return stored
 
     async def send(
         self, subject: str, body: bytes, headers: Headers | None = None, timeout: float = 0

@@ -9,6 +9,7 @@ confirmed within the request timeout raises: the caller then knows that it does 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Sequence
@@ -152,17 +153,21 @@ class Client:
         while True:
             try:
                 return await self.broker.store(subject, body, headers)
-            except errors.Unavailable:
-                if not ensured:
+            except _UNSURE as error:
+                if isinstance(error, errors.Unavailable) and not ensured:
                     ensured = True
-                    await self.topology.ensure()
+                    await self._ensure(deadline)
                     continue
                 if clock.monotonic() > deadline:
-                    raise
-            except (errors.NotConnected, errors.OutcomeUnknown):
-                if clock.monotonic() > deadline:
+                    await self.broker.leave_if_useless()
                     raise
             await clock.sleep(0.1)
+
+    async def _ensure(self, deadline: float) -> None:
+        """Make the streams if they are missing; when that takes too long, the publish will tell."""
+        with contextlib.suppress(TimeoutError, *_UNSURE):
+            async with asyncio.timeout(deadline - self.broker.clock.monotonic()):
+                await self.topology.ensure()
 
     # ---- groups without a worker
 

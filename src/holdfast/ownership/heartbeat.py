@@ -79,6 +79,7 @@ class Heartbeat:
         now: Callable[[], float] | None = None,
         ledger: Ledger = _no_ledger,
         on_gap: Callable[[], Awaitable[None]] | None = None,
+        leave: Callable[[], Awaitable[None]] | None = None,
         running: Callable[[], int] = lambda: 0,
         held: Callable[[], tuple[HeldRun, ...]] = lambda: (),
         metrics: Callable[[], dict[str, float]] = dict,
@@ -96,6 +97,8 @@ class Heartbeat:
         self._clock = clock
         self._ledger = ledger
         self._on_gap = on_gap
+        self._leave = leave
+        self._leave_after = 0.0
         self._running = running
         self._held = held
         self._metrics = metrics
@@ -233,6 +236,7 @@ class Heartbeat:
             except BrokerError as error:
                 log.debug("heartbeat not written: %s", error)
                 self._complain()
+                await self._try_elsewhere()
                 delay = min(0.5, delay)
             await self._sleep(delay)
 
@@ -254,6 +258,16 @@ class Heartbeat:
                 "NATS could not be reached for %s: if others can, this node counts as lost",
                 text(silent),
             )
+
+    async def _try_elsewhere(self) -> None:
+        """A server that is there and answers nothing may have lost the others: leave it.
+
+        Not before the timeout is over: an election ends sooner, and all would leave at once.
+        """
+        now = self._clock.monotonic()
+        if self._leave and self._unreachable and now >= self._leave_after:
+            self._leave_after = now + self.timeout
+            await self._leave()
 
     async def stop(self, *, forced: bool = False) -> None:
         """Leave: TERMINATED_GRACEFULLY, or TERMINATED_FORCED when something was not finished."""

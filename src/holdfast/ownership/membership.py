@@ -70,6 +70,7 @@ class Membership:
             now=broker.server_now,
             ledger=self.write_ledger,
             on_gap=on_gap,
+            leave=broker.leave,
             running=running,
             held=held,
             metrics=metrics,
