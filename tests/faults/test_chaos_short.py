@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SEED = 7
+SEED = 691
 
 
 @pytest.mark.timeout(400)

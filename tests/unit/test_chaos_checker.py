@@ -129,6 +129,21 @@ def test_two_starts_under_one_epoch_are_two_holders(tmp_path: Path) -> None:
     assert kinds(check(found, *lines, wounds=[wound()])) == ["duplicated"]
 
 
+def test_run_that_starts_at_most_once_may_be_given_up_not_forgotten(tmp_path: Path) -> None:
+    """Its worker died: recorded as lost it is accounted for; a second start never is right."""
+    found = History(tmp_path / "history.jsonl")
+    found.invoke("a", "once", ("a",), at_most_once=True)
+    found.ok("a", "run-a")
+    found.close()
+    lost, left = RunRecord("lost", "g", "j"), RunRecord("running", "g", "j")
+    verdict = check(found, start("a"), records={"run-a": lost})
+    assert not kinds(verdict)
+    assert verdict.written_off == 1
+    assert kinds(check(found, start("a"), records={"run-a": left})) == ["lost"]
+    twice = (start("a"), start("a", epoch=2, at=4.0), effect("a", epoch=2))
+    assert kinds(check(found, *twice, wounds=[wound()])) == ["duplicated"]
+
+
 def test_settle_of_a_former_holder_is_stale(tmp_path: Path) -> None:
     """A record that is done under a smaller epoch than one that was started: accepted too late."""
     found = history(tmp_path, a="ok")

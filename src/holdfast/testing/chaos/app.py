@@ -89,6 +89,12 @@ def _define_steady(app: Holdfast) -> None:
         await _attempt(ctx, mark, 0.01)
         _apply(ctx, mark)
 
+    @app.job(group=STEADY, delivery="at_most_once")
+    async def once(mark: str, seconds: float, ctx: Context) -> None:
+        """Never a second start; what becomes of it is written down all the same."""
+        await _attempt(ctx, mark, seconds)
+        _apply(ctx, mark)
+
     @app.job(group=STEADY, retry=RETRY)
     async def long(mark: str, seconds: float, ctx: Context) -> str:
         """Longer than most time-outs."""

@@ -38,6 +38,7 @@ from holdfast.testing.chaos.plan import SERVERS
 
 AFTERMATH_SECONDS: Final = 20.0
 """How long after its end a fault can still be the cause of a new start."""
+GIVEN_UP: Final = ("dead", "lost")
 EARLY_SECONDS: Final = 0.3
 """By how much a delayed run may be early: the server's clock is not ours."""
 
@@ -67,6 +68,8 @@ class Verdict:
     """Effects again of the same run: refused by its id."""
     stale_refused: int = 0
     """Effects with a smaller epoch after a larger one: refused by the fence."""
+    written_off: int = 0
+    """Runs that must not start twice, whose worker died: given up, and recorded as such."""
     unknown_applied: int = 0
     """Operations without answer that did happen."""
 
@@ -150,11 +153,15 @@ class Checker:
             asked.update(operation.marks)
             missing = [mark for mark in operation.marks if mark not in self._applied]
             happened = len(missing) < len(operation.marks)
-            if operation.required and missing:
+            if operation.at_most_once and missing and self._written_off(operation):
+                self.verdict.written_off += 1
+            elif operation.required and missing:
                 story = f"accepted as {', '.join(operation.runs) or 'an event'}, never happened"
                 self.verdict.add("lost", missing[0], story)
             elif operation.forbidden and happened:
-                self.verdict.add("phantom", operation.name, "refused, and happened all the same")
+                self.verdict.add(
+                    "phantom", operation.name, "refused or withdrawn, and happened all the same"
+                )
             elif happened and missing:
                 self.verdict.add("torn", operation.name, f"{', '.join(missing)} did not happen")
             elif happened and not operation.required:
@@ -163,6 +170,11 @@ class Checker:
         for mark in self._applied:
             if mark not in asked and not mark.startswith(self._known):
                 self.verdict.add("phantom", mark, "nobody asked for it")
+
+    def _written_off(self, operation: Operation) -> bool:
+        """Whether a run that must not start twice was given up, and somebody said so."""
+        records = [self._records.get(run) for run in operation.runs]
+        return any(record is not None and record.state in GIVEN_UP for record in records)
 
     def _check_early(self, operation: Operation) -> None:
         line = self._applied.get(operation.marks[0])
@@ -226,8 +238,12 @@ class Checker:
     # ---- records
 
     def _check_records(self) -> None:
+        once = {run for o in self._operations if o.at_most_once for run in o.runs}
+        for run in once:
+            if len(self._starts.get(run, ())) > 1:
+                self.verdict.add("duplicated", run, "started twice, though at most once")
         for run, record in self._records.items():
-            if record.state in ("dead", "lost"):
+            if record.state in GIVEN_UP and run not in once:
                 self.verdict.add("dead", run, f"{record.state}: {record.error}")
             if record.state != "done":
                 continue

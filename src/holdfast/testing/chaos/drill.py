@@ -231,11 +231,16 @@ class Drill:
         quiet_since = 0.0
         async with self._broker() as broker:
             due = await self._due_slots(broker, until)
-            wanted = {m for o in self._history.operations.values() if o.required for m in o.marks}
+            wanted = {
+                mark
+                for operation in self._history.operations.values()
+                if operation.required and not operation.at_most_once
+                for mark in operation.marks
+            }
             while time.monotonic() < healed + SETTLE_SECONDS:
                 missing = (wanted | due.keys()) - self._happened()
                 waiting = await self._waiting(broker)
-                if not waiting and not missing:
+                if not waiting and not missing and not await self._undecided(broker):
                     return due
                 if waiting:
                     quiet_since = 0.0
@@ -246,6 +251,17 @@ class Drill:
                 await asyncio.sleep(0.5)
             self._stuck = f"after {SETTLE_SECONDS:.0f} s still waiting: {waiting}"
         return due
+
+    async def _undecided(self, broker: Broker) -> bool:
+        """Whether a run that must not start twice is neither done nor written off yet."""
+        bucket, happened = Bucket(broker, broker.names.runs), self._happened()
+        for operation in self._history.operations.values():
+            if operation.at_most_once and not happened.issuperset(operation.marks):
+                for run in operation.runs:
+                    entry = await bucket.get(run)
+                    if entry is None or not runs.decode(entry.value).terminal:
+                        return True
+        return False
 
     def _happened(self) -> set[str]:
         return {line.mark for line in self._effects.lines() if line.what == "effect"}

@@ -1,9 +1,9 @@
 """What was asked of the system: an append-only history, written before and after each operation.
 
 An operation ends in one of three ways. `ok`: it was accepted, so its effects must happen, once.
-`failed`: it was refused, so they must not happen. `unknown`: no answer came; its effects may happen
-or not, but all of them or none, and not twice. An operation that was made several times (the same
-key again) is `ok` as soon as one of them is.
+`failed`: it was refused or withdrawn, so they must not happen. `unknown`: no answer came; its
+effects may happen or not, but all of them or none, and not twice. An operation that was made
+several times (the same key again) is `ok` as soon as one of them is.
 
 `marks` name the effects that an operation stands for, in whatever terms the effect store uses: a
 run has one, a chain of jobs has one for each link.
@@ -31,6 +31,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: str = ""
     marks: tuple[str, ...] = ()
     not_before: float = 0.0
+    at_most_once: bool = False
     run: str = ""
     error: str = ""
 
@@ -44,6 +45,7 @@ class Operation:
         self.marks = first.marks
         self.invoked = first.at
         self.not_before = first.not_before
+        self.at_most_once = first.at_most_once
         self.answered = 0.0
         self.state: State = "invoked"
         self.runs: set[str] = set()
@@ -87,10 +89,17 @@ class History:
         return history
 
     def invoke(
-        self, operation: str, kind: str, marks: Iterable[str], *, not_before: float = 0.0
+        self,
+        operation: str,
+        kind: str,
+        marks: Iterable[str],
+        *,
+        not_before: float = 0.0,
+        at_most_once: bool = False,
     ) -> None:
-        """It is about to be made."""
-        step = Step(operation, "invoked", time.monotonic(), kind, tuple(marks), not_before)
+        """It is about to be made; `at_most_once`: it may be given up, if that is written down."""
+        now = time.monotonic()
+        step = Step(operation, "invoked", now, kind, tuple(marks), not_before, at_most_once)
         self._append(step)
 
     def ok(self, operation: str, run: str = "") -> None:
@@ -98,7 +107,7 @@ class History:
         self._append(Step(operation, "ok", time.monotonic(), run=run))
 
     def failed(self, operation: str, error: str) -> None:
-        """It was refused; nothing was sent."""
+        """It was refused, or withdrawn before its time: it must not happen."""
         self._append(Step(operation, "failed", time.monotonic(), error=error))
 
     def unknown(self, operation: str, error: str) -> None:

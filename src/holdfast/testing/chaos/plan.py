@@ -39,7 +39,7 @@ SECONDS: Final = {
     "freeze": (2.0, 20.0),
     "cut": (0.5, 15.0),
     "stall": (1.0, 18.0),
-    "isolate": (4.0, 15.0),
+    "isolate": (4.0, 25.0),
     "reclock": (5.0, 20.0),
     "outage": (0.5, 12.0),
 }

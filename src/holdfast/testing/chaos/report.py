@@ -52,6 +52,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "starts": verdict.starts,
         "repeats": dict(verdict.repeats.most_common()),
         "repeated_effects_refused": verdict.repeated_effects,
+        "at_most_once_given_up": verdict.written_off,
         "stale_effects_refused": verdict.stale_refused,
         "unknown_that_happened": verdict.unknown_applied,
         "exits": [
@@ -108,6 +109,7 @@ def _facts(outcome: Outcome) -> list[tuple[str, str]]:
         ("effects", f"{verdict.effects} (of unanswered operations: {verdict.unknown_applied})"),
         ("handler starts", str(verdict.starts)),
         ("started again", repeats),
+        ("given up, at most once", str(verdict.written_off)),
         ("refused as a repeat", f"{verdict.repeated_effects} effects"),
         ("refused as stale", f"{verdict.stale_refused} effects"),
         ("slots", str(measures.slots)),

@@ -1,5 +1,6 @@
 """The workload: operations at a steady rate, from a seed, each written down before and after.
 
+Some delayed runs are withdrawn before they are due: once that is confirmed, they must not happen.
 A tenth of the keyed runs is repeated with the same key, some at once and some much later. A caller
 who gets no answer tries again with the same key for a while, as a caller should; without a key it
 does not, and the operation stays unknown.
@@ -31,7 +32,12 @@ MIX: Final = {
     "flaky": 10,
     "event": 8,
     "long": 5,
+    "withdrawn": 3,
+    "once": 4,
 }
+WITHDRAWN_SECONDS: Final = 15.0
+"""The delay of a run that is to be withdrawn, and how soon before its time that counts."""
+MARGIN_SECONDS: Final = 2.0
 
 
 class Workload:
@@ -91,7 +97,9 @@ class Workload:
             "chain": lambda: self._send(name, kind, "link", (name, f"{name}/next"), {}),
             "flaky": lambda: self._send(name, kind, "flaky", (name,), {"failures": failures}),
             "long": lambda: self._send(name, kind, "long", (name,), {"seconds": lasting}),
+            "once": lambda: self._send(name, kind, "once", (name,), {"seconds": seconds * 3}),
             "event": lambda: self._announce(name),
+            "withdrawn": lambda: self._withdraw(name),
         }
         return jobs[kind]
 
@@ -130,6 +138,23 @@ class Workload:
 
         await self._make(name, "event", (name,), publish, TRIES, 0.0)
 
+    async def _withdraw(self, name: str) -> None:
+        """Accepted, then cancelled: in time and confirmed it is as if it had been refused."""
+        due = time.monotonic() + WITHDRAWN_SECONDS
+        self._history.invoke(name, "withdrawn", (name,), not_before=due)
+        sender = self._app.jobs["touch"].options(delay=WITHDRAWN_SECONDS)
+        try:
+            run = await sender.enqueue(mark=name, seconds=0.1)
+            await asyncio.sleep(1.0)
+            cancelled = await run.cancel()
+        except HoldfastError as error:
+            self._history.unknown(name, f"{type(error).__name__}: {error}")
+            return
+        if cancelled and time.monotonic() < due - MARGIN_SECONDS:
+            self._history.failed(name, "cancelled in time")
+        else:
+            self._history.unknown(name, "cancelled too late, or not at all")
+
     async def _make(
         self,
         name: str,
@@ -140,7 +165,8 @@ class Workload:
         not_before: float,
     ) -> None:
         for _ in range(tries):
-            self._history.invoke(name, kind, marks, not_before=not_before)
+            once = kind == "once"
+            self._history.invoke(name, kind, marks, not_before=not_before, at_most_once=once)
             try:
                 self._history.ok(name, await make())
                 return
