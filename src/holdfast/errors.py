@@ -1,4 +1,7 @@
-"""Every error Holdfast raises, in one tree.
+"""Every error that can reach a user's code, in one tree.
+
+Errors that stay inside one part (a lease, an embedded server, loading an app) live beside what
+raises them, under the same root.
 
 A message says what was wrong and what to do next; facts that a program may need are attributes.
 Errors of the NATS client never leave `holdfast.broker`: they arrive here as one of these.
@@ -19,6 +22,8 @@ Errors of the NATS client never leave `holdfast.broker`: they arrive here as one
     │   ├── Unavailable           nobody answers for the stream right now; nothing was applied
     │   ├── NotFound              stream, consumer, message or key is not there
     │   ├── Unreadable            a stored record is of a newer version, or of another hand
+    │   ├── ClaimLost             the run is somebody else's now: this attempt must stop
+    │   ├── NodeLost              this node was declared lost: it must end
     │   ├── Conflict              a compare-and-swap was refused: somebody else was first
     │   └── OutcomeUnknown        no answer: the write may or may not have been applied
     └── RunError                  what became of a run
@@ -110,6 +115,14 @@ class NotFound(BrokerError):
 
 class Unreadable(BrokerError):
     """A stored record cannot be read: a newer version wrote it, or another hand."""
+
+
+class ClaimLost(BrokerError):
+    """Somebody else holds the run now: stop, and leave its effects alone."""
+
+
+class NodeLost(BrokerError):
+    """This node was declared lost: it must end, since its runs may be running elsewhere."""
 
 
 class Conflict(BrokerError):

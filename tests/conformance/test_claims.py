@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from holdfast.errors import BrokerError
+from holdfast.errors import BrokerError, ClaimLost
 from holdfast.model.run import Progress, RunRecord, State, Verdict
 from holdfast.names import keyed_run
-from holdfast.ownership.claims import Claim, ClaimLost
+from holdfast.ownership.claims import Claim
 from holdfast.ownership.store import Store
 from tests.conformance.places import TTL, FaultyStore, Node, Place
 

@@ -97,7 +97,7 @@ async def _ten_in_flight(app: Holdfast, effects: Effects, kill: int) -> list[Run
     before = len(effects.starts())
     slow = app.jobs["slow"]
     runs = await slow.enqueue_many(
-        [slow.request(key=f"{kill}-{n}", seconds=4.0) for n in range(IN_FLIGHT)]
+        [slow.request(key=f"{kill}-{n}", seconds=7.0) for n in range(IN_FLIGHT)]
     )
     await until(lambda: len(effects.starts()) == before + IN_FLIGHT, 20, "all in flight")
     return runs
@@ -255,3 +255,30 @@ async def test_ended_node_is_finished_and_its_history_kept(
         "INACTIVE",
     ]
     assert all(step.reason or step.after == "CREATED" for step in history)
+
+
+async def test_lost_node_is_disconnected_by_one_coordinator_only(
+    nats: Server, namespace: str, tmp_path: Path
+) -> None:
+    """With several coordinators a killed node is DISCONNECTED once, for its whole grace period."""
+    with coordinators(4, nats.url, namespace, tmp_path) as judges:
+        await _watching(judges)
+        with worker_fleet(4, nats.url, namespace, tmp_path) as fleet:
+            for worker in fleet:
+                await worker.ready()
+            async with _client(nats.url, namespace) as client:
+                nodes = Nodes(client)
+                await asyncio.sleep(2.5)  # past the initial delay, in which nobody is judged
+                for worker in fleet:
+                    worker.kill()
+
+                async def all_lost() -> bool:
+                    found = await nodes.list(role="worker", ended=True)
+                    return all(n.state == "DISCONNECTED" for n in found)
+
+                await until(all_lost, 20, "every node DISCONNECTED")
+                found = await nodes.list(role="worker", ended=True)
+                histories = [await nodes.history(node.id) for node in found]
+    assert len(histories) == 4
+    for history in histories:
+        assert [step.after for step in history] == ["CREATED", "RUNNING", "DISCONNECTED"]

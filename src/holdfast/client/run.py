@@ -43,7 +43,7 @@ class RunStatus:
         return cls(
             run,
             record.state,
-            attempt=record.attempt if record.state == "running" else len(record.attempts),
+            attempt=max(record.begun, len(record.attempts)),
             failures=record.failures,
             crashes=record.crashes,
             node=record.node,

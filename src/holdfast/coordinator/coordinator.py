@@ -32,13 +32,13 @@ from holdfast.config import ConnectionConfig, RecordConfig
 from holdfast.coordinator.recovery import Recovery
 from holdfast.coordinator.view import Seen, View
 from holdfast.durations import text
-from holdfast.errors import BrokerError, Conflict
+from holdfast.errors import BrokerError, Conflict, NodeLost
 from holdfast.health import Health, HealthServer
 from holdfast.model import node as nodes
 from holdfast.model.lifecycle import NodeState
 from holdfast.model.liveness import Liveness
 from holdfast.model.node import NodeRecord
-from holdfast.ownership.heartbeat import ENDED_TTL_SECONDS, NodeLost
+from holdfast.ownership.heartbeat import ENDED_TTL_SECONDS
 from holdfast.ownership.membership import Membership, Pong
 from holdfast.telemetry import Telemetry
 
@@ -163,6 +163,8 @@ class Coordinator:
         if now >= seen.next_ping:
             seen.next_ping = now + record.liveness.ping_seconds
             await self._ping(seen)
+            if not seen.record.alive:
+                return
         verdict = self._verdict(seen, now)
         if verdict and self.may_judge:
             self._spawn(seen, lambda: self._declare(seen, verdict))
@@ -224,6 +226,8 @@ class Coordinator:
 
     async def _declare(self, seen: Seen, reason: str) -> None:
         """Declare a node lost; whoever wins the write also gives back what it held."""
+        if not seen.record.alive:
+            return  # another coordinator was faster
         after: NodeState = "DISCONNECTED" if seen.record.state in JUDGED else "NOT_RUNNING"
         heard = seen.heard
         won = await self._move(seen, after, reason)
@@ -257,7 +261,9 @@ class Coordinator:
 
     def _end(self, seen: Seen, state: NodeState, reason: str = "") -> None:
         async def move() -> None:
-            await self._move(seen, state, reason)
+            won = await self._move(seen, state, reason)
+            if won is not None and won.role == "worker" and state == "NOT_RUNNING":
+                await self._recovery.sweep(won, set(), 0.0)  # whatever is left, whoever died
 
         self._spawn(seen, move)
 

@@ -109,6 +109,7 @@ class Recovery:
         subject = self._broker.names.dead_letter(record.group, record.job)
         try:
             await self._broker.store(subject, record.body, headers)
+            self._telemetry.dead.labels(record.group, record.job, "lost").inc()
             await self._runs.put(run, runs.encode(ended), expected=revision, ttl=KEPT_SECONDS)
         except Conflict:
             log.info("run %s was settled in the last moment", run)

@@ -102,6 +102,12 @@ class RunRecord(msgspec.Struct, omit_defaults=True, frozen=True):
         return self.failures + self.crashes + 1
 
 
+    @property
+    def begun(self) -> int:
+        """How many attempts have begun; those that do not count are left out."""
+        return self.failures + self.crashes + (self.state in ("running", "done"))
+
+
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(RunRecord)
 

@@ -26,7 +26,14 @@ from typing import Any
 import msgspec
 
 from holdfast.clock import Clock
-from holdfast.errors import BrokerError, Conflict, NotConnected, OutcomeUnknown, Unavailable
+from holdfast.errors import (
+    BrokerError,
+    ClaimLost,
+    Conflict,
+    NotConnected,
+    OutcomeUnknown,
+    Unavailable,
+)
 from holdfast.model import run as runs
 from holdfast.model.run import Outcome, Progress, RunRecord, State, Verdict
 from holdfast.ownership.store import Store
@@ -36,10 +43,6 @@ RETRY_SECONDS = 0.1
 RETRY_MOST_SECONDS = 1.0
 
 _UNSURE = (NotConnected, Unavailable, OutcomeUnknown)
-
-
-class ClaimLost(BrokerError):
-    """Somebody else holds the run now."""
 
 
 class Claim:

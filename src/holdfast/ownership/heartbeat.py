@@ -30,7 +30,7 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.durations import text
-from holdfast.errors import BrokerError, Conflict, OutcomeUnknown, Unavailable
+from holdfast.errors import BrokerError, Conflict, NodeLost, OutcomeUnknown, Unavailable
 from holdfast.model import node as nodes
 from holdfast.model.lifecycle import NodeState
 from holdfast.model.node import HeldRun, NodeRecord, Transition
@@ -51,10 +51,6 @@ FORGOTTEN_SECONDS = 1_800.0
 """Silent for longer than this, a node cannot know whether it was judged: it ends."""
 
 Ledger = Callable[[Transition], Awaitable[None]]
-
-
-class NodeLost(BrokerError):
-    """This node was declared lost: it must end, since its runs may be running elsewhere."""
 
 
 def new_node_id(role: str) -> str:
@@ -177,7 +173,8 @@ class Heartbeat:
         async with self._writing:
             sent = self._clock.monotonic()
             body = nodes.encode(record)
-            lasting = ttl or self.timeout
+            judged = record.liveness.enabled
+            lasting = ttl or (self.timeout if judged else ENDED_TTL_SECONDS)
             try:
                 self._revision = await self._put(body, self._revision, lasting)
             except Conflict:

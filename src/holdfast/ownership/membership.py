@@ -149,6 +149,7 @@ class Membership:
             reason="its heartbeat had lapsed when its runs were looked at",
             since=now,
             by=self.node,
+            liveness=self.heartbeat.record.liveness,  # its own is gone; its peers' are the same
         )
         try:
             await self.nodes.put(node, nodes.encode(record), expected=0, ttl=ENDED_TTL_SECONDS)

@@ -29,6 +29,7 @@ from holdfast.broker import Broker, Received
 from holdfast.client import Client
 from holdfast.client.schedules import Schedules
 from holdfast.config import ConnectionConfig, RecordConfig, SchedulerConfig
+from holdfast.errors import NodeLost
 from holdfast.health import Health, HealthServer
 from holdfast.model import slot as slots
 from holdfast.model.planner import Planner
@@ -36,7 +37,7 @@ from holdfast.model.schedule import Schedule, next_after
 from holdfast.model.slot import Progress
 from holdfast.names import progress_key
 from holdfast.ownership.election import LeaderElection
-from holdfast.ownership.heartbeat import NodeLost, new_node_id
+from holdfast.ownership.heartbeat import new_node_id
 from holdfast.ownership.membership import Membership
 from holdfast.scheduler.leader import Leader, until_next
 from holdfast.scheduler.ready import ReadyFile

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.clock import Clock
-from holdfast.errors import NoRecord
+from holdfast.errors import ClaimLost, NoRecord
 from holdfast.model.run import Progress
 from holdfast.names import H_CAUSE, H_MSG_ID, event_message_id
-from holdfast.ownership.claims import Claim, ClaimLost, Claims
+from holdfast.ownership.claims import Claim, Claims
 from holdfast.payload import encode_value
 from holdfast.telemetry import Telemetry
 from holdfast.worker.held import Held

@@ -25,6 +25,7 @@ from holdfast.clock import Clock
 from holdfast.context import Context
 from holdfast.errors import (
     BrokerError,
+    ClaimLost,
     Discard,
     InvalidInput,
     InvalidPayload,
@@ -36,7 +37,7 @@ from holdfast.errors import (
 from holdfast.model import run as runs
 from holdfast.model.run import Outcome, RunRecord, State, Verdict
 from holdfast.names import H_CAUSE
-from holdfast.ownership.claims import ClaimLost, Claims
+from holdfast.ownership.claims import Claims
 from holdfast.telemetry import Telemetry
 from holdfast.worker import envelope
 from holdfast.worker.attempt import CurrentAttempt

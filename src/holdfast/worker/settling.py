@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 
 from holdfast import durations
 from holdfast.clock import Clock
-from holdfast.errors import BrokerError, HoldfastError, InvalidPayload, PayloadTooLarge
+from holdfast.errors import BrokerError, ClaimLost, HoldfastError, InvalidPayload, PayloadTooLarge
 from holdfast.model import run as runs
 from holdfast.model.run import Outcome, RunRecord, State
-from holdfast.ownership.claims import ClaimLost, Claims
+from holdfast.ownership.claims import Claims
 from holdfast.payload import encode_result
 from holdfast.telemetry import Telemetry
 from holdfast.worker import envelope

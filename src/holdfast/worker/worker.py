@@ -25,10 +25,11 @@ from holdfast.app import Holdfast, Hook
 from holdfast.broker import Broker, Received
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig, WorkerConfig, load
+from holdfast.errors import NodeLost
 from holdfast.health import Health, HealthServer
 from holdfast.model.liveness import Liveness, from_config
 from holdfast.ownership.claims import Claims
-from holdfast.ownership.heartbeat import NodeLost, new_node_id
+from holdfast.ownership.heartbeat import new_node_id
 from holdfast.ownership.membership import Membership
 from holdfast.telemetry import Telemetry
 from holdfast.worker.calling import Caller
