@@ -137,7 +137,7 @@ class Noise:
     @property
     def allowance(self) -> float:
         """What a figure may be worse for it: a run passes through several processes."""
-        return 5 * percentile(sorted(self.delays), 0.99)
+        return max(self.delays) + 5 * percentile(sorted(self.delays), 0.99)
 
 
 @dataclass

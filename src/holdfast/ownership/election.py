@@ -93,6 +93,8 @@ class LeaderElection:
         self._seen = 0
         """The newest revision of the lease that was heard of."""
         self._looked = False
+        self._vacant = False
+        """Heard that nobody holds the lease, at the revision `_seen`."""
         self._held_off_until = 0.0
         self._wake = asyncio.Event()
         self._busy = asyncio.Lock()
@@ -206,6 +208,10 @@ class LeaderElection:
     # ---- standing by
 
     async def _stand_by(self) -> float:
+        if self._vacant and not self._is_held_off():
+            self._vacant = False
+            if await self._try(self._seen):
+                return 0.0
         try:
             revision, record = await self._lease.look()
         except BrokerError:
@@ -275,6 +281,7 @@ class LeaderElection:
         gone = H_KV_OPERATION in message.headers or H_MARKER in message.headers
         record = None if gone else leases.decode_lease(message.body)
         self._note(revision, record)
+        self._vacant = record is None
         if record is None or (self.epoch and record.holder != self.node):
             self._wake.set()
 
