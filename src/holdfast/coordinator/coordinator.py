@@ -75,6 +75,8 @@ class Coordinator:
         self._recovery = Recovery(self._broker, self.telemetry)
         self._stop = asyncio.Event()
         self._settled = 0.0
+        self._look_for_orphans = True
+        """Somebody may have died while no coordinator could see it, or recover what it held."""
         self._work: set[asyncio.Task[None]] = set()
 
     def stop(self) -> None:
@@ -113,6 +115,7 @@ class Coordinator:
 
     def _start_over(self) -> None:
         self._settled = self._broker.clock.monotonic() + SETTLE_SECONDS
+        self._look_for_orphans = True
         self._view.start_over()
 
     async def _keep_listed(self) -> None:
@@ -120,6 +123,19 @@ class Coordinator:
             await self._broker.clock.sleep(LIST_SECONDS + random.uniform(0, JITTER_SECONDS))
             if self._broker.connected:
                 await self._view.refresh()
+            due = self._look_for_orphans or self._recovery.unfinished
+            if due and self.may_judge and self._member.heartbeat.may_judge:
+                await self._adopt()
+
+    async def _adopt(self) -> None:
+        """Look for runs that nobody else would ever end; again later when that fails."""
+        self._look_for_orphans = False
+        try:
+            if count := await self._recovery.orphans(self._member.alive):
+                log.info("%d runs of nodes that nobody had judged are lost", count)
+        except BrokerError as error:
+            self._look_for_orphans = True
+            log.debug("orphans not looked for: %s", error)
 
     @property
     def may_judge(self) -> bool:
@@ -218,6 +234,7 @@ class Coordinator:
             seen.busy = False
             self._work.discard(ended)
             if not ended.cancelled() and (error := ended.exception()):
+                self._look_for_orphans = True
                 log.warning("node %s: %s; trying again", seen.record.id, error)
 
         task.add_done_callback(done)
@@ -236,6 +253,7 @@ class Coordinator:
         log.warning("node %s is lost: %s", won.id, reason)
         self.telemetry.lost_nodes.labels(won.role).inc()
         if won.role != "worker":
+            self._look_for_orphans = True  # it may have been recovering somebody's runs
             return
         grace = won.liveness.grace_seconds if after == "DISCONNECTED" else 0.0
         index = list(seen.held.values())

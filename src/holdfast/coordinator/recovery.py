@@ -8,12 +8,14 @@ with a delay, and a run whose message is gone already (`at_most_once`) is writte
 dead-lettered.
 
 Afterwards all records are looked through once for claims that the index did not have. Whatever is
-missed by both comes back when `ack_wait` is over.
+missed by both comes back when `ack_wait` is over, if it has a message. What has none, of nodes that
+died while no coordinator was there, or whose recovery failed half-way, is looked for by `orphans`.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -39,6 +41,8 @@ class Recovery:
         self._broker = broker
         self._runs = Bucket(broker, broker.names.runs)
         self._telemetry = telemetry
+        self.unfinished = False
+        """A run could not be written down as lost: `orphans` has to look again."""
 
     async def recover(self, node: NodeRecord, index: list[HeldRun], grace_left: float) -> int:
         """Give back what a lost node held; returns how many runs."""
@@ -65,6 +69,21 @@ class Recovery:
             return 0
         return await self._give_back(node, entry.key, record, entry.revision, grace_left)
 
+    async def orphans(self, alive: Callable[[str], Awaitable[bool]]) -> int:
+        """Write down as lost what has no message and whose holder is gone; returns how many."""
+        self.unfinished = False
+        count, known = 0, dict[str, bool]()
+        async for entry in self._runs.entries():
+            record = runs.decode(entry.value)
+            if record.state != "running" or not (record.once or record.body):
+                continue
+            if record.node not in known:
+                known[record.node] = await alive(record.node)
+            if not known[record.node]:
+                node = NodeRecord(record.node, "worker")
+                count += await self._give_back(node, entry.key, record, entry.revision, 0.0)
+        return count
+
     async def _give_back(
         self, node: NodeRecord, run: str, record: RunRecord, revision: int, grace_left: float
     ) -> int:
@@ -80,7 +99,13 @@ class Recovery:
         return 1
 
     async def _bury(self, node: NodeRecord, run: str, record: RunRecord, revision: int) -> None:
-        """Its message is gone: nobody else will ever say what became of it."""
+        """Its message is gone: nobody else will ever say what became of it.
+
+        Asked of the leader once more, because a letter cannot be taken back.
+        """
+        entry = await self._runs.get(run)
+        if entry is None or entry.revision != revision:
+            return
         now = self._broker.server_now()
         error = f"its worker {node.id} died and its restart strategy is 'never'"
         ended = msgspec.structs.replace(
@@ -114,4 +139,5 @@ class Recovery:
         except Conflict:
             log.info("run %s was settled in the last moment", run)
         except BrokerError as failure:
+            self.unfinished = True
             log.warning("run %s could not be written down as lost: %s", run, failure)
