@@ -19,9 +19,10 @@ node that was declared lost.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from holdfast import errors
 from holdfast.app import Holdfast
@@ -47,6 +48,8 @@ from holdfast.scheduler.view import ScheduleView
 from holdfast.telemetry import Telemetry
 
 log = logging.getLogger("holdfast.scheduler")
+
+T = TypeVar("T")
 
 TICK_SECONDS = 0.5
 """The longest a leader sleeps; it wakes for what is due and for what changes."""
@@ -105,7 +108,7 @@ class Scheduler:
             self._assemble()
             await self._client.topology.ensure()
             self._broker.on_reconnect(self._reconnected)
-            await self._join()
+            await self._patiently(self._member.start)
             try:
                 await self._prepare()
                 await self._live(ready)
@@ -115,13 +118,12 @@ class Scheduler:
             if self._member.heartbeat.lost.is_set():
                 raise NodeLost("this scheduler was declared lost; another one fires its slots")
 
-    async def _join(self) -> None:
-        """Become a node; streams that were made a moment ago may not have leaders yet."""
+    async def _patiently(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Do what may be done again: streams may not have leaders, or be electing new ones."""
         deadline = self._broker.clock.monotonic() + PATIENCE_SECONDS
         while True:
             try:
-                await self._member.start()
-                return
+                return await step()
             except (errors.Unavailable, errors.OutcomeUnknown):
                 if self._broker.clock.monotonic() > deadline:
                     raise
@@ -150,12 +152,12 @@ class Scheduler:
 
     async def _prepare(self) -> None:
         """Everything that must be known before a role is taken."""
-        await self._time.measure()
+        await self._patiently(self._time.measure)
         if self.app is not None:
-            await self._register(self.app)
+            await self._patiently(functools.partial(self._register, self.app))
         subject = self._broker.names.changed(self._broker.names.slots, progress_key(ROLE))
         await self._broker.subscribe(subject, self._heard)
-        self._follow(await self._store.progress())
+        self._follow(await self._patiently(self._store.progress))
         await self._view.load()
         self._started = True
         log.info("%s: %d schedules", self.node, len(self._view.schedules))
