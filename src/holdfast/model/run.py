@@ -101,7 +101,6 @@ class RunRecord(msgspec.Struct, omit_defaults=True, frozen=True):
         """The number of the current attempt, or of the next one."""
         return self.failures + self.crashes + 1
 
-
     @property
     def begun(self) -> int:
         """How many attempts have begun; those that do not count are left out."""
