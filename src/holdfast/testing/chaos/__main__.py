@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import logging
 import secrets
+import shutil
 import sys
 import tempfile
 import time
@@ -80,6 +81,8 @@ async def _run(args: argparse.Namespace, seed: int, out: Path, size: Size) -> in
         say(f"left out: {what}")
     outcome = await drill.run(plan)
     page = report.write(outcome, out)
+    if not outcome.verdict.violations:
+        shutil.rmtree(out / "servers", ignore_errors=True)  # gigabytes after an hour
     say(f"\n{report.table(outcome)}\nreport: {page}")
     return 1 if outcome.verdict.violations else 0
 

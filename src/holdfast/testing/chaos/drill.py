@@ -99,6 +99,8 @@ class Drill:
         self._cluster = RoutedCluster(self.size.servers, root / "servers", fast=fast)
         self._members = self._make_members()
         self._effects = Effects(root)
+        self._marks: set[str] = set()
+        self._read = 0
         self._history = History(root / "history.jsonl")
         self._network = Network(self.size.servers)
 
@@ -264,7 +266,9 @@ class Drill:
         return False
 
     def _happened(self) -> set[str]:
-        return {line.mark for line in self._effects.lines() if line.what == "effect"}
+        lines, self._read = self._effects.tail(self._read)
+        self._marks.update(line.mark for line in lines if line.what == "effect")
+        return self._marks
 
     async def _waiting(self, broker: Broker) -> str:
         """What the queues still hold, apart from slots, which never end."""
