@@ -49,6 +49,7 @@ _SCHEDULE_OPTIONS = (
     "limit",
     "overlap",
 )
+_PLAIN = Options()
 _make_event_id = IdMaker()
 
 
@@ -118,6 +119,8 @@ class Job(Generic[P, R]):
         return await self.app.enqueue_many(requests)
 
     def _sender(self, kwargs: dict[str, Any]) -> tuple[Sender[R], dict[str, Any]]:
+        if not kwargs:
+            return Sender(self, _PLAIN), kwargs
         taken = [
             n
             for n in SendOptions.__annotations__

@@ -9,11 +9,12 @@ A batch whose answer is lost is unknown as a whole; its parts never differ.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from holdfast.broker.answers import Stored, read_ack
+from holdfast.broker.answers import Received, Stored, read_ack
 from holdfast.broker.connection import Broker
 from holdfast.broker.wire import Headers
 from holdfast.names import H_BATCH_COMMIT, H_BATCH_ID, H_BATCH_SEQUENCE
@@ -31,13 +32,18 @@ class Write(NamedTuple):
 
 async def store_batch(broker: Broker, writes: Sequence[Write]) -> Stored:
     """Write them all or none; the sequence is that of the last, the others lie right before it."""
+    return await read_ack(await send_batch(broker, writes))
+
+
+async def send_batch(broker: Broker, writes: Sequence[Write]) -> asyncio.Future[Received]:
+    """Send a batch; the future gets the one answer to all of it. Many may be under way."""
     if not 0 < len(writes) <= LARGEST_BATCH:
         raise ValueError(f"a batch has 1 to {LARGEST_BATCH} writes, not {len(writes)}")
     batch = secrets.token_hex(8)
-    for number, write in enumerate(writes, 1):
-        headers = {**write.headers, H_BATCH_ID: batch, H_BATCH_SEQUENCE: str(number)}
-        if number == len(writes):
-            headers[H_BATCH_COMMIT] = "1"
-            return await read_ack(await broker.send(write.subject, write.body, headers))
-        await broker.publish(write.subject, write.body, headers)
-    raise AssertionError("unreachable")
+    numbered = [
+        (w.subject, w.body, {**w.headers, H_BATCH_ID: batch, H_BATCH_SEQUENCE: str(number)})
+        for number, w in enumerate(writes, 1)
+    ]
+    subject, body, headers = numbered.pop()
+    await broker.publish_all(numbered)
+    return await broker.send(subject, body, headers | {H_BATCH_COMMIT: "1"})

@@ -20,7 +20,7 @@ import contextlib
 import itertools
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -219,11 +219,18 @@ class Broker:
         self, subject: str, body: bytes = b"", headers: Headers | None = None, reply: str = ""
     ) -> None:
         """Send and do not wait: acks, pings, notices."""
-        line = self._line(subject, reply, body, headers)
+        await self._write(self._line(subject, reply, body, headers))
+
+    async def _write(self, lines: bytes) -> None:
         try:
-            await self._nc.write(line)
+            await self._nc.write(lines)
         except (nats.errors.Error, OSError) as error:
             raise errors.NotConnected(f"not connected to NATS ({reason(error)})") from None
+
+    async def publish_all(self, messages: Sequence[tuple[str, bytes, Headers]]) -> None:
+        """Send many in one go, and do not wait."""
+        lines = [self._line(subject, "", body, headers) for subject, body, headers in messages]
+        await self._write(b"".join(lines))
 
     async def store(self, subject: str, body: bytes, headers: Headers | None = None) -> Stored:
         """Write to a stream and wait for its confirmation."""
@@ -241,10 +248,10 @@ class Broker:
         deadline = self.clock.monotonic() + (timeout or self.config.request_timeout_seconds)
         self._waiting[number] = (future, deadline, subject)
         try:
-            await self._nc.write(line)
-        except (nats.errors.Error, OSError) as error:
+            await self._write(line)
+        except errors.NotConnected:
             self._waiting.pop(number, None)
-            raise errors.NotConnected(f"not connected to NATS ({reason(error)})") from None
+            raise
         return future
 
     async def request(

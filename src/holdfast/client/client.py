@@ -19,6 +19,7 @@ import msgspec
 from holdfast import errors
 from holdfast.broker import Broker, Bucket, Received, Stored
 from holdfast.broker.answers import ENVELOPE_BYTES, header_bytes, read_ack
+from holdfast.broker.batch import Write, send_batch
 from holdfast.broker.objects import Objects
 from holdfast.broker.streams import Topology
 from holdfast.broker.wire import Headers
@@ -39,7 +40,10 @@ from holdfast.names import (
 )
 from holdfast.telemetry import Telemetry
 
-WINDOW = 2_000
+BATCH = 500
+BATCHES = 4
+"""Runs in one batch, and batches under way at once."""
+WINDOW = 100
 LOOK_AGAIN_SECONDS = 2.0
 CANCEL_SECONDS = 10.0
 LOOK_SECONDS = 5.0
@@ -81,37 +85,53 @@ class Client:
         return self._accepted(request, stored)
 
     async def enqueue_many(self, requests: Sequence[Request]) -> list[Enqueued]:
-        """Store many runs, pipelined, in order; nothing is sent when one of them is refused.
+        """Store many runs, in order; nothing is sent when one of them is refused.
 
-        The first goes alone: with it the streams are there, or are made. Only a connection lost on
-        the way can change the order.
+        They go as atomic batches, several under way: one confirmation for each, and one sync on a
+        server that syncs. The first run goes alone: with it the streams are there, or are made.
+        Only a connection lost on the way, or a repeated key, can change the order.
         """
         messages = [self._message(request) for request in requests]
         done = [await self.enqueue(request) for request in requests[:1]]
-        flying: deque[tuple[Request, asyncio.Future[Received] | None]] = deque()
-        for request, (subject, headers) in zip(requests[1:], messages[1:], strict=True):
-            if len(flying) >= WINDOW:
-                done.append(await self._land(*flying.popleft()))
-            if request.spec.fallback != "wait":
-                flying.append((request, None))
-                continue
-            try:
-                flying.append((request, await self.broker.send(subject, request.body, headers)))
-            except errors.NotConnected:
-                flying.append((request, None))
+        flying: deque[tuple[Sequence[Request], asyncio.Future[Received] | None]] = deque()
+        for start in range(1, len(requests), BATCH):
+            if len(flying) >= BATCHES:
+                done += await self._land(*flying.popleft())
+            chunk = requests[start : start + BATCH]
+            flying.append((chunk, await self._send(chunk, messages[start : start + BATCH])))
         while flying:
-            done.append(await self._land(*flying.popleft()))
+            done += await self._land(*flying.popleft())
         return done
 
-    async def _land(self, request: Request, future: asyncio.Future[Received] | None) -> Enqueued:
-        if future is None:
-            return await self.enqueue(request)
+    async def _send(
+        self, chunk: Sequence[Request], messages: Sequence[tuple[str, Headers]]
+    ) -> asyncio.Future[Received] | None:
+        """Send a batch; None when its runs must go one by one."""
+        if any(r.delayed or r.spec.fallback != "wait" for r in chunk):
+            return None
+        writes = [Write(s, r.body, h) for r, (s, h) in zip(chunk, messages, strict=True)]
         try:
-            return self._accepted(request, await read_ack(future))
-        except errors.Conflict:
-            return self._accepted(request, Stored(duplicate=True))
-        except _UNSURE:
-            return await self.enqueue(request)
+            return await send_batch(self.broker, writes)
+        except errors.NotConnected:
+            return None
+
+    async def _land(
+        self, chunk: Sequence[Request], future: asyncio.Future[Received] | None
+    ) -> list[Enqueued]:
+        try:
+            if future is not None:
+                last = (await read_ack(future)).seq
+                first = last - len(chunk) + 1
+                return [self._accepted(r, Stored(seq=first + n)) for n, r in enumerate(chunk)]
+        except errors.BrokerError as error:  # a repeated key refuses its whole batch
+            log.debug("a batch was refused or lost, its runs go one by one: %s", error)
+        gate = asyncio.Semaphore(WINDOW)
+
+        async def one(request: Request) -> Enqueued:
+            async with gate:
+                return await self.enqueue(request)
+
+        return list(await asyncio.gather(*(one(request) for request in chunk)))
 
     def _accepted(self, request: Request, stored: Stored) -> Enqueued:
         self.telemetry.enqueued.labels(request.group, request.spec.name).inc()

@@ -262,7 +262,10 @@ class Claims:
         """Write until it is known to be applied (its revision) or refused (0).
 
         A refusal may come from this very write, when its first answer was lost, or from another
-        one of the same holder that was cut off (`own`): the token tells.
+        one of the same holder that was cut off (`own`): the token tells. The record may also be just
+        where it was: then a write that nobody has confirmed, maybe our own first copy, is in
+        process, on a leader that cannot store it or has yet to. It may still be applied, so this one
+        is repeated, with its token, until the record says who was first.
         """
         body = runs.encode(record)
         delay = RETRY_SECONDS
@@ -271,11 +274,16 @@ class Claims:
                 return await self._store.put(run, body, expected=expected, ttl=ttl)
             except Conflict:
                 found = await self.read(run)
+                revision = found[1] if found else 0
                 if found and found[0].token == record.token:
-                    return found[1]
-                if not (found and found[0].token in own and found[1] != expected):
+                    return revision
+                if revision == expected:
+                    await self._clock.sleep(delay)
+                    delay = min(delay * 2, RETRY_MOST_SECONDS)
+                elif found and found[0].token in own:
+                    expected = revision
+                else:
                     return 0
-                expected = found[1]
             except BrokerError as error:
                 if not own and not isinstance(error, _UNSURE):
                     raise  # nothing is held yet; what is held must be settled, on a full disk too

@@ -52,10 +52,14 @@ class Signature:
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """The body for a call with these arguments; `InvalidPayload` when they do not fit."""
-        try:
-            given = self._bind.bind(*args, **kwargs).arguments
-        except TypeError as error:
-            raise InvalidPayload(f"{self.name}(): {error}") from None
+        given: Mapping[str, Any]
+        if len(args) == len(self.parameters) == 1 and not kwargs:
+            given = {self.parameters[0]: args[0]}
+        else:
+            try:
+                given = self._bind.bind(*args, **kwargs).arguments
+            except TypeError as error:
+                raise InvalidPayload(f"{self.name}(): {error}") from None
         body = self._plan.encode(given)
         self._plan.decode(body)
         return body
