@@ -13,7 +13,7 @@ from typing import Protocol
 from holdfast.broker import Broker, Bucket
 from holdfast.broker.streams import Topology
 from holdfast.config import ConnectionConfig, RecordConfig
-from holdfast.errors import BrokerError, OutcomeUnknown
+from holdfast.errors import BrokerError, Conflict, OutcomeUnknown
 from holdfast.model.run import RunRecord, Verdict
 from holdfast.ownership.claims import Claim, Claims
 from holdfast.ownership.store import MemoryStore, Stamped, Store
@@ -79,12 +79,24 @@ class FaultyStore:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.faults: list[str] = []
-        """For each of the next writes: `applied`, `dropped`, `full`, or anything else for none."""
+        """For each of the next writes: `applied`, `dropped`, `full`, or anything else for none.
+
+        Of a leader that cannot reach the others: `taken in` (no answer), `in process` (a later
+        one is refused for it), `stored late` (the first one is stored before this one).
+        """
         self.meanwhile: Callable[[], object] | None = None
         self.wrote = asyncio.Event()
 
     async def put(self, key: str, value: bytes, *, expected: int, ttl: float | None = None) -> int:
         fault = self.faults.pop(0) if self.faults else ""
+        if fault == "taken in":
+            self._taken_in = (key, value, expected, ttl)
+            raise OutcomeUnknown("no answer from NATS in time")
+        if fault == "in process":
+            raise Conflict("wrong last sequence: an earlier write is in process")
+        if fault == "stored late":
+            late, first, at, kept = self._taken_in
+            await self._store.put(late, first, expected=at, ttl=kept)
         if fault == "full":
             raise BrokerError("no space left on device")
         revision = 0

@@ -251,6 +251,35 @@ async def test_settle_without_an_answer_is_resolved_by_its_token(place: Place, f
         assert node.fenced == 0
 
 
+@pytest.mark.parametrize("last", ["stored late", ""])
+async def test_settle_refused_for_its_own_first_copy_is_repeated(place: Place, last: str) -> None:
+    """A leader without followers took it in and refuses the next copy: nobody else holds the run.
+
+    Seen in chaos with an isolated server: the holder took it for a lost claim, and left a run that
+    everybody else took for held.
+    """
+    async with place.open(1) as stores:
+        store = FaultyStore(stores[0])
+        node = Node("node", store, set())
+        claim = await node.won()
+        store.faults = ["taken in", "in process", "in process", last]
+        await node.claims.settle(claim, "done", "done")
+        assert (await node.record()).state == "done"
+        assert node.fenced == 0
+
+
+@pytest.mark.parametrize("last", ["stored late", ""])
+async def test_claim_refused_for_its_own_first_copy_is_repeated(place: Place, last: str) -> None:
+    """The first copy may still be stored: its token is kept, or nobody would know the claim."""
+    async with place.open(1) as stores:
+        store = FaultyStore(stores[0])
+        node = Node("node", store, set())
+        store.faults = ["taken in", "in process", "in process", last]
+        claim = await node.won()
+        await node.claims.settle(claim, "done", "done")
+        assert (await node.record()).state == "done"
+
+
 async def test_claim_lost_while_unanswered_is_held_by_the_other(place: Place) -> None:
     """When the write was dropped and another was first, the token says whose it is."""
     async with place.open(2) as stores:

@@ -22,6 +22,8 @@ ENVELOPE_BYTES: Final = 16 * 1024
 """Kept free below the server's limit, so that a dead letter can carry the body and its story."""
 
 _CAS_REFUSED: Final = frozenset({10071, 10164})
+_ID_IN_PROCESS: Final = 10158
+"""A first copy of the message was taken in and is not stored yet: it may be, or not."""
 _NO_SEQUENCE: Final = 10043
 
 
@@ -93,6 +95,8 @@ def api_error(error: ApiError) -> errors.BrokerError:
     text = f"{error.description} ({error.err_code or error.code})"
     if error.err_code in _CAS_REFUSED:
         return errors.Conflict(text)
+    if error.err_code == _ID_IN_PROCESS:
+        return errors.OutcomeUnknown(text)
     if error.code == 404 or error.err_code == _NO_SEQUENCE:
         return errors.NotFound(text)
     if error.code == 503:

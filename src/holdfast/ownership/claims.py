@@ -262,10 +262,10 @@ class Claims:
         """Write until it is known to be applied (its revision) or refused (0).
 
         A refusal may come from this very write, when its first answer was lost, or from another
-        one of the same holder that was cut off (`own`): the token tells. The record may also be just
-        where it was: then a write that nobody has confirmed, maybe our own first copy, is in
-        process, on a leader that cannot store it or has yet to. It may still be applied, so this one
-        is repeated, with its token, until the record says who was first.
+        one of the same holder that was cut off (`own`): the token tells. The record may also be
+        just where it was: then a write that nobody has confirmed, maybe our own first copy, is in
+        process, on a leader that cannot store it or has yet to. It may still be applied, so this
+        one is repeated, with its token, until the record says who was first.
         """
         body = runs.encode(record)
         delay = RETRY_SECONDS
