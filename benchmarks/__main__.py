@@ -17,6 +17,7 @@ from benchmarks.results import Results, machine
 from benchmarks.services import Missing
 from benchmarks.stage import Failed
 
+CORE = ("holdfast", "raw-fetch", "raw-callback")
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results.json"
 CHART = ROOT / "docs" / "benchmarks.svg"
@@ -29,17 +30,19 @@ class Extent:
 
     rounds: int
     """Samples of the floor and of Holdfast, whose ratios are close to each other."""
-    peer_rounds: int
+    other_rounds: int
+    """Samples of the rest."""
     seconds: float
     """Length of a sample of throughput."""
     latencies: int
     idle_seconds: float
     recovery_seconds: float
     """After which the wait for a recovery is given up."""
+    full: bool = False
 
 
 QUICK = Extent(3, 1, 1.0, 150, 6.0, 40.0)
-FULL = Extent(7, 5, 3.0, 1_000, 30.0, 330.0)
+FULL = Extent(7, 5, 3.0, 1_000, 30.0, 330.0, full=True)
 
 
 def main() -> int:
@@ -94,33 +97,38 @@ class Bench:
                 for measure in sorted(subject.measures):
                     self._results.note(subject, measure, subject.missing)
         extent = self._extent
-        self._rounds("drain", lambda s: measures.drain(s, extent.seconds))
-        self._rounds("latency", lambda s: measures.latency(s, extent.latencies))
-        self._rounds("enqueue", lambda s: measures.enqueue(s, extent.seconds))
-        self._rounds("drain_2", lambda s: measures.drain(s, extent.seconds, 2), few=True)
-        self._rounds("io", lambda s: measures.naps(s, extent.seconds), few=True)
+        most, less, few = extent.rounds, (extent.rounds + 1) // 2, extent.other_rounds
+        self._rounds("drain", most, lambda s: measures.drain(s, extent.seconds))
+        self._rounds("latency", less, lambda s: measures.latency(s, extent.latencies))
+        self._rounds("enqueue", less, lambda s: measures.enqueue(s, extent.seconds))
+        self._rounds("drain_2", few, lambda s: measures.drain(s, extent.seconds, 2))
+        self._rounds("io", few, lambda s: measures.naps(s, extent.seconds))
         self._together("memory_idle", lambda s: measures.idle(s, extent.idle_seconds))
         self._together("recovery", lambda s: measures.recovery(s, extent.recovery_seconds))
 
     def _wanted(self, measure: str) -> list[Subject]:
         if self._only and measure not in self._only:
             return []
-        return [s for s in self._subjects if measure in s.measures and not s.missing]
+        return [
+            s
+            for s in self._subjects
+            if measure in s.measures
+            and not s.missing
+            and (self._extent.full or measure not in s.in_full)
+        ]
 
-    def _rounds(
-        self, measure: str, take: Callable[[Subject], Figures], *, few: bool = False
-    ) -> None:
-        for number in range(self._extent.rounds):
+    def _rounds(self, measure: str, rounds: int, take: Callable[[Subject], Figures]) -> None:
+        for number in range(rounds):
             for subject in self._wanted(measure):
-                core = subject.system in ("holdfast", "raw-fetch", "raw-callback")
-                rounds = self._extent.rounds if core and not few else self._extent.peer_rounds
-                if number < rounds:
-                    self._sample(measure, subject, take)
+                core = subject.system in CORE and not subject.always
+                if core or number < self._extent.other_rounds:
+                    self._sample(measure, subject, number, take)
 
     def _sample(
         self,
         measure: str,
         subject: Subject,
+        number: int,
         take: Callable[[Subject], Figures],
         *,
         again: bool = True,
@@ -131,11 +139,11 @@ class Bench:
         except (Failed, Missing) as error:
             _say(f"{measure:<12} {subject.name:<40} {error}")
             if again:
-                self._sample(measure, subject, take, again=False)
+                self._sample(measure, subject, number, take, again=False)
             else:
                 self._results.note(subject, measure, str(error))
             return
-        self._results.add(subject, figures)
+        self._results.add(subject, figures, number)
         text = ", ".join(f"{m} {report.number(v, m)}" for m, v in figures.items())
         _say(f"{measure:<12} {subject.name:<40} {text}  ({time.monotonic() - begin:.1f} s)")
 

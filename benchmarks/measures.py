@@ -44,6 +44,8 @@ MORE_IS_BETTER = frozenset({"enqueue", "enqueue_bulk", "drain", "drain_2", "io"}
 PATIENCE_SECONDS = 60.0
 SETTLE_SECONDS = 4.0
 STAGGER_SECONDS = 0.5
+SECOND_SECONDS = 1.5
+"""How long the first of two processes may work alone, until the second has started."""
 HELD_RUNS = 10
 NAPS_SPEED = 5_000
 
@@ -59,7 +61,8 @@ def enqueue(subject: Subject, seconds: float) -> Figures:
 
 def drain(subject: Subject, seconds: float, processes: int = 1) -> Figures:
     """Fill a queue, then let workers empty it."""
-    count = int(subject.speed * seconds * processes)
+    alone = SECOND_SECONDS if processes > 1 else 0.0
+    count = int(subject.speed * (seconds * processes + alone))
     with staged(subject) as stage:
         sent = stage.send("bulk", count)
         stage.start_workers(processes)
@@ -123,6 +126,7 @@ def recovery(subjects: list[Subject], most: float) -> dict[str, Figures | str]:
 
 def _recovery(subject: Subject, most: float) -> Figures:
     with staged(subject) as stage:
+        stage.start_beside()
         stage.start_workers(kind="hold")
         stage.send("hold", HELD_RUNS)
         _until(stage, lambda: stage.tallies.total(STARTED) >= HELD_RUNS)

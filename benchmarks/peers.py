@@ -20,18 +20,20 @@ THREADS = 200
 HELD = 10
 """Runs at a time where they are to be held; some start with fewer."""
 
+IN_FULL = {"default": frozenset({"drain_2", "io"}), "tuned": frozenset({"enqueue"})}
+
 Commands = Callable[[int, Kind], list[Command]]
 
 
 def subjects() -> list[Subject]:
     """Every peer and variant."""
     return [
-        *_peer("taskiq-nats", "nats", _taskiq, default=1_400, tuned=4_000, pace=4_000),
-        *_peer("faststream", "nats", _faststream, default=1_000, tuned=2_500, pace=3_000),
-        *_peer("taskiq-redis", "redis", _taskiq, default=1_500, tuned=2_500, pace=2_500),
-        *_peer("celery", "redis", _celery, default=600, tuned=1_000, pace=1_000),
-        *_peer("dramatiq", "redis", _dramatiq, default=1_800, tuned=2_000, pace=2_500),
-        *_peer("arq", "redis", _arq, default=400, tuned=800, pace=2_000),
+        *_peer("taskiq-nats", "nats", _taskiq, default=1_400, tuned=4_000),
+        *_peer("faststream", "nats", _faststream, default=1_000, tuned=2_500),
+        *_peer("taskiq-redis", "redis", _taskiq, default=1_500, tuned=2_500),
+        *_peer("celery", "redis", _celery, default=600, tuned=1_000),
+        *_peer("dramatiq", "redis", _dramatiq, default=1_800, tuned=2_000),
+        *_peer("arq", "redis", _arq, default=400, tuned=800),
     ]
 
 
@@ -42,7 +44,6 @@ def _peer(
     *,
     default: int,
     tuned: int,
-    pace: int,
 ) -> list[Subject]:
     module = f"benchmarks.subjects.{name.replace('-', '_')}_jobs"
     missing = environments.missing(name) or (redis_missing() if broker == "redis" else "")
@@ -53,11 +54,11 @@ def _peer(
             worker(name, variant == "tuned"),
             [str(environments.python(name)), "-m", module],
             speed,
-            pace,
             mode=variant,
             broker=broker,
             measures=ALL | RECOVERY,
             missing=missing,
+            in_full=IN_FULL[variant],
             plain=variant == "default",
         )
         for variant, speed in (("default", default), ("tuned", tuned))

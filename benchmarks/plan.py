@@ -1,7 +1,7 @@
 """Who is measured, how their users start them, and how much work each gets.
 
-`speed` and `pace` are rough figures for a small machine; they only say how many runs make a sample
-of the wanted length. Counts never enter a result.
+`speed` is a rough figure for a small machine; it only says how many runs make a sample of the
+wanted length.
 """
 
 from __future__ import annotations
@@ -39,18 +39,20 @@ class Subject:
     sender: Command
     speed: int
     """Runs per second that one process drains, roughly."""
-    pace: int
-    """Runs per second that it enqueues in bulk, roughly."""
     mode: str = ""
     """What the subject's own module is told of the variant."""
     broker: Literal["nats", "redis"] = "nats"
     always: bool = False
     measures: frozenset[str] = field(default=frozenset())
+    in_full: frozenset[str] = field(default=frozenset())
+    """Those of its measures that the short run leaves out."""
+    beside: Command = field(default_factory=list)
+    """What its documentation wants to run beside the workers, for their recovery."""
     missing: str = ""
     """Why it cannot be measured here."""
     plain: bool = False
     """Without uvloop, even if it is installed."""
-    synced_speed: int = 10_000
+    synced_speed: int = 5_000
 
     @property
     def path(self) -> list[str]:
@@ -77,7 +79,6 @@ class Subject:
             variant=f"{self.variant}+always",
             always=True,
             measures=frozenset(some),
-            pace=min(self.pace, 3_000),
             speed=min(self.speed, self.synced_speed),
         )
 
@@ -111,13 +112,18 @@ def floors() -> list[Subject]:
 
     sender = _product("benchmarks.subjects.raw")
     fetch = Subject(
-        "raw-fetch", "default", worker("fetch"), sender, 12_000, 30_000, measures=ALL | RECOVERY
+        "raw-fetch", "default", worker("fetch"), sender, 12_000, measures=ALL | RECOVERY
     )
     sends = {"enqueue", "enqueue_bulk"}
     callback = Subject(
-        "raw-callback", "default", worker("callback"), sender, 40_000, 30_000, measures=ALL - sends
+        "raw-callback", "default", worker("callback"), sender, 40_000, measures=ALL - sends
     )
-    return [fetch, callback, fetch.synced(), callback.synced()]
+    return [fetch, callback]
+
+
+def synced_floor() -> Subject:
+    """The floor of writes that are on disk when they are confirmed."""
+    return floors()[0].synced()
 
 
 def holdfast() -> list[Subject]:
@@ -132,22 +138,28 @@ def holdfast() -> list[Subject]:
 
     sender = _product("benchmarks.subjects.holdfast_jobs")
     speeds = {
-        "at_least_once": (15_000, 10_000),
+        "at_least_once": (15_000, 5_000),
         "effectively_once": (4_500, 1_000),
         "at_most_once": (3_500, 1_000),
     }
-    found = []
-    for mode, (speed, synced_speed) in speeds.items():
-        subject = Subject(
+    found = [
+        Subject(
             "holdfast",
             mode,
             commands,
             sender,
             speed,
-            20_000,
             mode=mode,
             measures=ALL if mode == "at_most_once" else ALL | RECOVERY,  # it never starts again
+            beside=_product("holdfast", "coordinator"),
             synced_speed=synced_speed,
         )
-        found += [subject, subject.synced()]
-    return found
+        for mode, (speed, synced_speed) in speeds.items()
+    ]
+    alone = replace(
+        found[1],
+        variant="effectively_once, no coordinator",
+        beside=[],
+        measures=RECOVERY,
+    )
+    return [*found, alone, synced_floor(), *(subject.synced() for subject in found)]

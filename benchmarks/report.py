@@ -68,10 +68,9 @@ def number(value: float, measure: str) -> str:
 
 
 def _ratio(results: Results, system: str, variant: str) -> str:
-    value = results.value("drain", system, variant)
-    synced = "default+always" if variant.endswith("+always") else "default"
-    floor = results.value("drain", FLOOR, synced)
-    return f"{value / floor:.2f}" if value and floor else ""
+    floor = "default+always" if variant.endswith("+always") else "default"
+    ratio = results.ratio("drain", (system, variant), (FLOOR, floor))
+    return "" if ratio is None else f"{ratio:.2f}"
 
 
 def goals(results: Results) -> str:
@@ -92,14 +91,18 @@ def spread(results: Results) -> str:
     for measure in UNITS:
         wide = sorted(
             (max(s) - min(s)) / 2 / (sum(s) / len(s))
-            for (found, *_), s in results.samples.items()
-            if found == measure and len(s) > 1 and sum(s) and not math.isinf(max(s))
+            for s in _samples(results, measure)
+            if len(s) > 1 and sum(s) and not math.isinf(max(s))
         )
         if wide:
-            most = max(len(s) for (found, *_), s in results.samples.items() if found == measure)
+            most = max(map(len, _samples(results, measure)))
             middle = wide[len(wide) // 2]
             lines.append([measure, f"up to {most}", f"±{middle:.0%}", f"±{wide[-1]:.0%}"])
     return _aligned(lines) if len(lines) > 1 else ""
+
+
+def _samples(results: Results, measure: str) -> list[list[float]]:
+    return [list(s.values()) for (found, *_), s in results.samples.items() if found == measure]
 
 
 def notes(results: Results) -> str:

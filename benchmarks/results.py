@@ -27,14 +27,15 @@ class Results:
         """`most` is where measures were cut off: what took longer is given as that, 'or more'."""
         self.machine = machine
         self.most = most or {}
-        self.samples: defaultdict[Key, list[float]] = defaultdict(list)
+        self.samples: defaultdict[Key, dict[int, float]] = defaultdict(dict)
+        """By round, so that what was measured side by side can be compared."""
         self.notes: dict[Key, str] = {}
         self.subjects: list[tuple[str, str]] = []
 
-    def add(self, subject: Subject, figures: Figures) -> None:
-        """One sample; a measure may give several figures."""
+    def add(self, subject: Subject, figures: Figures, number: int = 0) -> None:
+        """The sample of one round; a measure may give several figures."""
         for measure, value in figures.items():
-            self.samples[measure, subject.system, subject.variant].append(value)
+            self.samples[measure, subject.system, subject.variant][number] = value
 
     def note(self, subject: Subject, measure: str, text: str) -> None:
         """Why there is no figure."""
@@ -43,7 +44,14 @@ class Results:
     def value(self, measure: str, system: str, variant: str) -> float | None:
         """The median; None when it was not measured, infinity when it was cut off."""
         samples = self.samples.get((measure, system, variant))
-        return statistics.median(samples) if samples else None
+        return statistics.median(samples.values()) if samples else None
+
+    def ratio(self, measure: str, one: tuple[str, str], other: tuple[str, str]) -> float | None:
+        """One subject's figure over another's: the median over the rounds of both."""
+        above = self.samples.get((measure, *one), {})
+        below = self.samples.get((measure, *other), {})
+        common = [above[n] / below[n] for n in above.keys() & below.keys() if below[n]]
+        return statistics.median(common) if common else None
 
     def best(self, measure: str, system: str, variants: list[str]) -> float | None:
         """The best median of several variants."""
@@ -65,7 +73,7 @@ class Results:
             "rows": [self._row(key) for key in self._keys()],
             "samples": [
                 dict(zip(("measure", "system", "variant"), key, strict=True))
-                | {"samples": [_finite(v) for v in self.samples[key]]}
+                | {"samples": [_finite(v) for v in self.samples[key].values()]}
                 for key in self._keys()
                 if key in self.samples
             ],

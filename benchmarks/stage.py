@@ -32,6 +32,7 @@ class Stage:
         self.folder = folder
         self.tallies = tally.Tallies(folder / "tally")
         self.workers: list[subprocess.Popen[bytes]] = []
+        self._beside: list[subprocess.Popen[bytes]] = []
         self._env = {
             **os.environ,
             **subject.env(url),
@@ -70,17 +71,18 @@ class Stage:
 
     def start_workers(self, processes: int = 1, kind: Kind = "noop") -> None:
         """Start as many worker processes as its users would, in their way."""
-        for command in self.subject.worker(processes, kind):
-            with (self.folder / "worker.log").open("ab") as log:
-                process = subprocess.Popen(
-                    command,
-                    cwd=ROOT,
-                    env=self._env,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            self.workers.append(process)
+        self.workers += [self._start(c) for c in self.subject.worker(processes, kind)]
+
+    def start_beside(self) -> None:
+        """Start what watches over the workers."""
+        if self.subject.beside:
+            self._beside.append(self._start(self.subject.beside))
+
+    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        with (self.folder / "worker.log").open("ab") as log:
+            return subprocess.Popen(
+                command, cwd=ROOT, env=self._env, stdout=log, stderr=log, start_new_session=True
+            )
 
     def kill_workers(self) -> None:
         """kill -9 every worker that was started, with its children."""
@@ -88,9 +90,15 @@ class Stage:
             _kill(process)
         self.workers.clear()
 
+    def close(self) -> None:
+        """End everything that was started."""
+        self.kill_workers()
+        for process in self._beside:
+            _kill(process)
+
     def check(self) -> None:
         """Fail when a worker has ended by itself."""
-        for process in self.workers:
+        for process in (*self.workers, *self._beside):
             if process.poll() is not None:
                 log = (self.folder / "worker.log").read_bytes()
                 raise Failed(f"a worker ended with {process.returncode}: {_last_line(log)}")
@@ -118,7 +126,7 @@ def staged(subject: Subject) -> Iterator[Stage]:
         try:
             yield stage
         finally:
-            stage.kill_workers()
+            stage.close()
 
 
 def memory_mb(processes: list[int]) -> float:
