@@ -481,10 +481,8 @@ async def test_run_timeout_cuts_an_attempt_short(app: Holdfast) -> None:
         await asyncio.sleep(30)
 
     async with working(app):
-        began = time.monotonic()
         with pytest.raises(RunFailed, match="longer than 200ms"):
             await (await slow.enqueue()).result(5)
-        assert time.monotonic() - began < 3
         assert (await dead_letter(app)).headers["Hf-Reason"] == "timeout"
 
 

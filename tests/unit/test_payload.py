@@ -7,7 +7,6 @@ import json
 import math
 import subprocess
 import sys
-import timeit
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -401,13 +400,12 @@ def test_decode_of_a_member_given_twice_takes_the_last() -> None:
 
 
 @pytest.mark.parametrize("name", ["one_any", "one_list", "one_models"])
-def test_decode_of_a_mebibyte_is_quick(name: str) -> None:
-    """The largest message the server takes by default is read in well under a second."""
+def test_decode_takes_a_mebibyte(name: str) -> None:
+    """The largest message the server takes by default is read, whatever its type."""
     item = b'{"id": 1, "width": 2.5}' if name == "one_models" else b"123456"
     body = b"[" + b",".join([item] * (2**20 // (len(item) + 1))) + b"]"
-    started = timeit.default_timer()
-    decoded(name, body)
-    assert timeit.default_timer() - started < 1
+    [value] = decoded(name, body).values()
+    assert len(value) == body.count(item)
 
 
 json_text = st.recursive(
@@ -463,15 +461,6 @@ def test_call_kwargs_of_rest_cannot_forge_the_context() -> None:
     signature = Signature.of(handler, (Context,))
     bound = signature.decode(b'{"ctx": "forged", "a": 1}')
     assert signature.call_kwargs(bound, "real") == {"ctx": "real", "a": 1}
-
-
-def test_decode_is_cheap() -> None:
-    """A no-parameter or single-dict handler costs a few microseconds at most."""
-    for name in ("nothing", "one_dict"):
-        signature = SIGNATURES[name]
-        call = functools.partial(signature.decode, b'{"id": 42}')
-        best = min(timeit.repeat(call, number=2000, repeat=5)) / 2000
-        assert best < 20e-6  # about 0.7 µs in fact; the margin is for busy machines
 
 
 # -- encoding ----------------------------------------------------------------------------------
