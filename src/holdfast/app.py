@@ -114,7 +114,7 @@ class Job(Generic[P, R]):
     @overload
     async def enqueue_many(self, items: Iterable[Any]) -> list[Run[R]]: ...
     async def enqueue_many(self, items: Iterable[Any]) -> list[Run[Any]]:
-        """Send many runs, pipelined. An item is a payload, or what `request()` made."""
+        """Send many runs, in batches. An item is a payload, or what `request()` made."""
         requests = [i if isinstance(i, Request) else self.request(i) for i in items]
         return await self.app.enqueue_many(requests)
 
@@ -295,7 +295,7 @@ class Holdfast:
         return await self.jobs[job].enqueue(*args, **kwargs)
 
     async def enqueue_many(self, requests: Iterable[Request]) -> list[Run[Any]]:
-        """Send requests of any jobs, pipelined, in order."""
+        """Send requests of any jobs, in batches, in order."""
         wanted = list(requests)
         backend = await self.backend()
         answers = await backend.enqueue_many(wanted)
