@@ -9,7 +9,7 @@ REPORTS := build/reports/$(shell date +%Y%m%d-%H%M%S)
 SUITES := $(wildcard tests/unit tests/conformance tests/integration tests/faults tests/docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check static unit bench bench-full chaos soak docs clean clocks
+.PHONY: help setup demo test check static unit bench bench-full chaos soak docs clean system
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## see it work: a server, workers, and faults, on this machine
 	$(BIN)/holdfast demo
 
-test: static clocks ## everything: lint, format, types, layers, then every test suite
+test: static system ## everything: lint, format, types, layers, then every test suite
 	$(BIN)/python -m pytest $(SUITES)
 
 check: static unit ## the quick part of `test`: all but the tests with a server
@@ -53,22 +53,28 @@ bench-full: setup ## the same with more and longer samples
 	$(BIN)/python -m benchmarks.environments
 	$(BIN)/python -m benchmarks --full
 
-chaos: setup clocks ## break everything for 5 minutes, check every promise (MINUTES=5 SEED=…)
+chaos: setup system ## break everything for 5 minutes, check every promise (MINUTES=5 SEED=…)
 	$(BIN)/python -m holdfast.testing.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 	  --out $(REPORTS)/chaos
 
-soak: setup clocks ## the long things: 100,000 histories, an hour of chaos, a rollout under load
+soak: setup system ## the long things: 100,000 histories, an hour of chaos, a rollout under load
 	HOLDFAST_SOAK=1 HOLDFAST_HISTORIES=100000 $(BIN)/python -m pytest -q --timeout=0 \
 	  tests/unit tests/faults
 	$(BIN)/python -m holdfast.testing.chaos --minutes 60 $(if $(SEED),--seed $(SEED)) \
 	  --out $(REPORTS)/hour
 	$(BIN)/python -m holdfast.testing.chaos --rolling --minutes 15 --out $(REPORTS)/rollout
 
-# The fault that sets clocks wrong needs libfaketime; without it the report says that it is left out.
-clocks:
-	@ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || \
-	  { [ "$$(id -u)" = 0 ] && apt-get update -qq >/dev/null 2>&1 && apt-get install -y --no-install-recommends libfaketime \
-	    >/dev/null 2>&1; } || echo "without libfaketime: no clock is set wrong"
+# What the tests need from the system: libfaketime sets a process's clock wrong, Chromium opens the
+# pages, Prometheus (with promtool) scrapes and checks. Installed here when that is allowed.
+system:
+	@missing=; ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || missing="$$missing libfaketime"; \
+	for tool in chromium prometheus; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
+	[ -z "$$missing" ] && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing$$missing"; apt-get update -qq >/dev/null 2>&1; \
+	  DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends $$missing \
+	    >/dev/null 2>&1 && exit 0; fi; \
+	echo "please install$$missing (Debian, Ubuntu: sudo apt install$$missing): their tests fail without"
 
 docs: setup ## write the generated pages: configuration, command line, metrics
 	$(BIN)/python tools/generate_docs.py
