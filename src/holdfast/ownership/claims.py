@@ -116,25 +116,34 @@ class Claims:
             verdict = await self.decide(record, message)
             if verdict not in (Verdict.CLAIM, Verdict.TAKE_OVER):
                 return verdict
-            if self._must_wait(record, verdict):
+            if self._must_wait(run, record, verdict):
                 return Verdict.HELD
-            claim = await self._try(run, _base(record, fresh), revision, message, reply)
+            claim = None
+            try:
+                claim = await self._try(run, _base(record, fresh), revision, message, reply)
+            finally:
+                if not claim:
+                    self._suspects.discard(run)
             if claim:
                 if verdict is Verdict.TAKE_OVER:
                     self._telemetry.takeovers.inc()
-                if claim.record.crashes >= self._crash_limit - 1:
-                    self._suspects.add(run)
                 return claim
             found = await self.read(run)
 
-    def _must_wait(self, record: RunRecord | None, verdict: Verdict) -> bool:
+    def _must_wait(self, run: str, record: RunRecord | None, verdict: Verdict) -> bool:
         """Runs on their last chance are executed one at a time in each process.
 
         So a run that kills its process takes down no other suspect with it, and bystanders never
-        reach the crash limit.
+        reach the crash limit. The place is taken before the claim is written: many are under way
+        at once, and each would find it free.
         """
         crashes = (record.crashes if record else 0) + (verdict is Verdict.TAKE_OVER)
-        return bool(self._suspects) and crashes >= max(1, self._crash_limit - 1)
+        if crashes < max(1, self._crash_limit - 1):
+            return False
+        if self._suspects:
+            return True
+        self._suspects.add(run)
+        return False
 
     def release(self, claim: Claim) -> None:
         """The attempt is over, however it ended."""
