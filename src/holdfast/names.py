@@ -47,6 +47,11 @@ H_OBJECT = "Hf-Object"
 H_EVENT = "Hf-Event"
 H_CAUSE = "Hf-Cause"
 H_SLOT = "Hf-Slot"
+H_COMMAND = "Hf-Command"
+H_AGENT = "Hf-Agent"
+H_EPOCH = "Hf-Epoch"
+H_EXPIRES = "Hf-Expires"
+H_SIGNATURE = "Hf-Signature"
 H_KV_OPERATION = "KV-Operation"
 H_MARKER = "Nats-Marker-Reason"
 
@@ -55,8 +60,10 @@ SERVER_HEADERS = "Nats-"
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}")
 _EVENT = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}(\.[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}){0,7}")
+_USER = re.compile(r"[a-z]{1,32}(-[a-zA-Z0-9][a-zA-Z0-9_-]{0,63})?")
 _NAMESPACE = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _RUN = re.compile(r"[a-zA-Z0-9_=/-]{1,400}")
+_KEY = re.compile(r"(?=.{1,400}\Z)[a-zA-Z0-9_=/-]+(\.[a-zA-Z0-9_=/-]+)*")
 _HEADER_NAME = re.compile(r"[!-9;-~]{1,128}")
 _PLAIN = re.compile(r"[a-zA-Z0-9_-]+")
 _LONGEST_KEY = 160
@@ -73,12 +80,29 @@ def check_name(value: object, what: str) -> str:
     return value
 
 
+def check_user(value: object) -> str:
+    """The name of a user of the server: a role, or a role and a name (`agent-web1`)."""
+    if not isinstance(value, str) or not _USER.fullmatch(value):
+        raise InvalidName(f"user {_shown(value)} is not usable: a role, or 'role-name'")
+    return value
+
+
 def check_event(value: object) -> str:
     """An event name: like a job's, with dots allowed between its parts."""
     if not isinstance(value, str) or not _EVENT.fullmatch(value):
         raise InvalidName(
             f"event {_shown(value)} is not usable: letters, digits, '-' and '_', "
             "in up to eight parts separated by single dots"
+        )
+    return value
+
+
+def check_key(value: object) -> str:
+    """A key of a program's own bucket: words with single dots between them."""
+    if not isinstance(value, str) or not _KEY.fullmatch(value):
+        raise InvalidName(
+            f"key {_shown(value)} is not usable: letters, digits, '-', '_', '=' and '/', in parts "
+            "separated by single dots, at most 400 characters"
         )
     return value
 
@@ -316,6 +340,10 @@ class Names:
     @property
     def leases(self) -> str:
         return self.bucket("leases")
+
+    def data(self, name: str) -> str:
+        """A bucket of a program's own."""
+        return self.bucket(f"data_{name}")
 
     def job(self, group: str, job: str) -> str:
         return f"{self.namespace}.job.{group}.{job}"

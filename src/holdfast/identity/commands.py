@@ -1,0 +1,197 @@
+"""Commands: what a dispatcher says to an agent, signed so that nobody else can say it.
+
+Signed are the kind (`exec`, `cancel`), the agent, the run, the epoch, the time at which the command
+expires and the hash of the payload, framed so that they can be read in one way only. All of them
+travel as headers; the body stays the payload.
+
+Guaranteed by `CommandVerifier.verify`: a command that it returns was made by a holder of the
+account seed, for this agent, of this kind, with exactly this payload, has not expired and was not
+returned before by this verifier. Everything else raises `CommandRefused` with its reason.
+
+Not guaranteed: that the dispatcher still owns the run. Its command is genuine and stale then, and
+the agent's table of epochs refuses it. That table also stands in for the replay cache after a
+restart of the agent: the cache is memory only.
+
+The replay cache is bounded and stays sound when it overflows: what it forgets it refuses as expired
+from then on. `now` is the NATS server's time on both sides: two machines' clocks are not compared.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import heapq
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from nacl.exceptions import BadSignatureError
+from nacl.signing import SigningKey, VerifyKey
+
+from holdfast import names
+from holdfast.errors import HoldfastError
+from holdfast.identity.framing import framed
+
+EXEC: Final = "exec"
+CANCEL: Final = "cancel"
+REMEMBERED: Final = 65_536
+"""Commands that a verifier remembers: an agent's busiest hours, in about 15 MB."""
+
+_PURPOSE: Final = b"holdfast.command.v1"
+_SIGNATURE_BYTES: Final = 64
+
+
+class Refusal(StrEnum):
+    """Why a command was refused."""
+
+    UNSIGNED = "unsigned"
+    FOREIGN = "foreign"
+    TAMPERED = "tampered"
+    WRONG_AGENT = "wrong agent"
+    EXPIRED = "expired"
+    REPLAYED = "replayed"
+
+
+_SENTENCES: Final = {
+    Refusal.UNSIGNED: "the command carries no signature: only dispatchers may send commands",
+    Refusal.FOREIGN: "the command is signed with a key that this agent does not know: it comes "
+    "from another account, or the agent's credentials are older than the dispatchers' generation",
+    Refusal.TAMPERED: "the command is not what was signed: it was changed on its way, or was "
+    "signed for something else",
+    Refusal.WRONG_AGENT: "the command was signed for another agent",
+    Refusal.EXPIRED: "the command has expired",
+    Refusal.REPLAYED: "the command was received before",
+}
+
+
+class CommandRefused(HoldfastError):
+    """A command that must not be executed, and why."""
+
+    def __init__(self, reason: Refusal) -> None:
+        super().__init__(_SENTENCES[reason])
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command that was verified."""
+
+    kind: str
+    agent: str
+    run: str
+    epoch: int
+    expires: float
+    """By the NATS server's clock, in seconds since 1970."""
+    payload: bytes
+
+
+class CommandSigner:
+    """Signs commands; dispatchers have one: `CommandSigner(seed.signing_key(generation))`."""
+
+    def __init__(self, key: SigningKey) -> None:
+        self._key = key
+        self._id = key_id(bytes(key.verify_key))
+
+    def sign(
+        self, *, kind: str, agent: str, run: str, epoch: int, expires: float, payload: bytes
+    ) -> dict[str, str]:
+        """The headers that make a payload a command. Signing the same again gives the same."""
+        milliseconds = str(int(expires * 1000))
+        signed = _signed(kind, agent, run, str(epoch), milliseconds, payload)
+        signature = base64.b64encode(self._key.sign(signed).signature).decode()
+        return {
+            names.H_COMMAND: kind,
+            names.H_AGENT: agent,
+            names.H_RUN: run,
+            names.H_EPOCH: str(epoch),
+            names.H_EXPIRES: milliseconds,
+            names.H_SIGNATURE: f"{self._id}.{signature}",
+        }
+
+
+class CommandVerifier:
+    """Verifies commands for one agent: `CommandVerifier(agent, credentials.keys.verify.values())`.
+
+    Constructed once per process: it remembers what it has seen.
+    """
+
+    def __init__(
+        self, agent: str, verify_keys: Iterable[bytes], *, remembered: int = REMEMBERED
+    ) -> None:
+        self._agent = agent
+        self._keys = {key_id(key): VerifyKey(key) for key in verify_keys}
+        self._seen = ReplayCache(remembered)
+
+    def verify(
+        self, headers: Mapping[str, str], payload: bytes, *, kind: str, now: float
+    ) -> Command:
+        """The command in a message of that kind; remembers it, so that it passes once."""
+        key, signature = self._key(headers)
+        agent, run = headers.get(names.H_AGENT, ""), headers.get(names.H_RUN, "")
+        epoch_text, expiry = headers.get(names.H_EPOCH, ""), headers.get(names.H_EXPIRES, "")
+        try:
+            key.verify(_signed(kind, agent, run, epoch_text, expiry, payload), signature)
+            epoch, expires = int(epoch_text), int(expiry)
+        except (BadSignatureError, ValueError, UnicodeError):
+            raise CommandRefused(Refusal.TAMPERED) from None
+        if agent != self._agent:
+            raise CommandRefused(Refusal.WRONG_AGENT)
+        self._seen.enter(signature, expires, int(now * 1000))
+        return Command(kind, agent, run, epoch, expires / 1000, payload)
+
+    def _key(self, headers: Mapping[str, str]) -> tuple[VerifyKey, bytes]:
+        """The key that a signature names, and the signature."""
+        given, _, text = headers.get(names.H_SIGNATURE, "").partition(".")
+        if not given:
+            raise CommandRefused(Refusal.UNSIGNED)
+        key = self._keys.get(given)
+        if key is None:
+            raise CommandRefused(Refusal.FOREIGN)
+        try:
+            signature = base64.b64decode(text, validate=True)
+        except ValueError:
+            signature = b""
+        if len(signature) != _SIGNATURE_BYTES:
+            raise CommandRefused(Refusal.TAMPERED)
+        return key, signature
+
+
+class ReplayCache:
+    """What was seen and has not expired: at most `limit`, and never forgotten while it is good.
+
+    When it is full the entry that expires first goes, and from then on whatever expires no later
+    than it is refused: a replay of what was forgotten is expired, not new.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._seen: set[bytes] = set()
+        self._by_expiry: list[tuple[int, bytes]] = []
+        self._floor = 0
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def enter(self, id: bytes, expires: int, now: int) -> None:
+        """Remember an id; refuse one that is known, and one that has expired."""
+        if expires <= max(now, self._floor):
+            raise CommandRefused(Refusal.EXPIRED)
+        if id in self._seen:
+            raise CommandRefused(Refusal.REPLAYED)
+        self._seen.add(id)
+        heapq.heappush(self._by_expiry, (expires, id))
+        while self._by_expiry[0][0] <= now or len(self._seen) > self._limit:
+            gone, oldest = heapq.heappop(self._by_expiry)
+            self._seen.discard(oldest)
+            self._floor = max(self._floor, gone)
+
+
+def key_id(verify_key: bytes) -> str:
+    """A short name of a public key, by which a signature says what it was made with."""
+    return hashlib.blake2b(verify_key, digest_size=8, person=b"holdfast-key").hexdigest()
+
+
+def _signed(kind: str, agent: str, run: str, epoch: str, expires: str, payload: bytes) -> bytes:
+    digest = hashlib.sha256(payload).digest()
+    return framed(_PURPOSE, kind, agent, run, epoch, expires, digest)

@@ -1,0 +1,144 @@
+"""Credentials: the file with which one process logs in, and what else it alone may know.
+
+Every user has a name, a role, a NATS login (an nkey seed) and a private inbox, below which all
+answers to it arrive; an agent also has the keys of `AgentKeys`. Files are JSON, 0600, replaced
+atomically; one that others may read is refused. Secrets appear in no `repr` and in no message.
+
+Unknown fields are ignored, so that an older process can read a newer file.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+import nkeys
+
+from holdfast import names
+from holdfast.errors import ConfigError, InvalidInput
+from holdfast.identity.files import read_private, write_private
+
+AGENT: Final = "agent"
+"""The role of users that are agents; their user name is `agent-<id>`."""
+
+_WHAT: Final = "credentials file"
+C = TypeVar("C", bound="Credentials")
+
+
+class AgentKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent's keys by generation: its own private ones, and the dispatchers' public ones."""
+
+    verify: dict[int, bytes]
+    sealing: dict[int, bytes]
+    report: dict[int, bytes]
+
+    def __repr__(self) -> str:
+        return f"AgentKeys(generations={sorted(self.verify)})"
+
+
+class Credentials(msgspec.Struct, frozen=True, kw_only=True):
+    """One user's login."""
+
+    user: str
+    role: str
+    nkey_seed: str
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(user={self.user!r})"
+
+    @property
+    def inbox(self) -> str:
+        """The subject below which answers to this user arrive, and that no other user may read."""
+        return inbox_of(self.user)
+
+    @property
+    def public_nkey(self) -> str:
+        """What the server's configuration names this user by."""
+        return public_nkey(self.nkey_seed)
+
+    @classmethod
+    def load(cls: type[C], path: str | Path) -> C:
+        """Read a file; refuse one that others may read, or that is something else."""
+        raw = read_private(Path(path), _WHAT)
+        try:
+            found = msgspec.json.decode(raw, type=cls, strict=False)
+            found.check()
+        except (msgspec.DecodeError, UnicodeDecodeError, ConfigError, InvalidInput):
+            raise ConfigError(
+                f"{_WHAT} {str(path)!r} is not one of {cls.__name__}: issue it again with "
+                "'holdfast auth agent ID' or 'holdfast auth user ROLE'"
+            ) from None
+        return found
+
+    def save(self, path: str | Path, *, replace: bool = False) -> None:
+        """Write a file for its owner only, whole or not at all."""
+        content = msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+        write_private(Path(path), content, _WHAT, replace=replace)
+
+    def check(self) -> None:
+        """Raise `ConfigError` when a value cannot be what it claims."""
+        names.check_name(self.role, "role")
+        names.check_user(self.user)
+        public_nkey(self.nkey_seed)
+
+
+class AgentCredentials(Credentials, frozen=True, kw_only=True):
+    """All that one agent needs, and nothing that is another's."""
+
+    agent: str
+    keys: AgentKeys
+
+    __repr__ = Credentials.__repr__
+
+    @classmethod
+    def create(cls, agent: str, keys: AgentKeys, nkey_seed: str = "") -> AgentCredentials:
+        """Credentials of an agent, with a fresh NATS login unless one is given."""
+        return cls(
+            user=agent_user(agent),
+            role=AGENT,
+            nkey_seed=nkey_seed or new_nkey_seed(),
+            agent=agent,
+            keys=keys,
+        )
+
+    def check(self) -> None:
+        super().check()
+        every = [self.keys.verify, self.keys.sealing, self.keys.report]
+        sizes = {len(key) for keys in every for key in keys.values()}
+        if self.user != agent_user(self.agent) or sizes != {32}:
+            raise ConfigError("user, agent and keys do not belong together")
+
+
+def load_credentials(path: str | Path) -> Credentials:
+    """The login of a file, whoever's it is."""
+    return Credentials.load(path)
+
+
+def agent_user(agent: str) -> str:
+    """The user name of an agent."""
+    return f"{AGENT}-{names.check_name(agent, 'agent')}"
+
+
+def inbox_of(user: str) -> str:
+    """The subject below which answers to a user arrive."""
+    return f"_INBOX.{user}"
+
+
+def new_nkey_seed() -> str:
+    """A fresh NATS user key."""
+    seed: bytes = nkeys.encode_seed(secrets.token_bytes(32), nkeys.PREFIX_BYTE_USER)
+    return seed.decode()
+
+
+def public_nkey(seed: str) -> str:
+    """The public half of a NATS user key."""
+    try:
+        pair = nkeys.from_seed(bytearray(seed, "ascii"))
+        public = pair.public_key.decode()
+    except (nkeys.NkeysError, ValueError, IndexError):
+        public = ""
+    if not public.startswith("U"):
+        raise ConfigError("this is not the seed of a NATS user key: it starts with 'SU'")
+    return str(public)

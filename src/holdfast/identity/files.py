@@ -1,0 +1,69 @@
+"""Files that hold secrets: written whole or not at all, for their owner only.
+
+Guaranteed: a file is never seen half written, never wider than 0600, and one that others may read
+is refused with the command that repairs it. An existing file is replaced only when asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from holdfast.errors import ConfigError
+
+
+def read_private(path: Path, what: str) -> bytes:
+    """The content of a file that only its owner may read."""
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if mode & 0o077:
+                raise ConfigError(
+                    f"{what} {str(path)!r} may be read by others (mode {mode:04o}): "
+                    f"run 'chmod 600 {path}', and renew it if it may have been read"
+                )
+            return file.read()
+    except OSError as error:
+        raise ConfigError(f"{what} {str(path)!r} cannot be read: {error.strerror}") from None
+
+
+def write_private(path: Path, content: bytes, what: str, *, replace: bool) -> None:
+    """Write a file for its owner only; refuse to replace one unless told to."""
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write(fresh, content)
+        try:
+            if replace:
+                fresh.replace(path)
+            else:
+                path.hardlink_to(fresh)  # fails when the name is taken, unlike a rename
+        finally:
+            fresh.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+    except FileExistsError:
+        raise ConfigError(
+            f"{what} {str(path)!r} exists and is not overwritten: whatever was made with it would "
+            "be of no use any more. Move it away first, or give another path"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{what} {str(path)!r} cannot be written: {error.strerror}") from None
+
+
+def _write(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        os.fchmod(descriptor, 0o600)  # whatever the umask said
+        file.write(content)
+        file.flush()
+        os.fsync(descriptor)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,100 @@
+"""The account seed: 32 random bytes from which every other key of an account is derived.
+
+Guaranteed: the same seed, purpose, name and generation always give the same key, so nothing but the
+seed has to be kept or carried between dispatchers; keys of different purposes, agents or
+generations tell nothing of one another, nor of the seed (BLAKE2b, keyed by it). The seed appears in
+no `repr` and in no message.
+
+A generation is a rotation of keys under the same seed. While one is being rolled out the old and
+the new one are both good: `AgentCredentials` hold several. A seed that leaked cannot be repaired by
+a generation: make a new one and issue everything again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from nacl.public import PrivateKey
+from nacl.signing import SigningKey
+
+from holdfast import names
+from holdfast.errors import ConfigError, InvalidInput
+from holdfast.identity.credentials import AgentCredentials, AgentKeys
+from holdfast.identity.files import read_private, write_private
+from holdfast.identity.framing import framed
+
+FIRST_GENERATION: Final = 1
+
+_WHAT: Final = "account seed"
+_BYTES: Final = 32
+
+
+class AccountSeed:
+    """The root of every key of an account. Dispatchers hold it; agents never do."""
+
+    def __init__(self, seed: bytes) -> None:
+        if len(seed) != _BYTES:
+            raise ConfigError(f"an account seed is {_BYTES} bytes and this one is {len(seed)}")
+        self._seed = seed
+
+    def __repr__(self) -> str:
+        return "AccountSeed(***)"
+
+    @classmethod
+    def create(cls, path: str | Path) -> AccountSeed:
+        """A new seed, kept in a new file for its owner only (0600)."""
+        seed = cls(secrets.token_bytes(_BYTES))
+        write_private(Path(path), seed._seed.hex().encode() + b"\n", _WHAT, replace=False)
+        return seed
+
+    @classmethod
+    def load(cls, path: str | Path) -> AccountSeed:
+        """The seed of a file; one that others may read is refused."""
+        text = read_private(Path(path), _WHAT).decode("ascii", "replace").strip()
+        try:
+            return cls(bytes.fromhex(text))
+        except ValueError:
+            raise ConfigError(
+                f"{_WHAT} {str(path)!r} is not one: it has 64 hexadecimal digits, "
+                "as 'holdfast auth init' writes them"
+            ) from None
+
+    def signing_key(self, generation: int = FIRST_GENERATION) -> SigningKey:
+        """The Ed25519 key with which dispatchers sign commands."""
+        return SigningKey(self._derived("command", "", generation))
+
+    def verify_key(self, generation: int = FIRST_GENERATION) -> bytes:
+        """The public half of `signing_key`: what agents get."""
+        return bytes(self.signing_key(generation).verify_key)
+
+    def sealing_key(self, agent: str, generation: int = FIRST_GENERATION) -> PrivateKey:
+        """The X25519 key to which an agent's secrets are sealed; `.public_key` is for sealing."""
+        return PrivateKey(self._derived("sealing", names.check_name(agent, "agent"), generation))
+
+    def report_key(self, agent: str, generation: int = FIRST_GENERATION) -> bytes:
+        """The key with which an agent authenticates its acks and returns."""
+        return self._derived("report", names.check_name(agent, "agent"), generation)
+
+    def agent_keys(self, agent: str, generations: Sequence[int] = (FIRST_GENERATION,)) -> AgentKeys:
+        """An agent's own private keys and the public ones it needs, and nothing else."""
+        return AgentKeys(
+            verify={g: self.verify_key(g) for g in generations},
+            sealing={g: bytes(self.sealing_key(agent, g)) for g in generations},
+            report={g: self.report_key(agent, g) for g in generations},
+        )
+
+    def issue(
+        self, agent: str, generations: Sequence[int] = (FIRST_GENERATION,), nkey_seed: str = ""
+    ) -> AgentCredentials:
+        """Credentials for one agent, with a fresh NATS login unless one is given."""
+        return AgentCredentials.create(agent, self.agent_keys(agent, generations), nkey_seed)
+
+    def _derived(self, purpose: str, name: str, generation: int) -> bytes:
+        if isinstance(generation, bool) or not 1 <= generation < 2**32:
+            raise InvalidInput(f"generation {generation!r} is not usable: they count from 1")
+        message = framed(b"holdfast.derive.v1", purpose, name, str(generation))
+        return hashlib.blake2b(message, key=self._seed, digest_size=32, person=b"holdfast").digest()
