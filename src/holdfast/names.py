@@ -255,6 +255,20 @@ def progress_key(role: str) -> str:
     return f"progress.{role}"
 
 
+SETTINGS_REVISION = "revision"
+"""The key of the current revision of the settings: the switch from one snapshot to the next."""
+
+
+def settings_file_key(sha256: str) -> str:
+    """The key of a file of the settings: its content's hash, so that it never changes."""
+    return f"file.{sha256}"
+
+
+def settings_manifest_key(sha256: str) -> str:
+    """The key of a manifest of the settings."""
+    return f"manifest.{sha256}"
+
+
 def attempt_message_id(run: str, attempt: int) -> str:
     """The message id of a publish: the run itself first, `<run>.<attempt>` for each re-publish."""
     return run if attempt <= 1 else f"{run}.{attempt}"
@@ -340,6 +354,22 @@ class Names:
     @property
     def leases(self) -> str:
         return self.bucket("leases")
+
+    @property
+    def settings(self) -> str:
+        """Files, manifests and the revision: any agent reads it, only publishers write it."""
+        return self.bucket("settings")
+
+    @property
+    def secrets(self) -> str:
+        """Sealed secrets, key: the agent's id. An agent may read its own key only, by a direct
+        get of that subject; its changes are repeated without their content."""
+        return self.bucket("secrets")
+
+    @property
+    def applied(self) -> str:
+        """What each agent made of the settings, key: the agent's id, which it alone writes."""
+        return self.bucket("applied")
 
     def data(self, name: str) -> str:
         """A bucket of a program's own."""

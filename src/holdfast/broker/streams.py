@@ -32,6 +32,10 @@ MARKED: Final = ("leases",)
 """Buckets in which an expiry leaves a marker, so that those who wait for it hear of it. Only
 leases: in the others every record expires some day, and each would cost one more write."""
 MARKER_SECONDS: Final = 60
+SETTINGS_BUCKETS: Final = ("settings", "secrets", "applied")
+"""Made by the first who publishes settings."""
+QUIET: Final = ("secrets",)
+"""Buckets whose writes are repeated without their content."""
 
 Config = dict[str, Any]
 
@@ -100,7 +104,8 @@ def bucket_config(names: Names, noun: str, replicas: int) -> Config:
         "allow_atomic": True,
         "deny_delete": True,
         "max_consumers": MAX_CONSUMERS,
-        "republish": {"src": kv_subject(bucket, ">"), "dest": names.changed(bucket, ">")},
+        "republish": {"src": kv_subject(bucket, ">"), "dest": names.changed(bucket, ">")}
+        | ({"headers_only": True} if noun in QUIET else {}),
     }
 
 
@@ -161,6 +166,11 @@ class Topology:
         for config in stream_configs(self._names, self._records, replicas):
             await self._patiently(functools.partial(self.ensure_stream, config))
         await self._patiently(self.measure_clock)
+
+    async def ensure_bucket(self, noun: str) -> None:
+        """Create one bucket unless it is there."""
+        config = bucket_config(self._names, noun, await self.wanted_replicas())
+        await self._patiently(functools.partial(self.ensure_stream, config))
 
     async def _patiently(self, step: Callable[[], Awaitable[object]]) -> None:
         """A cluster that has just started needs a moment; every step may be repeated."""
