@@ -17,7 +17,16 @@ from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from holdfast.broker import Broker
 from holdfast.client import Client, Run
-from holdfast.client.request import Backend, Enqueued, Options, Request, SendOptions, make_request
+from holdfast.client.bucket import Bucket, Data
+from holdfast.client.request import (
+    NO_OPTIONS,
+    Backend,
+    Enqueued,
+    Options,
+    Request,
+    SendOptions,
+    make_request,
+)
 from holdfast.config import ConnectionConfig, RecordConfig, load
 from holdfast.context import Context, SyncContext, current_run
 from holdfast.durations import Duration, seconds
@@ -49,7 +58,6 @@ _SCHEDULE_OPTIONS = (
     "limit",
     "overlap",
 )
-_PLAIN = Options()
 _make_event_id = IdMaker()
 
 
@@ -118,9 +126,19 @@ class Job(Generic[P, R]):
         requests = [i if isinstance(i, Request) else self.request(i) for i in items]
         return await self.app.enqueue_many(requests)
 
+    def schedule(self, name: str, *, payload: Any = None, **rule: Any) -> Schedule:
+        """A schedule of this job, to be added at run time with `Schedules.of(app)`.
+
+        It takes one of `cron=`, `every=` and `at=`, and the options of `app.cron`.
+        """
+        given = dict(payload) if isinstance(payload, dict) else {}
+        rest = () if payload is None or isinstance(payload, dict) else (payload,)
+        body = self.signature.encode(rest, given)
+        return define(name, self.name, group=self.spec.group, body=body, **rule)
+
     def _sender(self, kwargs: dict[str, Any]) -> tuple[Sender[R], dict[str, Any]]:
         if not kwargs:
-            return Sender(self, _PLAIN), kwargs
+            return Sender(self, NO_OPTIONS), kwargs
         taken = [
             n
             for n in SendOptions.__annotations__
@@ -252,14 +270,8 @@ class Holdfast:
             )
         job = func if isinstance(func, Job) else self._register(func, options)
         name = own.pop("schedule", None) or job.name
-        payload = own.pop("payload", None)
         try:
-            given = dict(payload) if isinstance(payload, dict) else {}
-            rest = () if payload is None or isinstance(payload, dict) else (payload,)
-            body = job.signature.encode(rest, given)
-            schedule = define(
-                name, job.name, group=job.spec.group, body=body, app=self.name, **rule, **own
-            )
+            schedule = job.schedule(name, app=self.name, **rule, **own)
         except InvalidInput as error:
             raise DefinitionError(f"schedule {name!r}: {error}") from None
         if name in self.schedules:
@@ -307,6 +319,19 @@ class Holdfast:
         backend = await self.backend()
         headers = {H_MSG_ID: id or _make_event_id("e")}
         await backend.publish_event(check_event(event), body, headers)
+
+    # ---- a program's own records
+
+    @overload
+    def bucket(self, name: str) -> Bucket[Any]: ...
+    @overload
+    def bucket(self, name: str, type: type[V]) -> Bucket[V]: ...
+    def bucket(self, name: str, type: Any = Any) -> Bucket[Any]:
+        """Records of this program's own, kept where its runs are; see `holdfast.Bucket`."""
+        return Bucket(self._data, name, type)
+
+    async def _data(self, name: str) -> Data:
+        return await (await self.backend()).data(name)
 
     def handle(self, request: Request, enqueued: Enqueued, backend: Backend) -> Run[Any]:
         """The handle of an accepted run."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 import msgspec
@@ -23,6 +23,7 @@ from holdfast.broker.batch import Write, send_batch
 from holdfast.broker.objects import Objects
 from holdfast.broker.streams import Topology
 from holdfast.broker.wire import Headers
+from holdfast.client.bucket import Data, NatsData
 from holdfast.client.request import Enqueued, Request
 from holdfast.clock import rfc3339
 from holdfast.config import RecordConfig
@@ -66,6 +67,7 @@ class Client:
         self.runs = Bucket(broker, broker.names.runs)
         self.objects = Objects(broker)
         self.records = records
+        self._buckets: dict[str, NatsData] = {}
         self._subscribed: set[str] = set()
         self._looked = -1e9
         self._served: set[str] = set()
@@ -121,8 +123,12 @@ class Client:
         try:
             if future is not None:
                 last = (await read_ack(future)).seq
-                first = last - len(chunk) + 1
-                return [self._accepted(r, Stored(seq=first + n)) for n, r in enumerate(chunk)]
+                for (group, job), count in Counter((r.group, r.spec.name) for r in chunk).items():
+                    self.telemetry.enqueued.labels(group, job).inc(count)
+                return [
+                    Enqueued(r.run, seq, duplicate=False)
+                    for seq, r in enumerate(chunk, last - len(chunk) + 1)
+                ]
         except errors.BrokerError as error:  # a repeated key refuses its whole batch
             log.debug("a batch was refused or lost, its runs go one by one: %s", error)
         gate = asyncio.Semaphore(WINDOW)
@@ -282,6 +288,14 @@ class Client:
         if record.result_object:
             return await self.objects.get(record.result_object)
         return bytes(record.result)
+
+    async def data(self, name: str) -> Data:
+        """A bucket of the program's own, made when it is first used."""
+        if name not in self._buckets:
+            data = NatsData(self.broker, self.topology, name)
+            await data.ensure()
+            self._buckets[name] = data
+        return self._buckets[name]
 
     # ---- cancelling
 

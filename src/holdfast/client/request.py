@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Protocol, TypedDict
 
 from holdfast.broker import Stored
+from holdfast.client.bucket import Data
 from holdfast.durations import Duration, seconds
 from holdfast.errors import InvalidInput
 from holdfast.model.job import JobSpec
@@ -65,10 +66,13 @@ class SendOptions(TypedDict, total=False):
 
 
 _make_id = IdMaker()
+NO_OPTIONS = Options()
 
 
 def make_request(spec: JobSpec, body: bytes, options: Options, cause: str = "") -> Request:
     """Check everything a caller can get wrong, so that nothing half-right is sent."""
+    if options is NO_OPTIONS:
+        return Request(spec, spec.group, _make_id(), body, cause=cause)
     group = check_name(options.group, "group") if options.group else spec.group
     if options.delay is not None and options.at is not None:
         raise InvalidInput("give either delay or at, not both")
@@ -135,4 +139,8 @@ class Backend(Protocol):
 
     async def publish_event(self, event: str, body: bytes, headers: dict[str, str]) -> Stored:
         """Publish an event; it is stored when this returns."""
+        ...
+
+    async def data(self, name: str) -> Data:
+        """A bucket of the program's own."""
         ...

@@ -31,7 +31,7 @@ class Bound(NamedTuple):
 class Signature:
     """How the parameters of one handler and the body of a message correspond."""
 
-    __slots__ = ("_bind", "_plan", "contexts", "name", "parameters", "returns")
+    __slots__ = ("_bind", "_named", "_needed", "_plan", "contexts", "name", "parameters", "returns")
 
     def __init__(self, name: str, parts: _Parts) -> None:
         self.name = name
@@ -42,6 +42,8 @@ class Signature:
         self.returns = parts.returns
         """The resolved return annotation, for `decode_result`; `Any` when there is none."""
         self._bind = inspect.Signature(parts.payload)
+        self._named = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parts.payload)
+        self._needed = sum(p.default is p.empty for p in parts.payload)
         self._plan = plan_of(name, parts.payload, parts.types)
 
     @classmethod
@@ -53,9 +55,9 @@ class Signature:
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """The body for a call with these arguments; `InvalidPayload` when they do not fit."""
         given: Mapping[str, Any]
-        if len(args) == len(self.parameters) == 1 and not kwargs:
-            given = {self.parameters[0]: args[0]}
-        else:
+        if self._named and not kwargs and self._needed <= len(args) <= len(self.parameters):
+            given = dict(zip(self.parameters, args, strict=False))
+        else:  # rarer and slower
             try:
                 given = self._bind.bind(*args, **kwargs).arguments
             except TypeError as error:
