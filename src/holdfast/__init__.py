@@ -14,14 +14,18 @@ from holdfast.version import __version__
 if TYPE_CHECKING:
     from holdfast.app import Holdfast, Job
     from holdfast.client import Run, RunStatus
+    from holdfast.client.bucket import Bucket
+    from holdfast.client.schedules import Schedules
     from holdfast.context import Context, SyncContext
-    from holdfast.errors import Discard, HoldfastError, Retry, Snooze
+    from holdfast.errors import Conflict, Discard, HoldfastError, Retry, Snooze
     from holdfast.model.backoff import Backoff
     from holdfast.sync import SyncApp
     from holdfast.worker import Worker, run_consumer
 
 __all__ = [
     "Backoff",
+    "Bucket",
+    "Conflict",
     "Context",
     "Discard",
     "Holdfast",
@@ -30,6 +34,7 @@ __all__ = [
     "Retry",
     "Run",
     "RunStatus",
+    "Schedules",
     "Snooze",
     "SyncApp",
     "SyncContext",
@@ -40,6 +45,8 @@ __all__ = [
 
 _HOMES = {
     "Backoff": "holdfast.model.backoff",
+    "Bucket": "holdfast.client.bucket",
+    "Conflict": "holdfast.errors",
     "Context": "holdfast.context",
     "Discard": "holdfast.errors",
     "Holdfast": "holdfast.app",
@@ -48,6 +55,7 @@ _HOMES = {
     "Retry": "holdfast.errors",
     "Run": "holdfast.client",
     "RunStatus": "holdfast.client",
+    "Schedules": "holdfast.client.schedules",
     "Snooze": "holdfast.errors",
     "SyncApp": "holdfast.sync",
     "SyncContext": "holdfast.context",

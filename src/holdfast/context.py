@@ -17,9 +17,10 @@ from collections.abc import Coroutine, MutableMapping
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
-from holdfast.errors import InvalidInput, NoRecord
+from holdfast.errors import InvalidInput, InvalidName, NoRecord
 from holdfast.model.job import JobSpec
-from holdfast.names import check_event
+from holdfast.model.slot import parse_stamp
+from holdfast.names import check_event, parse_slot_run
 
 T = TypeVar("T")
 
@@ -95,6 +96,15 @@ class _Facts:
                 run=self.run,
             )
         return self._epoch
+
+    @property
+    def slot(self) -> datetime | None:
+        """The instant for which a schedule sent this run; None when no schedule did."""
+        found = parse_slot_run(self.run)
+        try:
+            return datetime.fromtimestamp(parse_stamp(found[1]), UTC) if found else None
+        except InvalidName:  # somebody's own run id that only looks like a slot's
+            return None
 
     @property
     def logger(self) -> _RunLogger:

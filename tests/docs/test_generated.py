@@ -104,6 +104,8 @@ def test_liveness_page_has_the_numbers_of_every_profile() -> None:
 
 EXPORTED = {
     "Backoff",
+    "Bucket",
+    "Conflict",
     "Context",
     "Discard",
     "Holdfast",
@@ -112,6 +114,7 @@ EXPORTED = {
     "Retry",
     "Run",
     "RunStatus",
+    "Schedules",
     "Snooze",
     "SyncApp",
     "SyncContext",

@@ -45,9 +45,11 @@ class Bucket:
         self.stream = kv_stream(name)
         self._prefix = kv_subject(name, "")
 
-    async def put(self, key: str, value: bytes, *, expected: int, ttl: float | None = None) -> int:
-        """Write if the key is still at `expected`; returns the new revision."""
-        headers: Headers = {H_EXPECTED: str(expected)}
+    async def put(
+        self, key: str, value: bytes, *, expected: int | None, ttl: float | None = None
+    ) -> int:
+        """Write if the key is still at `expected` (None: in any case); returns the new revision."""
+        headers: Headers = {} if expected is None else {H_EXPECTED: str(expected)}
         if ttl is not None:
             headers[H_TTL] = ttl_text(ttl)
         return (await self._broker.store(self._prefix + key, value, headers)).seq

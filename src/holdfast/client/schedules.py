@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from holdfast.broker import Bucket
 from holdfast.client.client import Client
+from holdfast.client.request import Backend
 from holdfast.errors import Conflict, InvalidInput
 from holdfast.model import schedule as schedules
 from holdfast.model.schedule import KEPT_PAUSES, Pause, Schedule, check_release, release_order
@@ -55,6 +56,12 @@ class UnknownSchedule(InvalidInput):
     """No schedule of that name is there."""
 
 
+class Sender(Protocol):
+    """An app: what has a connection to send through."""
+
+    async def backend(self) -> Backend: ...
+
+
 class Schedules:
     """Adds, changes and removes schedules through one client."""
 
@@ -63,6 +70,15 @@ class Schedules:
         self.bucket = Bucket(client.broker, client.broker.names.schedules)
         self._now = now or client.broker.server_now
         self._measured = now is not None
+
+    @classmethod
+    async def of(cls, app: Sender) -> Schedules:
+        """Those of the namespace that an app works in."""
+        backend = await app.backend()
+        if not isinstance(backend, Client):
+            raise InvalidInput("schedules are kept on a server: test them with holdfast_worker")
+        await backend.topology.ensure()
+        return cls(backend)
 
     # ---- reading
 

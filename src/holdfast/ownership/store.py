@@ -56,9 +56,11 @@ class MemoryStore:
         self._entries: dict[str, MemoryEntry] = {}
         self._revision = 0
 
-    async def put(self, key: str, value: bytes, *, expected: int, ttl: float | None = None) -> int:
+    async def put(
+        self, key: str, value: bytes, *, expected: int | None, ttl: float | None = None
+    ) -> int:
         current = self._live(key)
-        if (current.revision if current else 0) != expected:
+        if expected is not None and (current.revision if current else 0) != expected:
             raise Conflict(f"{key} is at {current.revision if current else 0}, not {expected}")
         self._revision += 1
         expires = self._clock.monotonic() + max(1.0, ttl) if ttl is not None else None

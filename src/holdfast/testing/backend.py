@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +13,9 @@ import msgspec
 from holdfast.app import Holdfast
 from holdfast.broker import Stored
 from holdfast.broker.answers import ENVELOPE_BYTES, header_bytes
+from holdfast.broker.kv import Entry
 from holdfast.client import Enqueued, Request
+from holdfast.client.bucket import Data
 from holdfast.config import RecordConfig
 from holdfast.errors import Conflict, PayloadTooLarge
 from holdfast.model import run as runs
@@ -122,6 +124,36 @@ class MemoryOutbox:
         return name
 
 
+class MemoryData:
+    """A bucket of the program's own (`client.bucket.Data`)."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self._clock = clock
+        self._store = MemoryStore(clock)
+        self._stored: dict[str, float] = {}
+
+    async def put(
+        self, key: str, value: bytes, *, expected: int | None, ttl: float | None = None
+    ) -> int:
+        revision = await self._store.put(key, value, expected=expected, ttl=ttl)
+        self._stored[key] = self._clock.utc()
+        return revision
+
+    async def get(self, key: str) -> Entry | None:
+        found = await self._store.get(key)
+        return Entry(key, found.value, found.revision, self._stored[key]) if found else None
+
+    async def delete(self, key: str) -> None:
+        await self._store.delete(key)
+
+    async def entries(self, prefix: str = "") -> AsyncIterator[Entry]:
+        below = f"{prefix}." if prefix else ""
+        keys = [key for key in self._store.keys() if key.startswith(below)]  # noqa: SIM118
+        found = [entry for key in keys if (entry := await self.get(key))]
+        for entry in sorted(found, key=lambda e: e.revision):
+            yield entry
+
+
 class Process(Protocol):
     """What the backend needs of the app in memory."""
 
@@ -150,6 +182,7 @@ class MemoryBackend:
         self._store = store
         self._outbox = outbox
         self._records = records
+        self._data: dict[str, MemoryData] = {}
 
     # ---- accepting
 
@@ -199,6 +232,9 @@ class MemoryBackend:
         if record.result_object:
             return self._outbox.objects[record.result_object]
         return bytes(record.result)
+
+    async def data(self, name: str) -> Data:
+        return self._data.setdefault(name, MemoryData(self._process.clock))
 
     # ---- cancelling
 

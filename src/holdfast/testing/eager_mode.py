@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from holdfast.app import Holdfast
 from holdfast.broker import Stored
 from holdfast.client import Enqueued, Request
+from holdfast.client.bucket import Data
 from holdfast.errors import HoldfastError
 from holdfast.model.run import RunRecord
 from holdfast.testing.clock import FakeClock
@@ -66,6 +67,9 @@ class _EagerBackend:
         raise HoldfastError(
             f"{MOST_ATTEMPTS:,} steps and still not ended: does a job enqueue or snooze itself?"
         )
+
+    async def data(self, name: str) -> Data:
+        return await self._memory.backend.data(name)
 
     async def read(self, run: str) -> RunRecord | None:
         return await self._memory.backend.read(run)
