@@ -27,6 +27,7 @@ from holdfast.config.roles import (
     RecordConfig,
     SchedulerConfig,
     WorkerConfig,
+    WebConfig,
 )
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "SchedulerConfig",
     "WorkerConfig",
     "load",
+    "WebConfig",
     "markdown",
     "options",
     "variable",

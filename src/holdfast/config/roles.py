@@ -273,6 +273,56 @@ class SchedulerConfig(Role):
 
 
 @dataclass(frozen=True, repr=False)
+class WebConfig(Role):
+    """What one `holdfast web` does: the API and the pages."""
+
+    table = "web"
+
+    host: str = option(
+        "127.0.0.1",
+        "Address to listen on; one that others can reach needs tokens.",
+    )
+    port: int = option(8080, "Port to listen on; 0 means any that is free.", least=0, most=65_535)
+    hosts: str = option(
+        "",
+        "Names by which browsers and programs reach it, separated by commas (`jobs.example.com`, "
+        "`*.example.com`, `*` for any). Addresses, `localhost` and this machine's own name need "
+        "no mention; every other name is refused.",
+    )
+    tokens: str = option(
+        "",
+        "Who may log in, separated by commas: `NAME:ROLE:HASH`, as `holdfast web token` prints it.",
+        secret=True,
+    )
+    tokens_file: str = option(
+        "", "File with one such token on each line; read again when it changes."
+    )
+    session_seconds: float = option(43_200.0, "How long a login lasts.", least=60, most=2_592_000)
+    rate_per_second: float = option(
+        50.0,
+        "Requests to the API that one user or address may make each second, with four seconds' "
+        "worth in one go; 0 means no limit.",
+        least=0,
+        most=1_000_000,
+    )
+    proxies: str = option(
+        "",
+        "Addresses of proxies in front of it, separated by commas: their `X-Forwarded-For` and "
+        "`X-Forwarded-Proto` are believed.",
+    )
+    tls_cert: str = option("", "File with the certificate to serve, together with `tls_key`.")
+    tls_key: str = option("", "File with the key of `tls_cert`.")
+    health_port: int = option(
+        0, "Port that answers health and metrics requests; 0 means none.", least=0, most=65_535
+    )
+    health_host: str = option("0.0.0.0", "Address on which `health_port` listens.")
+
+    def _check_relations(self) -> None:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError("tls_cert and tls_key belong together: give both or neither")
+
+
+@dataclass(frozen=True, repr=False)
 class RecordConfig(Role):
     """How long Holdfast remembers."""
 

@@ -65,8 +65,9 @@ class NodeInfo(msgspec.Struct, frozen=True):
 class Nodes:
     """Reads and steers the nodes of a namespace."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, audit: Audit | None = None) -> None:
         self._client = client
+        self._audit = audit or Audit(client)
         self._broker = client.broker
         self._bucket = Bucket(client.broker, client.broker.names.nodes)
 
@@ -117,7 +118,7 @@ class Nodes:
             raise errors.NotFound(
                 f"node {node!r} does not answer: it has ended, or is cut off"
             ) from None
-        await Audit(self._client).write("drain", detail=node)
+        await self._audit.write("drain", detail=node)
 
     async def watch(self) -> AsyncIterator[Transition]:
         """Transitions as they happen, until cancelled."""

@@ -1,0 +1,18 @@
+"""The API, one module per noun, under `/api/v1`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+from fastapi import FastAPI
+
+PREFIX = "/api/v1"
+NOUNS: tuple[str, ...] = ()
+
+
+def include(app: FastAPI) -> None:
+    """Add every noun's routes."""
+    for noun in NOUNS:
+        module = importlib.import_module(f"holdfast.web.api.{noun}")
+        app.include_router(module.router, prefix=PREFIX)

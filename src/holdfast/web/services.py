@@ -1,0 +1,203 @@
+"""What API and pages share: one connection, the readers of `holdfast.status`, the user's app.
+
+Nothing in here is the truth: that is in NATS. A web process may be killed and started again, and
+any number may run side by side.
+
+It connects when the app starts, or, where no lifespan runs (a mounted app), with the first request.
+The process is a node of role `web`: it heartbeats, answers pings and can be drained. One that was
+declared lost holds nothing that could be harmed, so it joins again under a new name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from functools import cached_property
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from holdfast.app import Holdfast
+from holdfast.broker import Broker
+from holdfast.client import Client
+from holdfast.client.schedules import Schedules
+from holdfast.config import ConnectionConfig, RecordConfig, WebConfig
+from holdfast.errors import BrokerError
+from holdfast.model.liveness import Liveness
+from holdfast.ownership.membership import Membership
+from holdfast.status.audit import Audit
+from holdfast.status.dead import DeadLetters
+from holdfast.status.jobs import Jobs
+from holdfast.status.nodes import Nodes
+from holdfast.status.runs import Runs
+from holdfast.status.schedules import SlotHistory
+from holdfast.telemetry import Telemetry
+from holdfast.web.auth import Authenticate, Role, Tokens, User, require
+from holdfast.web.sessions import Sessions
+
+log = logging.getLogger("holdfast.web")
+
+REJOIN_SECONDS = 1.0
+BODY_SPARE = 64 * 1024
+
+
+class Desk:
+    """What one user works with: readers and actions that write the user's name to the audit."""
+
+    def __init__(self, services: Services, user: User) -> None:
+        self.services = services
+        self.client = services.client
+        self.user = user
+
+    @cached_property
+    def audit(self) -> Audit:
+        return Audit(self.client, who=self.user.name)
+
+    @cached_property
+    def runs(self) -> Runs:
+        return Runs(self.client, self.audit)
+
+    @cached_property
+    def dead(self) -> DeadLetters:
+        return DeadLetters(self.client, self.audit)
+
+    @cached_property
+    def jobs(self) -> Jobs:
+        return Jobs(self.client, self.audit)
+
+    @cached_property
+    def nodes(self) -> Nodes:
+        return Nodes(self.client, self.audit)
+
+    @cached_property
+    def schedules(self) -> Schedules:
+        return Schedules(self.client)
+
+    @cached_property
+    def slots(self) -> SlotHistory:
+        return SlotHistory(self.client)
+
+
+class Services:
+    """The connection of a web process, and what hangs on it."""
+
+    def __init__(
+        self,
+        config: WebConfig,
+        connection: ConnectionConfig,
+        *,
+        records: RecordConfig | None = None,
+        liveness: Liveness | None = None,
+        app: Holdfast | None = None,
+        authenticate: Authenticate | None = None,
+        stop: Callable[[], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.app = app
+        """The user's app, when one was given: for the signatures of its jobs."""
+        self.tokens = Tokens(config)
+        self.authenticate = authenticate
+        self.telemetry = Telemetry()
+        self.broker = Broker(connection, name="holdfast web")
+        self.client = Client(self.broker, records or RecordConfig(), self.telemetry)
+        self.sessions = Sessions(self.client, self.tokens, config.session_seconds)
+        self.member: Membership | None = None
+        self._liveness = liveness
+        self._stop = stop or self._cannot_stop
+        self._opening = asyncio.Lock()
+        self._open = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def names(self) -> str:
+        """The namespace that is shown."""
+        return self.broker.names.namespace
+
+    @property
+    def body_limit(self) -> int:
+        """The longest request that can make sense: what one message carries, and some more."""
+        most = self.broker.max_message_bytes if self._open else 1024 * 1024
+        return 2 * most + BODY_SPARE
+
+    def desk(self, user: User) -> Desk:
+        """What a user works with."""
+        return Desk(self, user)
+
+    # ---- life
+
+    async def open(self) -> None:
+        """Connect and join, once."""
+        async with self._opening:
+            if self._open:
+                return
+            await self.broker.open()
+            await self.client.topology.ensure()
+            await self.sessions.ensure()
+            await self._join()
+            self._tasks = [asyncio.create_task(self._stay(), name="holdfast-heartbeat")]
+            self._open = True
+
+    async def close(self) -> None:
+        """Leave and disconnect."""
+        if not self._open:
+            return
+        self._open = False
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.member:
+            await self.member.stop()
+        await self.broker.close()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _: Any = None) -> AsyncIterator[None]:
+        """Connected while it lasts."""
+        await self.open()
+        try:
+            yield
+        finally:
+            await self.close()
+
+    async def _join(self) -> None:
+        self.member = Membership(
+            self.broker, "web", liveness=self._liveness, stop=lambda: self._stop()
+        )
+        await self.member.start()
+
+    async def _stay(self) -> None:
+        """Heartbeat; whoever was declared lost joins again, because nothing was taken over."""
+        while True:
+            assert self.member is not None
+            await self.member.heartbeat.run()
+            log.warning("this node was declared lost: it joins again")
+            await self.broker.clock.sleep(REJOIN_SECONDS)
+            with contextlib.suppress(BrokerError):
+                await self._join()
+
+    def _cannot_stop(self) -> None:
+        log.warning("asked to drain, but this is part of another app: stop that one")
+
+
+# ---- for routes
+
+
+def services_of(request: Request) -> Services:
+    """The services of the app that handles a request."""
+    services: Services = request.app.state.services
+    return services
+
+
+def at_desk(role: Role) -> Callable[..., Desk]:
+    """A dependency: the desk of the user, if they have this role or more."""
+
+    def sit(request: Request, user: Annotated[User, Depends(require(role))]) -> Desk:
+        return services_of(request).desk(user)
+
+    return sit
+
+
+ViewerDesk = Annotated[Desk, Depends(at_desk("viewer"))]
+OperatorDesk = Annotated[Desk, Depends(at_desk("operator"))]
+AdminDesk = Annotated[Desk, Depends(at_desk("admin"))]
