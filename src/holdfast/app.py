@@ -137,13 +137,13 @@ class Job(Generic[P, R]):
         return define(name, self.name, group=self.spec.group, body=body, **rule)
 
     def _sender(self, kwargs: dict[str, Any]) -> tuple[Sender[R], dict[str, Any]]:
-        if not kwargs:
-            return Sender(self, NO_OPTIONS), kwargs
         taken = [
             n
             for n in SendOptions.__annotations__
             if n in kwargs and n not in self.signature.parameters
         ]
+        if not taken:
+            return Sender(self, NO_OPTIONS), kwargs
         options = Options(**{name: kwargs[name] for name in taken})
         return Sender(self, options), {k: v for k, v in kwargs.items() if k not in taken}
 

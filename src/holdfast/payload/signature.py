@@ -31,7 +31,17 @@ class Bound(NamedTuple):
 class Signature:
     """How the parameters of one handler and the body of a message correspond."""
 
-    __slots__ = ("_bind", "_named", "_needed", "_plan", "contexts", "name", "parameters", "returns")
+    __slots__ = (
+        "_bind",
+        "_known",
+        "_named",
+        "_needed",
+        "_plan",
+        "contexts",
+        "name",
+        "parameters",
+        "returns",
+    )
 
     def __init__(self, name: str, parts: _Parts) -> None:
         self.name = name
@@ -43,7 +53,8 @@ class Signature:
         """The resolved return annotation, for `decode_result`; `Any` when there is none."""
         self._bind = inspect.Signature(parts.payload)
         self._named = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parts.payload)
-        self._needed = sum(p.default is p.empty for p in parts.payload)
+        self._known = set(self.parameters)
+        self._needed = {p.name for p in parts.payload if p.default is p.empty}
         self._plan = plan_of(name, parts.payload, parts.types)
 
     @classmethod
@@ -55,8 +66,10 @@ class Signature:
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """The body for a call with these arguments; `InvalidPayload` when they do not fit."""
         given: Mapping[str, Any]
-        if self._named and not kwargs and self._needed <= len(args) <= len(self.parameters):
+        if self._named and not kwargs and len(self._needed) <= len(args) <= len(self.parameters):
             given = dict(zip(self.parameters, args, strict=False))
+        elif self._named and not args and self._needed <= kwargs.keys() <= self._known:
+            given = kwargs
         else:  # rarer and slower
             try:
                 given = self._bind.bind(*args, **kwargs).arguments
