@@ -79,7 +79,7 @@ def arguments_of(command: Any) -> list[Any]:
 def _command(path: tuple[str, ...], command: Any) -> list[str]:
     title = f"{'#' * (len(path) + 1)} holdfast {' '.join(path)}"
     parts = [title, *_prose(command.help or "")]
-    if hasattr(command, "commands"):
+    if hasattr(command, "commands") and not options_of(command):
         return parts
     words = [_shown(p) for p in arguments_of(command)]
     parts.append("```text\n" + " ".join(["holdfast", *path, "[OPTIONS]", *words]) + "\n```")

@@ -28,6 +28,7 @@ NOUNS = (
     "scheduler",
     "coordinator",
     "control",
+    "web",
     "schedules",
     "nodes",
     "doctor",

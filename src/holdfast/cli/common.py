@@ -92,9 +92,9 @@ class Cli(typer.Typer):
 
         return decorate
 
-    def root(self, function: Callable[..., None]) -> None:
-        """The options of the program itself."""
-        self.callback()(_with_common_options(function))
+    def root(self, function: Callable[..., None], **options: Any) -> None:
+        """The options of the program itself, or of a noun that is a command too."""
+        self.callback(**options)(_with_common_options(function))
 
     def noun(self, name: str, help: str) -> Cli:
         """A group of verbs: `holdfast <name> <verb>`."""

@@ -1,0 +1,173 @@
+"""A web process: the app on a socket, with the life of every other role.
+
+    bind ──► connect ──► serve ──► (signal, drain) close the streams ──► leave ──► exit
+
+It refuses to listen where others can reach it unless it knows who is asking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+from holdfast.app import Holdfast
+from holdfast.config import ConnectionConfig, RecordConfig, WebConfig
+from holdfast.errors import ConfigError
+from holdfast.health import Health, HealthServer
+from holdfast.model.liveness import Liveness
+from holdfast.web.app import create_app
+from holdfast.web.auth import Tokens
+from holdfast.web.security import is_loopback
+from holdfast.web.services import Services
+
+log = logging.getLogger("holdfast.web")
+
+GRACE_SECONDS = 3
+BACKLOG = 512
+
+
+class WebServer:
+    """Serves the web app until it is stopped."""
+
+    def __init__(
+        self,
+        config: WebConfig,
+        connection: ConnectionConfig,
+        *,
+        app: Holdfast | None = None,
+        records: RecordConfig | None = None,
+        liveness: Liveness | None = None,
+        started: Callable[[str], None] | None = None,
+    ) -> None:
+        check_reachable(config)
+        self._config = config
+        self._started = started
+        self._web = create_app(
+            app,
+            config=config,
+            connection=connection,
+            records=records,
+            liveness=liveness,
+            open_to_all=is_loopback(config.host),
+            stop=self.stop,
+        )
+        self._stop = asyncio.Event()
+
+    @property
+    def app(self) -> FastAPI:
+        """The ASGI app that is served."""
+        return self._web
+
+    def stop(self) -> None:
+        """End `run`."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serve until `stop` is called."""
+        services: Services = self._web.state.services
+        config = self._config
+        with _bound(config) as listener:
+            async with (
+                services.lifespan(),
+                HealthServer(config.health_host, config.health_port, self._health),
+            ):
+                server = _Server(_uvicorn(config, self._web))
+                serving = asyncio.create_task(server.serve([listener]), name="holdfast-web")
+                stopping = asyncio.create_task(self._stop.wait(), name="holdfast-stop")
+                try:
+                    self._tell(listener)
+                    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    stopping.cancel()
+                    server.should_exit = True
+                    self._close_streams()
+                    await asyncio.gather(serving, stopping, return_exceptions=True)
+                if not self._stop.is_set():
+                    serving.result()
+
+    def _tell(self, listener: socket.socket) -> None:
+        url = address(self._config, listener.getsockname()[1])
+        log.info("serving on %s", url)
+        if self._started:
+            self._started(url)
+
+    def _close_streams(self) -> None:
+        """End the streams of open pages, which would never end by themselves."""
+        feed = getattr(self._web.state, "feed", None)
+        if feed is not None:
+            feed.close()
+
+    def _health(self) -> Health:
+        services: Services = self._web.state.services
+        there = services.broker.connected
+        facts = services.member.describe() if services.member else {}
+        problems = [] if there else ["not connected to NATS"]
+        return Health(there, problems, services.telemetry.render, facts)
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without signal handlers: signals are the process's affair."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _uvicorn(config: WebConfig, app: FastAPI) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        lifespan="off",  # the services outlive the last request
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=bool(config.proxies),
+        forwarded_allow_ips=config.proxies or None,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        ssl_certfile=config.tls_cert or None,
+        ssl_keyfile=config.tls_key or None,
+    )
+
+
+def check_reachable(config: WebConfig) -> None:
+    """Refuse an address that others can reach, unless there are tokens."""
+    if not is_loopback(config.host) and not Tokens(config):
+        raise ConfigError(
+            f"others can reach {config.host}, and everybody could do everything: make a token "
+            "with 'holdfast web token NAME' and put its line into web.tokens "
+            "(HOLDFAST_WEB_TOKENS), or listen on 127.0.0.1"
+        )
+
+
+@contextlib.contextmanager
+def _bound(config: WebConfig) -> Iterator[socket.socket]:
+    """The socket to listen on."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((config.host, config.port))
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise ConfigError(
+                f"cannot listen on {config.host}:{config.port} ({why}): choose another with "
+                "--host and --port, or --port 0 for any that is free"
+            ) from None
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        yield listener
+
+
+def address(config: WebConfig, port: int) -> str:
+    """Where to point a browser."""
+    host = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(
+        config.host, config.host
+    )
+    scheme = "https" if config.tls_cert else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
