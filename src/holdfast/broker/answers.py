@@ -21,7 +21,8 @@ from holdfast.broker.wire import Headers
 ENVELOPE_BYTES: Final = 16 * 1024
 """Kept free below the server's limit, so that a dead letter can carry the body and its story."""
 
-_CAS_REFUSED: Final = frozenset({10071, 10164})
+_CAS_REFUSED: Final = frozenset({10071, 10164, 10077})
+"""The last: a subject that keeps its first message has one."""
 _ID_IN_PROCESS: Final = 10158
 """A first copy of the message was taken in and is not stored yet: it may be, or not."""
 _NO_SEQUENCE: Final = 10043
@@ -114,8 +115,3 @@ def header_bytes(headers: Headers | None) -> int:
 def reason(error: BaseException | None) -> str:
     """The client's error in few words."""
     return str(error).removeprefix("nats: ").strip("'") or type(error).__name__
-
-
-def is_login(error: BaseException | None) -> bool:
-    """Whether an error says that the server refused the login."""
-    return "authorization" in str(error).lower()

@@ -20,7 +20,7 @@ import contextlib
 import itertools
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -35,11 +35,10 @@ from holdfast.broker.answers import (
     Stored,
     api_error,
     header_bytes,
-    is_login,
     read_ack,
     reason,
 )
-from holdfast.broker.options import connect_options, shown_url
+from holdfast.broker.options import connect_options, hopeless, inbox_prefix, shown_url
 from holdfast.broker.requirements import check_jetstream, check_version
 from holdfast.broker.wire import Headers, Listener, WireClient, parse_headers, publish_line
 from holdfast.clock import Clock, SystemClock
@@ -54,8 +53,11 @@ before the liveness timeout of a process that could go on with another server.""
 USELESS_SECONDS: Final = 10.0
 """A server through which nothing could be written for so long may have lost the others."""
 
+CALLBACKS: Final = ("error_cb", "disconnected_cb", "reconnected_cb", "closed_cb")
+
 _SWEEP_SECONDS: Final = 0.25
 _LOOK_SECONDS: Final = 2.0
+_FIXED: Final = {"pending_size": 0, "skip_subject_validation": True}
 
 Callback = Callable[[Received], Awaitable[None]]
 Future = asyncio.Future
@@ -65,9 +67,17 @@ class Broker:
     """One connection to NATS in one namespace. Use it as `async with`."""
 
     def __init__(
-        self, config: ConnectionConfig, *, name: str = "holdfast", clock: Clock | None = None
+        self,
+        config: ConnectionConfig,
+        *,
+        name: str = "holdfast",
+        clock: Clock | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
+        """`options` are the client's own, for code written for it; its callbacks are kept."""
         self.config = config
+        self._options = dict(options or {})
+        self._theirs = {n: self._options.pop(n, None) for n in CALLBACKS}
         self.names = Names(config.namespace)
         self.clock = clock or SystemClock()
         self.server_offset = 0.0
@@ -75,7 +85,10 @@ class Broker:
         self.closed: asyncio.Event = asyncio.Event()
         self._name = name
         self._nc = WireClient()
-        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._prefix = ""
+        self._inbox = ""
+        self._refusals = 0
+        self._opened = False
         self._tokens = itertools.count()
         self._waiting: dict[int, tuple[Future[Received], float, str]] = {}
         self._reconnected: list[Callable[[], None]] = []
@@ -112,40 +125,42 @@ class Broker:
 
     async def _connect(self) -> None:
         options = connect_options(self.config)
-        servers = [u.strip() for u in self.config.nats_url.split(",") if u.strip()]
+        self._inbox = self.new_inbox()
+        servers = self.config.servers
         try:
             async with asyncio.timeout(self.config.connect_timeout_seconds):
                 await self._nc.connect(
                     servers=servers,
-                    name=self._name,
                     error_cb=self._on_error,
                     disconnected_cb=self._on_disconnected,
                     reconnected_cb=self._on_reconnected,
                     closed_cb=self._on_closed,
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=0.1,  # type: ignore[arg-type]  # a float works
-                    connect_timeout=2,
-                    ping_interval=PING_SECONDS,
-                    max_outstanding_pings=2,
-                    pending_size=0,
-                    skip_subject_validation=True,
-                    **options,
+                    **(self._usual() | options | self._options | _FIXED),
                 )
+                self._opened = True
         except (TimeoutError, OSError, nats.errors.Error) as error:
             self._closing = True
             with contextlib.suppress(Exception):
                 await self._nc.close()
             raise self._not_connected(error) from None
 
+    def _usual(self) -> dict[str, Any]:
+        """What somebody's own options may replace."""
+        return {
+            "name": self._name,
+            "max_reconnect_attempts": -1,
+            "reconnect_time_wait": 0.1,
+            "connect_timeout": 2,
+            "ping_interval": PING_SECONDS,
+            "max_outstanding_pings": 2,
+        }
+
     def _not_connected(self, error: Exception) -> errors.NotConnected:
         """What went wrong at the last try, for the client just tries again until time is up."""
         why = reason(self._trouble or error)
         url = shown_url(self.config.nats_url)
-        if is_login(self._trouble):
-            return errors.NotConnected(
-                f"NATS at {url} refuses the login ({why}): check user and password, token, "
-                "creds_file or nkey_seed_file"
-            )
+        if what := hopeless(self._trouble):
+            return errors.NotConnected(f"NATS at {url} {what}")
         return errors.NotConnected(
             f"cannot reach NATS at {url} ({why}): "
             "start one with 'holdfast server', or set HOLDFAST_NATS_URL"
@@ -177,6 +192,11 @@ class Broker:
         """Leave this server when no write through it was confirmed for a while."""
         if self.clock.monotonic() - self._confirmed > USELESS_SECONDS:
             await self.leave()
+
+    @property
+    def client(self) -> Any:
+        """The NATS client, for code that was written for it and shares this connection."""
+        return self._nc
 
     @property
     def connected(self) -> bool:
@@ -292,7 +312,8 @@ class Broker:
 
     def new_inbox(self) -> str:
         """A subject of one's own for answers."""
-        return f"_INBOX.{secrets.token_hex(11)}"
+        self._prefix = self._prefix or inbox_prefix(self.config)
+        return f"{self._prefix}.{secrets.token_hex(11)}"
 
     async def listen(self, subject: str, listener: Listener) -> Subscription:
         """Receive on the short way: a plain function, called straight from the parser."""
@@ -355,8 +376,9 @@ class Broker:
                 future.exception()  # nobody may be waiting any more
 
     async def _on_error(self, error: Exception) -> None:
-        if not is_login(self._trouble):
+        if not hopeless(self._trouble):
             self._trouble = error
+        self._give_up_if_hopeless(error)
         text = str(error)
         if "permissions violation" in text.lower():
             log.error("NATS refused: %s", text)
@@ -365,6 +387,26 @@ class Broker:
             self._deny_waiting(subject, text)
         else:
             log.debug("nats: %s", reason(error))
+        await self._tell("error_cb", error)
+
+    def _give_up_if_hopeless(self, error: Exception) -> None:
+        """While connecting: once as many servers as there are have said no, it is no.
+
+        Raised into the client's loop of attempts, which would otherwise go on until time is up. A
+        connection that once stood keeps trying: its login may be given back.
+        """
+        if not self._opened and hopeless(error):
+            self._refusals += 1
+            if self._refusals >= len(self.config.servers):
+                raise error
+
+    async def _tell(self, callback: str, *facts: Any) -> None:
+        """Call somebody's own callback, if there is one; its errors are its own."""
+        if theirs := self._theirs[callback]:
+            try:
+                await theirs(*facts)
+            except Exception:
+                log.exception("%s raised", callback)
 
     def _deny_waiting(self, subject: str, text: str) -> None:
         """Answer what was asked on a subject that the server does not let us use."""
@@ -377,6 +419,7 @@ class Broker:
 
     async def _on_disconnected(self) -> None:
         self._fail_waiting(errors.OutcomeUnknown("the connection was lost before an answer came"))
+        await self._tell("disconnected_cb")
         if self._closing:
             return
         if self._lost_at is None:
@@ -392,8 +435,10 @@ class Broker:
         log.info("connected to NATS again (%s) after %.1f s", url.netloc if url else "?", away)
         for callback in list(self._reconnected):
             callback()
+        await self._tell("reconnected_cb")
 
     async def _on_closed(self) -> None:
         self.closed.set()
+        await self._tell("closed_cb")
         if not self._closing:
             log.error("the connection to NATS is closed for good: %s", reason(self._nc.last_error))

@@ -1,19 +1,30 @@
-"""How a `ConnectionConfig` becomes the options of the NATS client: credentials and TLS."""
+"""How a `ConnectionConfig` becomes the options of the NATS client: credentials and TLS.
+
+Also what a server's refusal means: a wrong login and a certificate that does not fit do not get
+better by trying again, so they end the attempt to connect at once, with a sentence (`hopeless`).
+"""
 
 from __future__ import annotations
 
 import re
 import ssl
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from holdfast.config import ConnectionConfig
 from holdfast.errors import ConfigError
+from holdfast.identity import load_credentials
+
+DEFAULT_INBOX: Final = "_INBOX"
+
+_LOGIN: Final = "check user and password, token, credentials_file, creds_file or nkey_seed_file"
 
 
 def connect_options(config: ConnectionConfig) -> dict[str, Any]:
     """Credentials and TLS; a file that cannot be read is named."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"inbox_prefix": inbox_prefix(config)}
+    if config.credentials_file:
+        options["nkeys_seed_str"] = load_credentials(config.credentials_file).nkey_seed
     if config.creds_file:
         options["user_credentials"] = _readable(config.creds_file, "creds_file")
     if config.nkey_seed_file:
@@ -23,16 +34,33 @@ def connect_options(config: ConnectionConfig) -> dict[str, Any]:
     if config.user:
         options["user"] = config.user
         options["password"] = config.password
-    if config.tls_ca or config.tls_cert:
+    return options | _tls_options(config)
+
+
+def inbox_prefix(config: ConnectionConfig) -> str:
+    """The subject below which answers arrive."""
+    if config.inbox_prefix:
+        return config.inbox_prefix
+    if config.credentials_file:
+        return load_credentials(config.credentials_file).inbox
+    return DEFAULT_INBOX
+
+
+def _tls_options(config: ConnectionConfig) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if config.encrypted:
         options["tls"] = _tls_context(config)
-        if config.tls_hostname:
-            options["tls_hostname"] = config.tls_hostname
+    if config.tls_hostname:
+        options["tls_hostname"] = config.tls_hostname
+    if config.tls_handshake == "first":
+        options["tls_handshake_first"] = True
     return options
 
 
 def _tls_context(config: ConnectionConfig) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=config.tls_ca or None)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
         if config.tls_cert:
             context.load_cert_chain(config.tls_cert, config.tls_key or None)
     except (OSError, ssl.SSLError) as error:
@@ -51,3 +79,20 @@ def _readable(path: str, what: str) -> str:
 def shown_url(url: str) -> str:
     """A server address without the secrets that it may carry."""
     return re.sub(r"//[^@/,]*@", "//***@", url)
+
+
+def hopeless(error: BaseException | None) -> str:
+    """What is wrong and what to do, for an error that no further try can change; else empty."""
+    text = str(error).removeprefix("nats: ").strip("'")
+    if "authorization" in text.lower() or "authentication" in text.lower():
+        return f"refuses the login ({text}): {_LOGIN}"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"shows a certificate that is not trusted ({error.verify_message}): set tls_ca to the "
+            "authority that signed it, and tls_hostname if it names another host"
+        )
+    if "no ssl context" in text:
+        return "wants TLS: write tls:// in nats_url, and tls_ca if a private authority signed"
+    if isinstance(error, ssl.SSLError) and "CERTIFICATE_REQUIRED" in text.upper():
+        return "wants a certificate of the client: set tls_cert and tls_key"
+    return ""

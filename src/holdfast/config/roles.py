@@ -37,12 +37,25 @@ class ConnectionConfig(Role):
     user: str = option("", "User name, together with `password`.")
     password: str = option("", "Password of `user`.", secret=True)
     token: str = option("", "Authentication token.", secret=True)
+    credentials_file: str = option(
+        "", "File with a login as `holdfast auth user` and `holdfast auth agent` issue it."
+    )
     nkey_seed_file: str = option("", "File with an NKey seed.")
     creds_file: str = option("", "File with a user JWT and its seed (`.creds`).")
     tls_ca: str = option("", "File with the certificate authority that signed the servers'.")
     tls_cert: str = option("", "File with the client's certificate, together with `tls_key`.")
     tls_key: str = option("", "File with the key of `tls_cert`.")
     tls_hostname: str = option("", "Name the server's certificate must carry, if not the URL's.")
+    tls_handshake: str = option(
+        "after_info",
+        "`first` for servers with `handshake_first`: not one byte travels in the clear.",
+        choices=("after_info", "first"),
+    )
+    inbox_prefix: str = option(
+        "",
+        "Subject below which answers arrive, where permissions keep it from other users; empty "
+        "means that of `credentials_file`, else `_INBOX`.",
+    )
     connect_timeout_seconds: float = option(
         5.0, "How long one attempt to connect may take.", least=0.05, most=3600
     )
@@ -65,6 +78,12 @@ class ConnectionConfig(Role):
         """The URLs one by one."""
         return [url.strip() for url in self.nats_url.split(",")]
 
+    @property
+    def encrypted(self) -> bool:
+        """Whether TLS was asked for; a server that demands it is told apart when connecting."""
+        schemes = ("tls://", "wss://")
+        return bool(self.tls_ca or self.tls_cert) or self.nats_url.startswith(schemes)
+
     def _check_relations(self) -> None:
         _check_servers(self.servers)
         checked_by(names.Names, self.namespace)
@@ -74,7 +93,12 @@ class ConnectionConfig(Role):
             raise ConfigError("user and password belong together: give both or neither")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ConfigError("tls_cert and tls_key belong together: give both or neither")
-        given = [n for n in ("user", "token", "nkey_seed_file", "creds_file") if getattr(self, n)]
+        if self.tls_handshake == "first" and not self.encrypted:
+            raise ConfigError("tls_handshake = first needs TLS: write tls:// in nats_url")
+        if self.inbox_prefix:
+            checked_by(names.check_event, self.inbox_prefix.removeprefix("_"))
+        logins = ("user", "token", "credentials_file", "nkey_seed_file", "creds_file")
+        given = [n for n in logins if getattr(self, n)]
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)} are different ways to log in: give one")
 
