@@ -245,6 +245,11 @@ def parse_slot_key(key: str) -> tuple[str, str] | None:
     return (parts[1], parts[2]) if len(parts) == 3 and parts[0] == "slot" else None
 
 
+def marker_key(schedule: str, slot: str) -> str:
+    """The key of the marker of a taskiq schedule's slot."""
+    return f"{encode(schedule)}.{encode(slot)}"
+
+
 def term_key(role: str) -> str:
     """The key of a role's term: its revision is the epoch that fences what the leader writes."""
     return f"term.{role}"
@@ -267,6 +272,32 @@ def settings_file_key(sha256: str) -> str:
 def settings_manifest_key(sha256: str) -> str:
     """The key of a manifest of the settings."""
     return f"manifest.{sha256}"
+
+
+def active_key(run: str) -> str:
+    """The key that says a fan-out run has not ended, and who owns it."""
+    return f"active.{run}"
+
+
+def fleet_key(run: str) -> str:
+    """The key of a fan-out run's record."""
+    return f"run.{run}"
+
+
+def return_key(run: str, agent: str) -> str:
+    """The key of one agent's return."""
+    return f"{run}.{agent}"
+
+
+def parse_return_key(key: str) -> tuple[str, str] | None:
+    """Run and agent of a return's key, or None."""
+    parts = key.split(".")
+    return (parts[0], parts[1]) if len(parts) == 2 else None
+
+
+def last_token(subject: str) -> str:
+    """The last part of a subject: whom permissions let publish there."""
+    return subject.rpartition(".")[2]
 
 
 def attempt_message_id(run: str, attempt: int) -> str:
@@ -375,6 +406,20 @@ class Names:
         """A bucket of a program's own."""
         return self.bucket(f"data_{name}")
 
+    @property
+    def taskiq_dead(self) -> str:
+        """The stream for what was given up of a taskiq queue."""
+        return self._stream("TASKIQ_DEAD")
+
+    def taskiq_dead_letter(self, subject: str = "") -> str:
+        """Where a taskiq queue's dead letters go; all of them when no subject is named."""
+        return f"{self.namespace}.taskiq.dead.{encode(subject) if subject else '>'}"
+
+    @property
+    def taskiq_slots(self) -> str:
+        """The bucket of the markers of taskiq's slots."""
+        return self.bucket("taskiq_slots")
+
     def job(self, group: str, job: str) -> str:
         return f"{self.namespace}.job.{group}.{job}"
 
@@ -395,6 +440,39 @@ class Names:
 
     def cancel(self, run: str) -> str:
         return f"{self.namespace}.run.{run}.cancel"
+
+    @property
+    def fleet(self) -> str:
+        return self.bucket("fleet")
+
+    @property
+    def returns(self) -> str:
+        return self.bucket("returns")
+
+    @property
+    def facts(self) -> str:
+        return self.bucket("facts")
+
+    def dispatch(self, verb: str) -> str:
+        """Where dispatchers take requests, each by one of them: `run`, `cancel`, `resolve`."""
+        return f"{self.namespace}.dispatch.{verb}"
+
+    @property
+    def handover(self) -> str:
+        """Where a dispatcher that leaves says so to the others."""
+        return f"{self.namespace}.dispatchers.handover"
+
+    def agent(self, agent: str, verb: str) -> str:
+        """Where an agent takes commands: `exec`, `cancel`."""
+        return f"{self.namespace}.agent.{agent}.{verb}"
+
+    def ack(self, run: str, agent: str) -> str:
+        """Where an agent says that it has accepted a command, or why not."""
+        return f"{self.namespace}.run.{run}.ack.{agent}"
+
+    def returned(self, run: str, agent: str) -> str:
+        """Where an agent sends its return; the server keeps it as key `<run>.<agent>`."""
+        return f"{self.namespace}.run.{run}.return.{agent}"
 
     def node(self, node: str, verb: str) -> str:
         return f"{self.namespace}.node.{node}.{verb}"

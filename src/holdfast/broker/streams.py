@@ -32,6 +32,9 @@ MARKED: Final = ("leases",)
 """Buckets in which an expiry leaves a marker, so that those who wait for it hear of it. Only
 leases: in the others every record expires some day, and each would cost one more write."""
 MARKER_SECONDS: Final = 60
+FLEET_BUCKETS: Final = ("fleet", "returns", "facts")
+"""Made by the first dispatcher."""
+RETURNS_DAYS: Final = 7
 SETTINGS_BUCKETS: Final = ("settings", "secrets", "applied")
 """Made by the first who publishes settings."""
 QUIET: Final = ("secrets",)
@@ -90,7 +93,33 @@ def bucket_config(names: Names, noun: str, replicas: int) -> Config:
     """A bucket: last value per key, per-key TTL, and each write repeated on a plain subject."""
     bucket = names.bucket(noun)
     marked = {"subject_delete_marker_ttl": MARKER_SECONDS * NANO} if noun in MARKED else {}
-    return marked | {
+    return (
+        marked
+        | _plain_bucket(names, noun, bucket, replicas)
+        | (_returns_config(names) if noun == "returns" else {})
+    )
+
+
+def _returns_config(names: Names) -> Config:
+    """Returns: published on a subject that names the agent, kept as a key, the first one wins.
+
+    So an agent needs no right to write any bucket, and a return is safe on its arrival, whether a
+    dispatcher is there or not.
+    """
+    bucket = names.returns
+    return {
+        "subjects": [kv_subject(bucket, ">"), names.returned("*", "*")],
+        "subject_transform": {
+            "src": names.returned("*", "*"),
+            "dest": kv_subject(bucket, "{{wildcard(1)}}.{{wildcard(2)}}"),
+        },
+        "discard_new_per_subject": True,
+        "max_age": RETURNS_DAYS * DAY * NANO,
+    }
+
+
+def _plain_bucket(names: Names, noun: str, bucket: str, replicas: int) -> Config:
+    return {
         "name": kv_stream(bucket),
         "subjects": [kv_subject(bucket, ">")],
         "storage": "file",

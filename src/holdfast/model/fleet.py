@@ -1,0 +1,385 @@
+"""Fan-out runs: one command to many agents, its record, its returns and how it ends.
+
+    claimed ──► running ──► complete | failed | partial | timeout | cancelled
+       │ owner lost: sent again      │ owner lost: adopted, with a higher epoch
+       └──► claimed                  └──► running          the fourth time: failed
+
+`claimed` provably means that no agent has been sent anything: a dispatcher writes `running` before
+its first command leaves. Each change of owner is a compare-and-swap, and its revision is the epoch
+that the owner's commands carry.
+
+The final status looks at returns only: all returned and were fine → `complete`; all returned, some
+failed → `failed`; some returned → `partial`; none → `timeout`. A run that was cancelled before all
+had returned is `cancelled`; one that stopped itself, or was given up, without any return is
+`failed`. An agent that could not be reached has not returned.
+
+`FanOut` is the owner's view of one run: whom to send to, whom to send to again, whom to give up.
+It has no clock and no I/O: it is told what happened and when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, Literal
+
+import msgspec
+
+from holdfast.errors import Unreadable
+
+FleetStatus = Literal["claimed", "running", "complete", "failed", "partial", "timeout", "cancelled"]
+ENDED: Final = frozenset({"complete", "failed", "partial", "timeout", "cancelled"})
+MOST_ADOPTIONS: Final = 3
+VERSION: Final = 1
+
+Outcome = Literal["ok", "failed", "timeout", "cancelled", "busy", "refused", "interrupted"]
+
+
+class FleetRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a client asks of a dispatcher. Unknown members of newer versions are ignored."""
+
+    run: str
+    target: str
+    function: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    raw: bool = False
+    """The arguments are words of a command line: the function's signature says what they mean."""
+    timeout: float = 60.0
+    batch: int = 0
+    """How many agents make a wave; 0: all at once."""
+    max_failures: int = 0
+    """With waves: how many agents may fail before no further wave is sent."""
+    user: str = ""
+
+    @property
+    def intent(self) -> tuple[Any, ...]:
+        """What makes two requests with one id the same."""
+        return (
+            self.target,
+            self.function,
+            self.args,
+            sorted(self.kwargs.items()),
+            self.raw,
+            self.timeout,
+            self.batch,
+            self.max_failures,
+        )
+
+
+class Order(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The payload of a command: what an agent shall run. The same for all agents of a run."""
+
+    function: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    raw: bool = False
+    deadline: float = 0.0
+    """By the server's clock."""
+    user: str = ""
+
+
+class FleetRun(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A fan-out run's record."""
+
+    request: FleetRequest
+    status: FleetStatus
+    targets: tuple[str, ...] = ()
+    owner: str = ""
+    """The dispatcher that sends and finishes it; empty: handed over, whoever comes first."""
+    token: str = ""
+    """One per write: tells after a lost answer whether it was ours."""
+    epoch: int = 0
+    """The revision of the claim; known to the record from the second write of an owner on."""
+    created: float = 0.0
+    updated: float = 0.0
+    deadline: float = 0.0
+    """By the server's clock, counted from the claim."""
+    adoptions: int = 0
+    offline: tuple[str, ...] = ()
+    """Targets without a heartbeat when it was sent. They were sent to all the same."""
+    cancelled_by: str = ""
+    reason: str = ""
+    returned: int = 0
+    succeeded: int = 0
+    unreachable: tuple[str, ...] = ()
+    unsent: tuple[str, ...] = ()
+    """Targets of waves that were not sent any more."""
+    ended: float = 0.0
+    v: int = VERSION
+
+    @property
+    def run(self) -> str:
+        return self.request.run
+
+    @property
+    def over(self) -> bool:
+        return self.status in ENDED
+
+
+class Return(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one agent says about one run."""
+
+    run: str
+    agent: str
+    outcome: Outcome
+    value: Any = None
+    error: str = ""
+    seconds: float = 0.0
+    """How long it took, measured by the agent."""
+    at: float = 0.0
+    epoch: int = 0
+    object: str = ""
+    """The name of the value in the object store, when no message can carry it."""
+    note: str = ""
+    """What was left out, and why."""
+
+    @property
+    def ok(self) -> bool:
+        return self.outcome == "ok"
+
+
+class Ack(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an agent says to a command at once."""
+
+    status: Literal["accepted", "known", "stale", "refused"]
+    epoch: int
+    """Of the command that is answered."""
+    newest: int = 0
+    """The highest epoch that the agent has seen of this run."""
+    reason: str = ""
+
+
+class Active(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An entry of the index of runs that have not ended."""
+
+    owner: str
+    updated: float = 0.0
+
+
+def final_status(
+    targets: int, returned: int, succeeded: int, *, cancelled: bool = False, given_up: bool = False
+) -> FleetStatus:
+    """How a run ends."""
+    if cancelled and returned < targets:
+        return "cancelled"
+    if returned >= targets:
+        return "complete" if succeeded >= targets else "failed"
+    if returned:
+        return "partial"
+    return "failed" if given_up else "timeout"
+
+
+def claimed(request: FleetRequest, targets: Iterable[str], **facts: Any) -> FleetRun:
+    """The first record of a run."""
+    return FleetRun(request, "claimed", tuple(targets), **facts)
+
+
+def adopted(record: FleetRun, *, owner: str, token: str, now: float, lost: bool) -> FleetRun:
+    """The record under its next owner. Counted when the last one was lost, not when it left."""
+    return msgspec.structs.replace(
+        record,
+        owner=owner,
+        token=token,
+        updated=now,
+        epoch=0,
+        adoptions=record.adoptions + lost,
+    )
+
+
+def exit_code(record: FleetRun) -> int:
+    """0 all fine, 2 something failed, 3 somebody did not answer, 4 both; 1 is for everything else.
+
+    A run that was given up, or not sent to some, has not reached them.
+    """
+    failed = record.succeeded < record.returned
+    missing = record.returned < len(record.targets)
+    return (2 if failed else 0) if not missing else (4 if failed else 3)
+
+
+# ---------------------------------------------------------------- bytes
+
+_run_decoder = msgspec.json.Decoder(FleetRun)
+_request_decoder = msgspec.json.Decoder(FleetRequest)
+_return_decoder = msgspec.json.Decoder(Return)
+_ack_decoder = msgspec.json.Decoder(Ack)
+_order_decoder = msgspec.json.Decoder(Order)
+_active_decoder = msgspec.json.Decoder(Active)
+
+
+def encode(record: FleetRun | FleetRequest | Return | Ack | Order | Active) -> bytes:
+    """A record as it travels and is stored."""
+    return msgspec.json.encode(record)
+
+
+def _decoded(decoder: Any, body: bytes, what: str) -> Any:
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Unreadable(f"{what} cannot be read: {error}") from None
+
+
+def decode(body: bytes) -> FleetRun:
+    """A stored fan-out run."""
+    found: FleetRun = _decoded(_run_decoder, body, "the record of a fan-out run")
+    return found
+
+
+def decode_request(body: bytes) -> FleetRequest:
+    """A client's request."""
+    found: FleetRequest = _decoded(_request_decoder, body, "the request")
+    return found
+
+
+def decode_return(body: bytes) -> Return:
+    """A stored return."""
+    found: Return = _decoded(_return_decoder, body, "the return")
+    return found
+
+
+def decode_ack(body: bytes) -> Ack:
+    """An agent's answer to a command."""
+    found: Ack = _decoded(_ack_decoder, body, "the acknowledgement")
+    return found
+
+
+def decode_order(body: bytes) -> Order:
+    """The payload of a command."""
+    found: Order = _decoded(_order_decoder, body, "the command")
+    return found
+
+
+def decode_active(body: bytes) -> Active:
+    """An entry of the index."""
+    found: Active = _decoded(_active_decoder, body, "an entry of the index of active runs")
+    return found
+
+
+# ---------------------------------------------------------------- the owner's view
+
+
+class FanOut:
+    """Whom to send to, whom to send to again, whom to give up.
+
+    Waves: the next one is due when everybody of those before has returned or was given up, and no
+    more than `max_failures` have failed. A target that does not acknowledge in time is sent to once
+    more; one that is silent then too, or that nobody answers for, is unreachable. It may still
+    return: then it is not.
+    """
+
+    def __init__(
+        self,
+        targets: Iterable[str],
+        *,
+        batch: int = 0,
+        max_failures: int = 0,
+        ack_seconds: float = 5.0,
+        grace_seconds: float = 5.0,
+    ) -> None:
+        self.targets = tuple(dict.fromkeys(targets))
+        self._known = frozenset(self.targets)
+        self._batch = batch or len(self.targets)
+        self._max_failures = max_failures
+        self._waves = bool(batch)
+        self._ack_seconds = ack_seconds
+        self._grace_seconds = grace_seconds
+        self._next = 0
+        """How many of the targets have had their turn."""
+        self._silent: dict[str, tuple[float, int]] = {}
+        """Sent to and not heard of: when it is due, and how often it was sent."""
+        self._open: set[str] = set()
+        """Sent to, neither returned nor given up."""
+        self.returned: dict[str, bool] = {}
+        """Who has returned, and whether it was fine."""
+        self.unreachable: set[str] = set()
+        self.stopped = False
+        """Too many have failed: no further wave."""
+
+    @property
+    def failures(self) -> int:
+        return len(self.unreachable) + sum(not ok for ok in self.returned.values())
+
+    @property
+    def succeeded(self) -> int:
+        return sum(self.returned.values())
+
+    @property
+    def unsent(self) -> tuple[str, ...]:
+        """Those that nothing was sent to, and that have not returned to somebody before us."""
+        return tuple(t for t in self.targets[self._next :] if t not in self.returned)
+
+    @property
+    def over(self) -> bool:
+        """Nothing more can come, or will be sent."""
+        return not self._open and (self.stopped or self._next >= len(self.targets))
+
+    def pending(self) -> list[str]:
+        """Sent to, and not returned: those that a cancel has to reach."""
+        return [t for t in self.targets[: self._next] if t not in self.returned]
+
+    # ---- what happened
+
+    def heard_ack(self, agent: str) -> None:
+        """An agent has accepted, or knows it already."""
+        self._silent.pop(agent, None)
+        if agent in self.unreachable:
+            self.unreachable.discard(agent)
+            self._open.add(agent)
+
+    def heard_return(self, agent: str, ok: bool) -> bool:
+        """A return has come; False when it is none of ours, or not the first."""
+        if agent not in self._known or agent in self.returned:
+            return False
+        self.returned[agent] = ok
+        self._silent.pop(agent, None)
+        self._open.discard(agent)
+        self.unreachable.discard(agent)
+        return True
+
+    def heard_nobody(self, agent: str) -> None:
+        """Nobody listens on the agent's subject."""
+        found = self._silent.get(agent)
+        if found and found[1] >= 2:
+            self._give_up(agent)
+
+    def stop(self) -> None:
+        """Send to nobody else."""
+        self.stopped = True
+
+    # ---- what to do
+
+    def due(self, now: float) -> tuple[list[str], list[str]]:
+        """Whom to send to now: those whose turn it is, and the silent ones once more."""
+        again = []
+        for agent in [a for a, (when, _) in self._silent.items() if when <= now]:
+            if self._silent[agent][1] >= 2:
+                self._give_up(agent)
+            else:
+                self._silent[agent] = (now + self._grace_seconds, 2)
+                again.append(agent)
+        return self._wave(now), again
+
+    def _wave(self, now: float) -> list[str]:
+        if self._open or self.stopped or self._next >= len(self.targets):
+            return []
+        if self._waves and self._next and self.failures > self._max_failures:
+            self.stopped = True
+            return []
+        wave: list[str] = []
+        while len(wave) < self._batch and self._next < len(self.targets):
+            agent = self.targets[self._next]
+            self._next += 1
+            if agent not in self.returned:
+                wave.append(agent)
+        for agent in wave:
+            self._silent[agent] = (now + self._ack_seconds, 1)
+            self._open.add(agent)
+        return wave
+
+    def next_at(self) -> float | None:
+        """When `due` has something to say again, if nothing happens before."""
+        return min((when for when, _ in self._silent.values()), default=None)
+
+    def _give_up(self, agent: str) -> None:
+        self._silent.pop(agent, None)
+        self._open.discard(agent)
+        self.unreachable.add(agent)
