@@ -119,10 +119,11 @@ async def oldest(broker: Broker, stream: str, subject: str, start: int = 1) -> A
         yield _kept(message)
 
 
-async def newest(broker: Broker, stream: str, subject: str) -> AsyncIterator[Kept]:
-    """The stored messages of a subject, newest first."""
+async def newest(broker: Broker, stream: str, subject: str, before: int = 0) -> AsyncIterator[Kept]:
+    """The stored messages of a subject, newest first; with `before`, those older than that."""
     state = await stream_state(broker, stream)
     first, high = int(state["first_seq"]), int(state["last_seq"])
+    high = min(high, before - 1) if before else high
     span = PAGE
     while high >= first:
         low = max(first, high - span + 1)

@@ -29,6 +29,7 @@ from holdfast.names import (
     H_FAILURES,
     H_MSG_ID,
     H_RUN,
+    Names,
     attempt_message_id,
     check_name,
     consumer,
@@ -181,7 +182,7 @@ class Runs:
             looked += 1
             if kept.stored < wanted.since or looked > LOOK_MOST:
                 break
-            info = self._of_message(kept)
+            info = of_message(kept, self._names)
             if info and wanted.matches(info):
                 chunk.append(info)
             if len(chunk) >= _CHUNK:
@@ -195,21 +196,6 @@ class Runs:
         entries = await asyncio.gather(*(self._client.runs.get(info.run) for info in infos))
         return [info for info, entry in zip(infos, entries, strict=True) if entry is None]
 
-    def _of_message(self, kept: Kept) -> RunInfo | None:
-        where = self._names.parse_job(kept.subject) or self._names.parse_later(kept.subject)
-        if where is None:
-            return None
-        return RunInfo(
-            kept.run,
-            "delayed" if kept.due else "queued",
-            where[0],
-            where[1],
-            kept.stored,
-            created=kept.stored,
-            due=kept.due,
-            cause=kept.headers.get(H_CAUSE, ""),
-        )
-
     async def show(self, run: str) -> RunDetail:
         """One run: its record and where it is."""
         found = await self._finder.find(run)
@@ -221,7 +207,7 @@ class Runs:
             record = found.record
             changed = max(record.created, record.started, record.ended)
             return of_record(found.run, record, changed)
-        info = self._of_message(found.carrier.kept) if found.carrier else None
+        info = of_message(found.carrier.kept, self._names) if found.carrier else None
         if info:
             return info
         at = found.letter.stored if found.letter else 0.0
@@ -349,6 +335,23 @@ def of_record(run: str, record: RunRecord, changed: float) -> RunInfo:
         record.node if record.state == "running" else "",
         record.error,
         record.cause,
+    )
+
+
+def of_message(kept: Kept, names: Names) -> RunInfo | None:
+    """A run that is only a message yet, in a list."""
+    where = names.parse_job(kept.subject) or names.parse_later(kept.subject)
+    if where is None:
+        return None
+    return RunInfo(
+        kept.run,
+        "delayed" if kept.due else "queued",
+        where[0],
+        where[1],
+        kept.stored,
+        created=kept.stored,
+        due=kept.due,
+        cause=kept.headers.get(H_CAUSE, ""),
     )
 
 

@@ -1,0 +1,191 @@
+"""Runs page by page, for people who scroll: each page costs the same, however many runs there are.
+
+A page looks at no more than `LOOK` records and messages; when fewer than asked for match, it says
+how far it has looked, and its cursor goes on from there. So a filter that matches one run in a
+hundred thousand is answered in parts, never by one long walk.
+
+Runs that are running are known to their nodes, which write in each heartbeat what they hold: a
+filter for them asks there first, so that one that began long ago is found at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+import msgspec
+
+from holdfast.broker import Bucket
+from holdfast.client import Client
+from holdfast.errors import InvalidInput
+from holdfast.model import node as nodes
+from holdfast.names import kv_key, kv_subject
+from holdfast.status.finding import read_record
+from holdfast.status.messages import Kept, newest
+from holdfast.status.runs import RunFilter, RunInfo, of_message, of_record
+
+LOOK: Final = 2_000
+HELD_MOST: Final = 1_000
+_CHUNK: Final = 100
+
+Found = tuple[RunInfo, int]
+"""A run, and where in its stream it was found."""
+
+
+class Cursor(msgspec.Struct, frozen=True, array_like=True):
+    """Where a page ended: the records and messages before these are still to be looked at."""
+
+    records: int = 0
+    queued: int = 0
+    delayed: int = 0
+
+    def text(self) -> str:
+        """As it travels in an address."""
+        return f"{self.records}-{self.queued}-{self.delayed}"
+
+    @classmethod
+    def read(cls, text: str) -> Cursor:
+        """What `text` made, or the newest page for nothing."""
+        parts = text.split("-") if text else ["0", "0", "0"]
+        digits = all(p.isascii() and p.isdigit() and len(p) < 19 for p in parts)
+        if len(parts) != 3 or not digits:
+            raise InvalidInput("the place in the list is not readable: start from the newest page")
+        return cls(*(int(part) for part in parts))
+
+
+class RunPage(msgspec.Struct, frozen=True):
+    """One page of runs, newest change first."""
+
+    runs: list[RunInfo]
+    older: str
+    """The cursor of the next page; empty when there is none."""
+    looked: int
+    """How many records and messages were looked at."""
+    back_to: float
+    """The time of the oldest among them; 0 when everything was looked at."""
+
+
+class _Walk:
+    """One source, walked back a bounded way."""
+
+    def __init__(self, before: int) -> None:
+        self.before = before
+        self.found: list[Found] = []
+        self.at = 0
+        self.looked = 0
+        self.oldest = 0.0
+        self.ended = False
+
+    def step(self, kept: Kept) -> None:
+        self.at, self.oldest = kept.sequence, kept.stored
+        self.looked += 1
+
+    def next(self, taken: set[str]) -> int:
+        """Where to go on: after the last one shown, or where the walk stopped; 1: at the end."""
+        left = [sequence for info, sequence in self.found if info.run not in taken]
+        if left:
+            return max(left) + 1
+        return 1 if self.ended else self.at
+
+
+class RunPages:
+    """Reads runs page by page."""
+
+    def __init__(self, client: Client, look: int = LOOK) -> None:
+        self._client = client
+        self._broker = client.broker
+        self._names = client.broker.names
+        self._look = look
+
+    async def page(self, wanted: RunFilter, limit: int = 50, cursor: str = "") -> RunPage:
+        """The runs that match from a cursor on; at most `limit`, and at most so many looked at."""
+        start = Cursor.read(cursor)
+        walks = [_Walk(start.records), _Walk(start.queued), _Walk(start.delayed)]
+        held = await self._held(wanted) if wanted.state == "running" and not cursor else []
+        if wanted.state not in ("queued", "delayed"):
+            await self._records(walks[0], wanted, limit)
+        if wanted.state in ("", "queued") and not wanted.node:
+            subject = self._names.job(wanted.group or "*", wanted.job or "*")
+            await self._messages(walks[1], subject, wanted, limit)
+        if wanted.state in ("", "delayed") and not wanted.node:
+            subject = self._names.later(wanted.group or "*", wanted.job or "*", "*", "*")
+            await self._messages(walks[2], subject, wanted, limit)
+        return _merged(walks, held, limit)
+
+    async def _records(self, walk: _Walk, wanted: RunFilter, limit: int) -> None:
+        bucket = self._client.runs
+        subject = kv_subject(bucket.name, ">")
+        async for kept in newest(self._broker, bucket.stream, subject, walk.before):
+            if self._enough(walk, kept, wanted, limit):
+                return
+            record = read_record(kept.body)
+            if record:
+                info = of_record(kv_key(bucket.name, kept.subject), record, kept.stored)
+                if wanted.matches(info):
+                    walk.found.append((info, kept.sequence))
+        walk.ended = True
+
+    async def _messages(self, walk: _Walk, subject: str, wanted: RunFilter, limit: int) -> None:
+        """Runs that are only a message yet; those with a record are listed by it."""
+        chunk: list[Found] = []
+        async for kept in newest(self._broker, self._names.jobs, subject, walk.before):
+            if self._enough(walk, kept, wanted, limit):
+                break
+            info = of_message(kept, self._names)
+            if info and wanted.matches(info):
+                chunk.append((info, kept.sequence))
+            if len(chunk) >= _CHUNK:
+                walk.found += await self._without_record(chunk)
+                chunk = []
+        else:
+            walk.ended = True
+        walk.found += await self._without_record(chunk)
+
+    def _enough(self, walk: _Walk, kept: Kept, wanted: RunFilter, limit: int) -> bool:
+        """Whether a walk ends before this one; `since` ends it for good."""
+        if kept.stored < wanted.since:
+            walk.ended = True
+            return True
+        if walk.looked >= self._look or len(walk.found) >= limit:
+            return True
+        walk.step(kept)
+        return False
+
+    async def _without_record(self, found: list[Found]) -> list[Found]:
+        entries = await asyncio.gather(*(self._client.runs.get(info.run) for info, _ in found))
+        return [one for one, entry in zip(found, entries, strict=True) if entry is None]
+
+    async def _held(self, wanted: RunFilter) -> list[RunInfo]:
+        """Running runs, by what the nodes say they hold."""
+        ids = [run async for run in self._held_ids(wanted)]
+        entries = await asyncio.gather(*(self._client.runs.get(run) for run in ids[:HELD_MOST]))
+        found = []
+        for entry in entries:
+            record = read_record(entry.value) if entry else None
+            if entry and record:
+                info = of_record(entry.key, record, entry.stored)
+                found += [info] if wanted.matches(info) else []
+        return found
+
+    async def _held_ids(self, wanted: RunFilter) -> AsyncIterator[str]:
+        async for entry in Bucket(self._broker, self._names.nodes).entries():
+            record = nodes.decode(entry.value)
+            if record.alive and (not wanted.node or record.id == wanted.node):
+                for held in record.held:
+                    yield held.run
+
+
+def _merged(walks: list[_Walk], held: list[RunInfo], limit: int) -> RunPage:
+    known = {info.run: info for info in held}
+    for walk in walks:
+        known |= {info.run: info for info, _ in walk.found}
+    runs = sorted(known.values(), key=lambda info: info.updated, reverse=True)[:limit]
+    taken = {info.run for info in runs}
+    ends = [walk.next(taken) for walk in walks]
+    used = [walk for walk in walks if walk.looked or walk.ended]
+    more = any(end != 1 for walk, end in zip(walks, ends, strict=True) if walk in used)
+    cursor = Cursor(*(end or 1 for end in ends)).text() if more else ""
+    looked = sum(walk.looked for walk in walks)
+    back_to = max((walk.oldest for walk in used if not walk.ended), default=0.0) if more else 0.0
+    return RunPage(runs, cursor, looked, back_to)

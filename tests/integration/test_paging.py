@@ -1,0 +1,132 @@
+"""Runs page by page: every run once, whatever the filter, and no page walks for long."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast import Holdfast
+from holdfast.client import Client
+from holdfast.errors import InvalidInput
+from holdfast.status.paging import RunPages
+from holdfast.status.runs import RunFilter
+from tests.integration.support import Seen, until, working
+
+
+async def client_of(app: Holdfast) -> Client:
+    backend = await app.backend()
+    assert isinstance(backend, Client)
+    return backend
+
+
+async def walk(pages: RunPages, wanted: RunFilter, limit: int) -> list[list[str]]:
+    """The run ids of every page, by following the cursors."""
+    found, cursor = [], ""
+    while True:
+        page = await pages.page(wanted, limit, cursor)
+        found.append([info.run for info in page.runs])
+        cursor = page.older
+        if not cursor:
+            return found
+
+
+async def test_pages_show_every_run_once(app: Holdfast, seen: Seen) -> None:
+    """Records, waiting and delayed runs together, newest first, none twice, none left out."""
+
+    @app.job
+    async def add(n: int) -> int:
+        seen.append(n)
+        return n
+
+    @app.job(group="other")
+    async def waits(n: int) -> None: ...
+
+    async with working(app):
+        done = [(await add.enqueue(n, key=f"k{n}")).id for n in range(23)]
+        await seen.wait(23)
+        queued = [(await waits.enqueue(n, key=f"q{n}")).id for n in range(9)]
+        delayed = [(await waits.enqueue(n, key=f"d{n}", delay="1h")).id for n in range(7)]
+        pages = RunPages(await client_of(app))
+        await until(lambda: _count(pages, "done", 23), 10, "all runs done")
+        found = await walk(pages, RunFilter(), 5)
+        assert [len(page) for page in found] == [5] * 7 + [4]
+        runs = [run for page in found for run in page]
+        assert sorted(runs) == sorted(done + queued + delayed)
+        assert [r for r in runs if r in queued] == queued[::-1]
+        assert await walk(pages, RunFilter(state="delayed"), 4) == [
+            delayed[:2:-1],
+            delayed[2::-1],
+        ]
+        assert await walk(pages, RunFilter(prefix="k7"), 5) == [["add/k7"]]
+
+
+async def _count(pages: RunPages, state: str, wanted: int) -> bool:
+    return len((await pages.page(RunFilter(state=state), 100)).runs) == wanted
+
+
+async def test_page_looks_a_bounded_way_and_says_how_far(app: Holdfast, seen: Seen) -> None:
+    """A filter that matches one old run finds it in parts; each part says where it ended."""
+
+    @app.job
+    async def add(n: int) -> int:
+        seen.append(n)
+        return n
+
+    async with working(app):
+        await add.enqueue(0, key="wanted")
+        await seen.wait(1)
+        pages = RunPages(await client_of(app), look=10)
+        await until(lambda: _count(pages, "done", 1), 10, "the first run done")
+        for n in range(1, 26):
+            await add.enqueue(n, key=f"other{n}")
+        await seen.wait(26)
+        first = await pages.page(RunFilter(prefix="wanted"), 5)
+        assert first.runs == []
+        assert first.looked == 10
+        assert first.back_to > 0
+        assert first.older
+        assert [p for p in await walk(pages, RunFilter(prefix="wanted"), 5) if p] == [
+            ["add/wanted"]
+        ]
+
+
+async def test_page_of_running_runs_finds_an_old_one_at_once(app: Holdfast, seen: Seen) -> None:
+    """What began long ago is known to its node, however many have ended since."""
+    gate = asyncio.Event()
+
+    @app.job
+    async def hold() -> None:
+        seen.append("held")
+        await gate.wait()
+
+    @app.job
+    async def add(n: int) -> None:
+        seen.append(n)
+
+    async with working(app, concurrency=4):
+        run = await hold.enqueue(key="long")
+        await seen.wait(1)
+        for n in range(30):
+            await add.enqueue(n)
+        await seen.wait(31)
+        pages = RunPages(await client_of(app), look=3)
+
+        async def first() -> list[str]:
+            return [i.run for i in (await pages.page(RunFilter(state="running"), 5)).runs]
+
+        await until(lambda: _is(first, [run.id]), 15, "the held run on the first page")
+        gate.set()
+
+
+async def _is(first: object, wanted: list[str]) -> bool:
+    return await first() == wanted  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("text", ["x", "1-2", "1-2-3-4", "-1-2-3", "1-2-١", "9" * 30 + "-1-1"])
+async def test_cursor_that_is_nonsense_is_refused(app: Holdfast, text: str) -> None:
+    """A cursor is what a page gave out, or it is refused with what to do."""
+    async with app:
+        pages = RunPages(await client_of(app))
+        with pytest.raises(InvalidInput, match="start from the newest page"):
+            await pages.page(RunFilter(), 5, text)
