@@ -170,22 +170,31 @@ class DeadLetters:
         dry_run: bool = False,
         rate: float = 0.0,
         limit: int = SELECT_MOST,
+        edited: bytes | None = None,
     ) -> Sequence[Replayed]:
-        """Send letters again, at most `rate` per second (0: as fast as it goes)."""
+        """Send letters again, at most `rate` per second (0: as fast as it goes).
+
+        `edited` replaces the payload, of one letter only.
+        """
         letters = await self.select(wanted, limit)
+        if edited is not None and len(letters) != 1:
+            raise InvalidInput("an edited payload belongs to one letter: replay the others without")
         done: list[Replayed] = []
         try:
             for letter in letters:
                 if done and rate > 0:
                     await self._broker.clock.sleep(1 / rate)
-                done.append(await self._replay(letter, dry_run))
+                done.append(await self._replay(letter, dry_run, edited))
         finally:
             runs = [r.run for r in done if r.result == "replayed"]
             if runs:
-                await self._audit.write("replay", runs=runs, **_where(wanted))
+                detail = "with an edited payload" if edited is not None else ""
+                await self._audit.write("replay", runs=runs, detail=detail, **_where(wanted))
         return done
 
-    async def _replay(self, letter: DeadLetter, dry_run: bool) -> Replayed:
+    async def _replay(
+        self, letter: DeadLetter, dry_run: bool, edited: bytes | None = None
+    ) -> Replayed:
         kept = await by_sequence(self._broker, self._stream, letter.id)
         if kept is None:
             return Replayed(letter.id, letter.run, letter.job, "gone")
@@ -196,7 +205,7 @@ class DeadLetters:
             why = await self._replayer.refusal(kept)
             result: Literal["refused", "would replay"] = "refused" if why else "would replay"
             return Replayed(letter.id, letter.run, letter.job, result, why)
-        body = await self._body_of(kept)
+        body = await self._body_of(kept) if edited is None else edited
         why = await self._replayer.replay(kept, letter.group, letter.job, body)
         if why:
             return Replayed(letter.id, letter.run, letter.job, "refused", why)

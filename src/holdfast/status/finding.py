@@ -51,18 +51,22 @@ class Found:
 class Finder:
     """Looks runs up in one namespace."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, search: int = SEARCH_MOST) -> None:
         self._client = client
         self._broker = client.broker
         self._names = client.broker.names
+        self._search = search
 
-    async def find(self, run: str) -> Found:
-        """Where a run is; raises `RunNotFound` when there is no trace of it."""
+    async def find(self, run: str, hint: int = 0) -> Found:
+        """Where a run is; raises `RunNotFound` when there is no trace of it.
+
+        `hint`: where in the jobs stream its message was seen; saves the search when it holds.
+        """
         check_run(run)
         record, revision = await self.record(run)
         group, job = (record.group, record.job) if record else home_of(run)
         waits = record is None or record.state == "failed"
-        carrier = await self.carrier(run, group, job) if waits else None
+        carrier = await self.carrier(run, group, job, hint) if waits else None
         if carrier is None and record is None and job:
             carrier = await self.carrier(run)  # the id only looked like that of a keyed run
         if carrier:
@@ -86,11 +90,13 @@ class Finder:
         record = read_record(entry.value) if entry else None
         return record, entry.revision if entry else 0
 
-    async def carrier(self, run: str, group: str = "", job: str = "") -> Carrier | None:
+    async def carrier(
+        self, run: str, group: str = "", job: str = "", hint: int = 0
+    ) -> Carrier | None:
         """The newest message that carries a run."""
         found = await self._later(run)
         if found is None:
-            found = await self._queued(run, group, job)
+            found = await self._queued(run, group, job, hint)
         return found
 
     async def _later(self, run: str) -> Carrier | None:
@@ -105,19 +111,20 @@ class Finder:
                 best = Carrier(kept, where[0], where[1], later=True)
         return best
 
-    async def _queued(self, run: str, group: str, job: str) -> Carrier | None:
+    async def _queued(self, run: str, group: str, job: str, hint: int) -> Carrier | None:
         best: Carrier | None = None
-        async for kept in self._candidates(run, group, job):
+        async for kept in self._candidates(run, group, job, hint):
             where = self._names.parse_job(kept.subject)
             if where and kept.run == run and (best is None or kept.stamp >= best.kept.stamp):
                 best = Carrier(kept, where[0], where[1], later=False)
         return best
 
-    async def _candidates(self, run: str, group: str, job: str) -> AsyncIterator[Kept]:
+    async def _candidates(self, run: str, group: str, job: str, hint: int) -> AsyncIterator[Kept]:
         stream = self._names.jobs
         numbered = _SEQUENCE_RUN.fullmatch(run)
-        if numbered:
-            kept = await by_sequence(self._broker, stream, int(numbered[1]))
+        sequence = int(numbered[1]) if numbered else hint
+        if sequence:
+            kept = await by_sequence(self._broker, stream, sequence)
             if kept and kept.run == run:
                 yield kept
                 return
@@ -125,7 +132,7 @@ class Finder:
         looked = 0
         async for kept in oldest(self._broker, stream, subject):
             looked += 1
-            if looked > SEARCH_MOST:
+            if looked > self._search:
                 return
             yield kept
 
@@ -137,7 +144,7 @@ class Finder:
             looked += 1
             if kept.run == run:
                 return kept
-            if looked > SEARCH_MOST:
+            if looked > self._search:
                 break
         return None
 

@@ -19,8 +19,10 @@ from holdfast.model import node as nodes
 from holdfast.model.node import NodeRecord, Transition
 from holdfast.names import check_name
 from holdfast.status.audit import Audit
+from holdfast.status.messages import newest
 
 DRAIN_SECONDS = 2.0
+RECENT_MOST = 1_000
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
@@ -106,6 +108,16 @@ class Nodes:
             nodes.decode_transition(message.body)
             async for message in direct_batch(self._broker, names.ledger, subject)
         ]
+
+    async def recent(self, most: int = RECENT_MOST) -> Sequence[Transition]:
+        """The newest transitions of all nodes, newest first."""
+        names = self._broker.names
+        found: list[Transition] = []
+        async for kept in newest(self._broker, names.ledger, names.log("node", "*")):
+            found.append(nodes.decode_transition(kept.body))
+            if len(found) >= most:
+                break
+        return found
 
     async def drain(self, node: str) -> None:
         """Ask a node to finish what it runs and end, as SIGTERM would."""

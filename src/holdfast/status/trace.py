@@ -17,11 +17,12 @@ from holdfast.client import Client
 from holdfast.model.run import Attempt, RunRecord
 from holdfast.names import H_CAUSE, kv_key, kv_subject
 from holdfast.status.audit import Audit
-from holdfast.status.dead import DeadFilter, DeadLetter, DeadLetters
+from holdfast.status.dead import DeadLetter, read_letter
 from holdfast.status.finding import Finder, Found, read_record
 from holdfast.status.messages import Kept, newest
 
 SEARCH_MOST: Final = 20_000
+ACTIONS_MOST: Final = 1_000
 
 What = Literal[
     "accepted",
@@ -71,19 +72,23 @@ class Trace(msgspec.Struct, frozen=True, omit_defaults=True):
     cause: str = ""
 
 
-async def trace(client: Client, run: str) -> Trace:
+async def trace(client: Client, run: str, search: int = SEARCH_MOST) -> Trace:
     """Tell a run's story; raises `RunNotFound` when there is no trace of it."""
-    found = await Finder(client).find(run)
-    record = found.record
+    return await story(client, await Finder(client).find(run), search)
+
+
+async def story(client: Client, found: Found, search: int = SEARCH_MOST) -> Trace:
+    """The story of a run that was found; what it led to is searched among the newest `search`."""
+    run, record = found.run, found.record
     steps = _from_record(record) if record else _from_message(found)
-    letters = await DeadLetters(client).list(DeadFilter(found.job, found.group, run=run))
+    letters = [letter async for letter in _letters(client, found, search)]
     steps += [_letter(letter) for letter in letters]
     if record is None and letters:
         steps += [s for a in letters[0].attempts for s in _attempt(a)]
-    for action in await Audit(client).actions(run):
+    for action in await Audit(client).actions(run, min(search, ACTIONS_MOST)):
         steps.append(Step(action.at, "operator", detail=f"{action.verb} by {action.who}"))
-    steps += [s async for s in _events(client, run)]
-    steps += [s async for s in _caused(client, run)]
+    steps += [s async for s in _events(client, run, search)]
+    steps += [s async for s in _caused(client, run, search)]
     state = record.state if record else ("queued" if found.carrier else "dead")
     steps.sort(key=lambda step: step.at)
     return Trace(run, state, found.group, found.job, steps, record.cause if record else "")
@@ -142,32 +147,40 @@ def _letter(letter: DeadLetter) -> Step:
     )
 
 
-async def _events(client: Client, run: str) -> AsyncIterator[Step]:
+async def _letters(client: Client, found: Found, search: int) -> AsyncIterator[DeadLetter]:
     names = client.broker.names
-    async for kept in _newest(client, names.events, names.event(">")):
+    subject = names.dead_letter(found.group, found.job)
+    async for kept in _newest(client, names.dead, subject, search):
+        if kept.run == found.run:
+            yield read_letter(kept, names)
+
+
+async def _events(client: Client, run: str, search: int) -> AsyncIterator[Step]:
+    names = client.broker.names
+    async for kept in _newest(client, names.events, names.event(">"), search):
         if kept.headers.get(H_CAUSE) == run:
             yield Step(kept.stored, "event", event=names.parse_event(kept.subject) or "")
 
 
-async def _caused(client: Client, run: str) -> AsyncIterator[Step]:
-    bucket = client.runs
-    async for kept in _newest(client, bucket.stream, kv_subject(bucket.name, ">")):
+async def _caused(client: Client, run: str, search: int) -> AsyncIterator[Step]:
+    bucket, names = client.runs, client.broker.names
+    async for kept in _newest(client, bucket.stream, kv_subject(bucket.name, ">"), search):
         record = read_record(kept.body)
         if record and record.cause == run:
             name = kv_key(bucket.name, kept.subject)
             yield Step(record.created, "caused", run=name, detail=f"{record.job}: {record.state}")
-    async for kept in _newest(client, client.broker.names.jobs, client.broker.names.job("*", "*")):
+    async for kept in _newest(client, names.jobs, names.job("*", "*"), search):
         if kept.headers.get(H_CAUSE) == run and await client.runs.get(kept.run) is None:
-            where = client.broker.names.parse_job(kept.subject)
+            where = names.parse_job(kept.subject)
             yield Step(
                 kept.stored, "caused", run=kept.run, detail=f"{where[1] if where else ''}: queued"
             )
 
 
-async def _newest(client: Client, stream: str, subject: str) -> AsyncIterator[Kept]:
+async def _newest(client: Client, stream: str, subject: str, most: int) -> AsyncIterator[Kept]:
     looked = 0
     async for kept in newest(client.broker, stream, subject):
         looked += 1
-        if looked > SEARCH_MOST:
+        if looked > most:
             return
         yield kept

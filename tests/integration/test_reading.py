@@ -1,0 +1,123 @@
+"""What pages read beyond lists: payloads, groups of dead letters, outcomes of slots."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from holdfast import Backoff, Holdfast
+from holdfast.client import Client
+from holdfast.errors import InvalidInput
+from holdfast.status.dead import DeadFilter, DeadLetters
+from holdfast.status.dead_groups import dead_groups
+from holdfast.status.finding import Finder
+from holdfast.status.payloads import payload_of, place_of
+from tests.integration.support import Seen, dead_letters, until, working
+
+
+async def client_of(app: Holdfast) -> Client:
+    backend = await app.backend()
+    assert isinstance(backend, Client)
+    return backend
+
+
+async def test_payload_is_found_while_a_run_waits_runs_and_is_dead(
+    app: Holdfast, seen: Seen
+) -> None:
+    """Wherever the message still is, its bytes and headers are shown; after that not."""
+    gate = asyncio.Event()
+
+    @app.job(retry=Backoff.never())
+    async def step(how: str) -> None:
+        seen.append(how)
+        if how == "hold":
+            await gate.wait()
+        if how == "die":
+            raise ValueError("no")
+
+    @app.job(group="other")
+    async def waits(how: str) -> None: ...
+
+    async with working(app):
+        queued = await waits.enqueue("wait", key="q", headers={"X-Who": "ann"})
+        running = await step.enqueue("hold", key="h", headers={"X-Who": "bob"})
+        dead = await step.enqueue("die", key="d")
+        done = await step.enqueue("go", key="g")
+        await seen.wait(3)
+        await done.result(timeout=10)
+        await until(lambda: dead_letters(app), 10, "a dead letter")
+        client = await client_of(app)
+
+        async def payload(run: str) -> tuple[object, dict[str, str]] | None:
+            found = await payload_of(client, await Finder(client).find(run))
+            return (json.loads(found[0]), found[1]) if found else None
+
+        assert await payload(queued.id) == ("wait", {"X-Who": "ann"})
+        assert await payload(running.id) == ("hold", {"X-Who": "bob"})
+        assert await payload(dead.id) == ("die", {})
+        assert await payload(done.id) is None
+        gate.set()
+
+
+@pytest.mark.parametrize(
+    ("reply", "place"),
+    [
+        ("$JS.ACK.HF_JOBS.default=add.1.42.7.1700000000.0", ("HF_JOBS", 42)),
+        ("$JS.ACK.hub.ACCHASH.HF_JOBS.default=add.1.42.7.1700000000.0.token", ("HF_JOBS", 42)),
+        ("$JS.ACK.HF_JOBS", None),
+        ("_INBOX.x.1.2.3.4.5.6", None),
+    ],
+)
+def test_place_of_a_message_is_read_from_its_acknowledgement(
+    reply: str, place: tuple[str, int] | None
+) -> None:
+    """Both forms of the subject are known; anything else is no place."""
+    assert place_of(reply) == place
+
+
+async def test_dead_letters_of_one_kind_are_one_group(app: Holdfast) -> None:
+    """Numbers and quoted parts do not make two kinds of one error; the largest group is first."""
+
+    @app.job(retry=Backoff.never())
+    async def fail(text: str) -> None:
+        raise ValueError(text)
+
+    async with working(app):
+        for text in ("order 1 is 'late'", "order 22 is 'gone'", "no such table", "order 3 is ''"):
+            await fail.enqueue(text)
+        await until(lambda: _dead(app, 4), 10, "four dead letters")
+        client = await client_of(app)
+        found = await dead_groups(client, DeadFilter())
+        assert [(g.job, len(g.letters)) for g in found.groups] == [("fail", 3), ("fail", 1)]
+        assert found.groups[0].kind == "ValueError: order N is '…'"
+        assert found.totals == {("default", "fail"): 4}
+        assert (await dead_groups(client, DeadFilter(), look=2)).looked == 2
+
+
+async def _dead(app: Holdfast, count: int) -> bool:
+    return len(await dead_letters(app)) == count
+
+
+async def test_edited_payload_is_what_the_replay_sends(app: Holdfast, seen: Seen) -> None:
+    """One letter may be replayed with another payload, and only one."""
+
+    @app.job(retry=Backoff.never())
+    async def add(n: int) -> int:
+        seen.append(n)
+        if n < 0:
+            raise ValueError("negative")
+        return n
+
+    async with working(app):
+        run = await add.enqueue(-1, key="a")
+        await add.enqueue(-2, key="b")
+        await until(lambda: _dead(app, 2), 10, "two dead letters")
+        letters = DeadLetters(await client_of(app))
+        with pytest.raises(InvalidInput, match="one letter"):
+            await letters.replay(DeadFilter(), edited=b"5")
+        first = next(one for one in await letters.list() if one.run == run.id)
+        done = await letters.replay([first.id], edited=b"5")
+        assert [one.result for one in done] == ["replayed"]
+        assert await run.result(timeout=10) == 5
