@@ -21,7 +21,23 @@ from holdfast.status.messages import newest
 
 log = logging.getLogger("holdfast.audit")
 
-Verb = Literal["cancel", "retry", "replay", "drop", "pause", "resume", "purge", "drain"]
+Verb = Literal[
+    "cancel",
+    "retry",
+    "replay",
+    "drop",
+    "pause",
+    "resume",
+    "purge",
+    "drain",
+    "enqueue",
+    "add",
+    "remove",
+    "trigger",
+    "backfill",
+    "login",
+    "logout",
+]
 
 NAMED_MOST = 500
 """Runs named in one record; the count is always complete."""
@@ -73,20 +89,26 @@ class Audit:
 
     async def actions(self, run: str = "", most: int = 1_000) -> list[Action]:
         """The newest actions, or those among them that name a run; newest first."""
+        return (await self.page(run, most, look=most))[0]
+
+    async def page(
+        self, run: str = "", limit: int = 50, before: int = 0, look: int = 1_000
+    ) -> tuple[list[Action], int]:
+        """The same from a place in the ledger on, and the place to go on from; 0: the end."""
         found: list[Action] = []
-        looked = 0
+        looked, at = 0, 0
         subject = self._broker.names.log("operator", "*")
-        async for kept in newest(self._broker, self._broker.names.ledger, subject):
-            looked += 1
-            if looked > most:
-                break
+        async for kept in newest(self._broker, self._broker.names.ledger, subject, before):
+            if looked >= look or len(found) >= limit:
+                return found, at
+            looked, at = looked + 1, kept.sequence
             try:
                 action = msgspec.json.decode(kept.body, type=Action)
             except msgspec.MsgspecError:
                 continue
             if not run or run in action.runs:
                 found.append(action)
-        return found
+        return found, 0
 
 
 def operator() -> str:

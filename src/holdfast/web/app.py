@@ -19,7 +19,7 @@ from holdfast.config import ConnectionConfig, RecordConfig, WebConfig, load
 from holdfast.errors import ConfigError
 from holdfast.model.liveness import Liveness
 from holdfast.version import __version__
-from holdfast.web import api, login, pages
+from holdfast.web import api, login, pages, probes
 from holdfast.web.auth import Authenticate
 from holdfast.web.problems import handle_problems
 from holdfast.web.security import Guard
@@ -35,9 +35,13 @@ def create_app(
     liveness: Liveness | None = None,
     authenticate: Authenticate | None = None,
     open_to_all: bool = False,
+    with_pages: bool = True,
     stop: Callable[[], None] | None = None,
 ) -> FastAPI:
-    """The web app; what is not given comes from the environment and `holdfast.toml`."""
+    """The web app; what is not given comes from the environment and `holdfast.toml`.
+
+    `with_pages=False` leaves only the API.
+    """
     if connection is None:
         connection = app.connection_config() if app else load(ConnectionConfig)
     services = Services(
@@ -64,10 +68,13 @@ def create_app(
         redoc_url=None,
     )
     web.state.services = services
+    web.state.with_pages = with_pages
     handle_problems(web)
     api.include(web)
-    login.include(web)
-    pages.include(web)
+    probes.include(web)
+    if with_pages:
+        login.include(web)
+        pages.include(web)
     web.add_middleware(Guard, services=services)
     return web
 

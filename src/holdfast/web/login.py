@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.responses import RedirectResponse, Response
 
+from holdfast.web.auth import User, current_user
 from holdfast.web.security import LOGIN, checked_form
 from holdfast.web.services import services_of
 from holdfast.web.sessions import forget_cookie, session_cookie, set_cookie
@@ -17,7 +18,7 @@ Fields = Annotated[dict[str, str], Depends(checked_form)]
 
 
 def include(app: FastAPI) -> None:
-    """Add `/login`, `/logout` and the probes."""
+    """Add `/login` and `/logout`."""
     app.include_router(router)
 
 
@@ -42,6 +43,7 @@ async def log_in(request: Request, fields: Fields) -> Response:
         message = "This token is not known: ask whoever runs this for one"
         return render_login(request, status=401, message=message, next=fields.get("next", ""))
     secret = await services.sessions.start(token)
+    await services.desk(User(token.name, token.role, "session")).audit.write("login")
     response = RedirectResponse(_inside(request, fields.get("next", "")), 303)
     cookie = session_cookie(services.names)
     set_cookie(request, response, cookie, secret, services.config.session_seconds)
@@ -56,6 +58,7 @@ async def log_out(request: Request, fields: Fields) -> Response:
     secret = request.cookies.get(cookie)
     if secret:
         await services.sessions.end(secret)
+        await services.desk(current_user(request)).audit.write("logout")
     response = RedirectResponse(f"{request.scope.get('root_path', '')}{LOGIN}", 303)
     forget_cookie(request, response, cookie)
     return response
@@ -68,21 +71,3 @@ def _inside(request: Request, wanted: str) -> str:
     plain = wanted.startswith("/") and not wanted.startswith(("//", "/\\"))
     safe = plain and not parts.scheme and not parts.netloc and wanted.isprintable()
     return root + wanted if safe and "\\" not in wanted else f"{root}/"
-
-
-@router.get("/health/live")
-async def live() -> dict[str, Any]:
-    """The event loop answers."""
-    return {"live": True}
-
-
-@router.get("/health/ready")
-async def ready(request: Request) -> Response:
-    """A message can travel."""
-    import msgspec
-
-    services = services_of(request)
-    there = services.broker.connected
-    problems = [] if there else ["not connected to NATS"]
-    body = msgspec.json.encode({"ready": there, "problems": problems})
-    return Response(body, 200 if there else 503, media_type="application/json")

@@ -115,8 +115,9 @@ def path_of(scope: Scope) -> str:
 
 def wants_page(request: Request) -> bool:
     """Whether a person with a browser is asking, rather than a program."""
-    accepted = request.headers.get("accept", "")
-    return not path_of(request.scope).startswith(API) and "text/html" in accepted
+    if not request.app.state.with_pages or path_of(request.scope).startswith(API):
+        return False
+    return "text/html" in request.headers.get("accept", "")
 
 
 async def _on_http(request: Request, error: Exception) -> Response:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -106,6 +106,8 @@ class Services:
         self.member: Membership | None = None
         self._liveness = liveness
         self._stop = stop or self._cannot_stop
+        self.before_close: list[Callable[[], Awaitable[None]]] = []
+        """What is to end while the connection is still there."""
         self._opening = asyncio.Lock()
         self._open = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -147,6 +149,8 @@ class Services:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for end in self.before_close:
+            await end()
         if self.member:
             await self.member.stop()
         await self.broker.close()
@@ -189,12 +193,14 @@ def services_of(request: Request) -> Services:
     return services
 
 
-def at_desk(role: Role) -> Callable[..., Desk]:
+def at_desk(role: Role) -> Callable[[Request], Desk]:
     """A dependency: the desk of the user, if they have this role or more."""
+    check = require(role)
 
-    def sit(request: Request, user: Annotated[User, Depends(require(role))]) -> Desk:
-        return services_of(request).desk(user)
+    def sit(request: Request) -> Desk:
+        return services_of(request).desk(check(request))
 
+    sit.role = role  # type: ignore[attr-defined]  # as `require` does
     return sit
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 
 from fastapi import FastAPI
 
+from holdfast.web.wire import describe
+
 PREFIX = "/api/v1"
-NOUNS: tuple[str, ...] = ()
+NOUNS = ("runs", "jobs", "dead", "schedules", "slots", "nodes", "audit")
 
 
 def include(app: FastAPI) -> None:
@@ -16,3 +17,4 @@ def include(app: FastAPI) -> None:
     for noun in NOUNS:
         module = importlib.import_module(f"holdfast.web.api.{noun}")
         app.include_router(module.router, prefix=PREFIX)
+    describe(app)
