@@ -26,6 +26,7 @@ Errors of the NATS client never leave `holdfast.broker`: they arrive here as one
     │   ├── NodeLost              this node was declared lost: it must end
     │   ├── Conflict              a compare-and-swap was refused: somebody else was first
     │   └── OutcomeUnknown        no answer: the write may or may not have been applied
+    ├── SettingsError             settings that cannot be published, read or rendered
     └── RunError                  what became of a run
         ├── RunFailed
         ├── RunCancelled
@@ -131,6 +132,14 @@ class Conflict(BrokerError):
 
 class OutcomeUnknown(BrokerError):
     """No answer came: the write may or may not have been applied."""
+
+
+class SettingsError(HoldfastError):
+    """Settings that cannot be published, read or rendered; `reason` is one word for counting."""
+
+    def __init__(self, message: str, *, reason: str = "invalid") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class RunError(HoldfastError):

@@ -161,6 +161,93 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "gauge",
         "Threads still busy with a synchronous handler after its timeout or cancellation.",
     ),
+    Metric(
+        "lag",
+        "holdfast_job_lag",
+        "gauge",
+        "Runs and events that wait for a job or are in flight, as the server counts them; not "
+        "those put off. Every scheduler shows it.",
+        _JOB,
+    ),
+    Metric(
+        "in_flight",
+        "holdfast_job_in_flight",
+        "gauge",
+        "The part of the lag that was handed to a worker and not acknowledged.",
+        _JOB,
+    ),
+    Metric(
+        "redelivered",
+        "holdfast_job_redelivered",
+        "gauge",
+        "The part of it that was handed out more than once.",
+        _JOB,
+    ),
+    Metric(
+        "nodes",
+        "holdfast_nodes",
+        "gauge",
+        "Nodes that have not ended, by role, group and state.",
+        ("role", "group", "state"),
+    ),
+    Metric("stream_messages", "holdfast_stream_messages", "gauge", "Messages stored.", ("stream",)),
+    Metric("stream_bytes", "holdfast_stream_bytes", "gauge", "Bytes stored.", ("stream",)),
+    Metric("storage", "holdfast_storage_bytes", "gauge", "Bytes that the account stores."),
+    Metric(
+        "storage_limit",
+        "holdfast_storage_limit_bytes",
+        "gauge",
+        "Bytes that the account may store; 0: not limited.",
+    ),
+    Metric(
+        "settings_revision",
+        "holdfast_settings_revision",
+        "gauge",
+        "The revision of the settings that is in force on this agent; 0: none.",
+    ),
+    Metric(
+        "settings_applied", "holdfast_settings_applied", "counter", "Revisions put into force."
+    ),
+    Metric(
+        "settings_refused",
+        "holdfast_settings_refused",
+        "counter",
+        "Settings that were not put into force, by reason: hash, torn, signature, rollback, "
+        "secret, unresolved, template, unreadable, invalid.",
+        ("reason",),
+    ),
+    Metric(
+        "commands",
+        "holdfast_commands",
+        "counter",
+        "Commands that an agent got, by what became of them: accepted, known (asked again), stale "
+        "(of a dispatcher that was replaced), busy, cancel, refused and why, returned and how.",
+        ("verdict",),
+    ),
+    Metric(
+        "fleet_runs",
+        "holdfast_fleet_runs",
+        "counter",
+        "Fan-out runs ended, by status.",
+        ("status",),
+    ),
+    Metric("fleet_seconds", "holdfast_fleet_seconds", "histogram", "Duration of fan-out runs."),
+    Metric("fleet_active", "holdfast_fleet_active", "gauge", "Fan-out runs that this one owns."),
+    Metric(
+        "fleet_adoptions",
+        "holdfast_fleet_adoptions",
+        "counter",
+        "Fan-out runs taken over from another dispatcher: lost, or left.",
+        ("why",),
+    ),
+    Metric(
+        "fleet_refused",
+        "holdfast_fleet_refused",
+        "counter",
+        "Acks and returns that were not the agent's own, dropped.",
+        ("what",),
+    ),
+    Metric("agents", "holdfast_agents", "gauge", "Agents, by whether they are online.", ("state",)),
 )
 
 TALLIED: Final = frozenset({"started", "ended", "seconds", "waited"})
@@ -262,7 +349,25 @@ class Telemetry:
     lost_nodes: Counter
     recovered: Counter
     recovery_seconds: Histogram
+    commands: Counter
+    fleet_runs: Counter
+    fleet_seconds: Histogram
+    fleet_active: Gauge
+    fleet_adoptions: Counter
+    fleet_refused: Counter
+    agents: Gauge
     stuck_threads: Gauge
+    lag: Gauge
+    in_flight: Gauge
+    redelivered: Gauge
+    nodes: Gauge
+    stream_messages: Gauge
+    stream_bytes: Gauge
+    storage: Gauge
+    storage_limit: Gauge
+    settings_revision: Gauge
+    settings_applied: Counter
+    settings_refused: Counter
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -20,6 +20,7 @@ import msgspec
 
 from holdfast import errors
 from holdfast.broker.answers import Received
+from holdfast.broker.batch import Write
 from holdfast.broker.connection import Broker
 from holdfast.broker.wire import Headers, parse_headers
 from holdfast.names import H_EXPECTED, H_KV_OPERATION, H_TTL, kv_key, kv_stream, kv_subject
@@ -49,10 +50,13 @@ class Bucket:
         self, key: str, value: bytes, *, expected: int | None, ttl: float | None = None
     ) -> int:
         """Write if the key is still at `expected` (None: in any case); returns the new revision."""
+        return (await self._broker.store(*self._write(key, value, expected, ttl))).seq
+
+    def _write(self, key: str, value: bytes, expected: int | None, ttl: float | None) -> Write:
         headers: Headers = {} if expected is None else {H_EXPECTED: str(expected)}
         if ttl is not None:
             headers[H_TTL] = ttl_text(ttl)
-        return (await self._broker.store(self._prefix + key, value, headers)).seq
+        return Write(self._prefix + key, value, headers)
 
     async def get(self, key: str) -> Entry | None:
         """Read from the stream's leader."""
@@ -69,6 +73,20 @@ class Bucket:
             return None
         value = base64.b64decode(message.get("data", ""))
         return Entry(key, value, int(message["seq"]), parse_time(message["time"]))
+
+    async def peek(self, key: str) -> Entry | None:
+        """Read from any copy of the bucket: what is read may be old, and the key is part of the
+        request's subject, so that a login can be allowed some keys only."""
+        subject = self._prefix + key
+        found = await self._broker.request(f"$JS.API.DIRECT.GET.{self.stream}.{subject}")
+        if "Nats-Sequence" not in found.headers:
+            if found.status in ("404", "408"):
+                return None
+            raise errors.BrokerError(f"a read of {key} failed: {found.status}")
+        if H_KV_OPERATION in found.headers or _is_marker_headers(found.headers):
+            return None
+        stored = parse_time(found.headers["Nats-Time-Stamp"])
+        return Entry(key, found.body, int(found.headers["Nats-Sequence"]), stored)
 
     async def last(self, key: str) -> tuple[int, Entry | None]:
         """The revision that a next write must expect, and the value unless it is gone.

@@ -1,0 +1,61 @@
+"""Redaction: secrets of this process that must not appear in what it tells.
+
+Whoever puts secrets into a process (`holdfast.settings`) registers them here; whoever writes a text
+that leaves it (log lines, errors and tracebacks in records, dead letters and returns) has them
+blanked out first. A secret is known in the forms in which Python prints it: as it is, escaped as in
+`repr` and in JSON, and line by line when it has several.
+
+It is a net, not the wall: what a handler does to a secret (base64, half of it) is not recognised,
+and values shorter than `SHORTEST` are not looked for, because they stand in every text by chance.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import quote
+
+SHORTEST: Final = 4
+BLANK: Final = "***"
+_SHORTEST_LINE: Final = 8
+
+
+class Redactor:
+    """The secrets of one process."""
+
+    def __init__(self) -> None:
+        self._forms: dict[str, set[str]] = {}
+        self._pattern: re.Pattern[str] | None = None
+
+    def __repr__(self) -> str:
+        return f"Redactor({len(self._forms)} sources)"
+
+    def register(self, source: str, secrets: Iterable[str]) -> None:
+        """The secrets of one source, in place of those that it gave before."""
+        forms = {form for secret in secrets for form in _forms(secret)}
+        if forms == self._forms.get(source, set()):
+            return
+        self._forms[source] = forms
+        every = sorted(set().union(*self._forms.values()), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, every))) if every else None
+
+    def scrub(self, text: str) -> str:
+        """The text with every secret blanked out."""
+        return self._pattern.sub(BLANK, text) if self._pattern else text
+
+
+def _forms(secret: str) -> Iterable[str]:
+    if len(secret) < SHORTEST:
+        return
+    yield from {secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], quote(secret, safe="")}
+    lines = secret.splitlines()
+    if len(lines) > 1:
+        yield from (line for line in lines if len(line) >= _SHORTEST_LINE)
+
+
+REDACTOR: Final = Redactor()
+"""The one of this process."""
+
+scrub = REDACTOR.scrub

@@ -1,0 +1,161 @@
+"""What is stored of the settings: the revision, the manifest, sealed secrets, reports.
+
+    hf_settings   revision              which manifest counts, signed: the switch between snapshots
+                  manifest.<sha256>     every file with its hash, every secret with its version
+                  file.<sha256>         a file, its secrets replaced by placeholders
+    hf_secrets    <agent>               everything that is sealed for that agent
+    hf_applied    <agent>               what that agent made of the revision
+
+Files and manifests are named by their content, so they never change and a reader cannot mix two
+snapshots; whatever is changed on the way does not fit its name. The revision is signed with the
+account's key of every generation in use, because a hash proves nothing when somebody else can
+write it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+from nacl.exceptions import BadSignatureError
+from nacl.signing import SigningKey, VerifyKey
+
+from holdfast.errors import SettingsError
+from holdfast.identity.framing import framed
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+class SecretEntry(msgspec.Struct, frozen=True):
+    """A secret in the manifest."""
+
+    version: str
+    """`<revision>-<random>`: a change of the value gives a new one."""
+    fingerprint: str
+    """A keyed hash, by which the publisher knows whether the value has changed."""
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """A file in the manifest."""
+
+    sha256: str
+    size: int
+    secrets: dict[str, SecretEntry] = {}
+    """By path inside the file."""
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """One snapshot of the settings; `top` is a file among the others."""
+
+    files: dict[str, FileEntry] = {}
+
+
+class Revision(msgspec.Struct, frozen=True):
+    """The current snapshot. Numbers count up from 1 since `born`, the time of the first push."""
+
+    born: int
+    number: int
+    manifest: str
+    """The manifest's hash."""
+    generations: list[int]
+    """The keys to which secrets are sealed: two while they are being rotated."""
+    at: float = 0.0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What only grows: a smaller one is an old revision that somebody put back."""
+        return self.born, self.number
+
+
+class Sealed(msgspec.Struct, frozen=True):
+    """Everything that is sealed for one agent."""
+
+    boxes: dict[str, dict[str, dict[int, bytes]]] = {}
+    """By secret, version and generation."""
+    keys: dict[int, bytes] = {}
+    """The agent's keys of a new generation, sealed to the one before it."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What an agent made of the settings."""
+
+    born: int = 0
+    number: int = 0
+    """The revision that is in force on the agent; 0: none ever was."""
+    at: float = 0.0
+    """When that was rendered."""
+    failed_number: int = 0
+    """A later revision that could not be used; 0: none."""
+    reason: str = ""
+    error: str = ""
+    generations: list[int] = []
+    """The keys that the agent holds."""
+    refused: int = 0
+    """How often something was refused since the agent started."""
+
+
+class _Signed(msgspec.Struct, frozen=True):
+    revision: str
+    signatures: dict[int, bytes]
+
+
+def sha256(data: bytes) -> str:
+    """The name of a content."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    """A record as it is stored; the same manifest always gives the same bytes."""
+    return msgspec.json.encode(record, order="sorted" if isinstance(record, Manifest) else None)
+
+
+def decode(kind: type[R], data: bytes, what: str) -> R:
+    """A stored record, or `SettingsError`."""
+    try:
+        return msgspec.json.decode(data, type=kind, strict=False)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise SettingsError(f"{what} cannot be read", reason="unreadable") from None
+
+
+def sign(revision: Revision, keys: Mapping[int, SigningKey], namespace: str) -> bytes:
+    """The stored form of a revision."""
+    text = encode(revision).decode()
+    message = _message(text, namespace)
+    signatures = {g: bytes(key.sign(message).signature) for g, key in keys.items()}
+    return encode(_Signed(text, signatures))
+
+
+def verify(data: bytes, keys: Mapping[int, bytes], namespace: str) -> Revision:
+    """A stored revision, if one of those public keys has signed it."""
+    signed = decode(_Signed, data, "the revision of the settings")
+    message = _message(signed.revision, namespace)
+    both = sorted(keys.keys() & signed.signatures.keys())
+    if not both:
+        made = ", ".join(map(str, sorted(signed.signatures))) or "none"
+        raise SettingsError(
+            f"the settings are signed with generation {made} of the account's keys and this agent "
+            f"has {', '.join(map(str, sorted(keys)))}: issue its credentials again",
+            reason="signature",
+        )
+    try:
+        for generation in both:
+            VerifyKey(keys[generation]).verify(message, signed.signatures[generation])
+    except (BadSignatureError, ValueError):
+        raise SettingsError(
+            "the revision of the settings is not what a publisher signed: it was tampered with, "
+            "or comes from another account",
+            reason="signature",
+        ) from None
+    return decode(Revision, signed.revision.encode(), "the revision of the settings")
+
+
+def signers(data: bytes) -> list[int]:
+    """The generations with which a stored revision says it is signed; it proves nothing yet."""
+    claimed = decode(_Signed, data, "the revision of the settings").signatures
+    return [generation for generation in claimed if 1 <= generation < 2**32]
+
+
+def _message(text: str, namespace: str) -> bytes:
+    return framed(b"holdfast.settings.v1", namespace, text)

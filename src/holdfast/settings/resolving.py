@@ -1,0 +1,162 @@
+"""Resolving: placeholders give way to secrets, and what is in force is kept in a file.
+
+A placeholder that stands for itself becomes the secret's value; one inside a longer text, in a key,
+or without a secret that belongs to it fails the whole: nothing is ever half resolved.
+
+The file holds the values with their secrets, for its owner only (0600), written whole or not at
+all. It is the one place on disk where plaintext may be.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.errors import ConfigError, SettingsError
+from holdfast.identity.files import write_private
+from holdfast.model.settings import Position, Settings
+from holdfast.settings.document import MARK, PLACEHOLDER
+from holdfast.settings.records import Manifest
+
+log = logging.getLogger("holdfast.settings")
+
+FILE: Final = "settings.json"
+_WHAT: Final = "settings snapshot"
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Settings in force, as they are kept."""
+
+    agent: str
+    born: int
+    number: int
+    at: float
+    values: dict[str, Any]
+    secrets: list[list[str | int]] = []
+    """Where secrets stand."""
+
+    def __repr__(self) -> str:
+        return f"Snapshot({self.agent!r}, number={self.number})"
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.born, self.number
+
+    def settings(self) -> Settings:
+        """As a program sees them."""
+        return Settings(self.values, revision=self.number, secrets=[tuple(p) for p in self.secrets])
+
+
+def placeholders(values: Any, position: Position = ()) -> Iterator[tuple[Position, str]]:
+    """Every placeholder, with where it stands; refuses one that stands where no secret can."""
+    if isinstance(values, str):
+        if found := PLACEHOLDER.fullmatch(values):
+            yield position, found[1]
+        elif MARK in values:
+            raise SettingsError(
+                f"{_shown(position)} has a secret inside a longer text: a secret is a whole value, "
+                "and templates cannot use it",
+                reason="unresolved",
+            )
+    elif isinstance(values, dict):
+        for key, value in values.items():
+            if MARK in key:
+                raise SettingsError(f"{_shown(position)} has a secret as key", reason="unresolved")
+            yield from placeholders(value, (*position, key))
+    elif isinstance(values, list):
+        for number, value in enumerate(values):
+            yield from placeholders(value, (*position, number))
+
+
+def version_of(manifest: Manifest, id: str) -> str:
+    """The version of a secret that a manifest names."""
+    file, _, path = id.partition(":")
+    entry = manifest.files.get(file)
+    secret = entry.secrets.get(path) if entry else None
+    if secret is None:
+        raise SettingsError(f"the manifest has no secret {id}", reason="unresolved")
+    return secret.version
+
+
+def resolve(
+    values: dict[str, Any], found: list[tuple[Position, str]], open: Callable[[str], str]
+) -> None:
+    """Put secrets in place of their placeholders; all of them, or none."""
+    opened = {id: open(id) for _, id in found}
+    for position, id in found:
+        place: Any = values
+        for step in position[:-1]:
+            place = place[step]
+        place[position[-1]] = opened[id]
+
+
+def _shown(position: Position) -> str:
+    return ".".join(map(str, position)) or "the top level"
+
+
+# ---------------------------------------------------------------- the file
+
+
+def save(path: Path, snapshot: Snapshot) -> None:
+    """Keep what is in force."""
+    write_private(path, msgspec.json.encode(snapshot), _WHAT, replace=True)
+
+
+def load(path: Path) -> Snapshot | None:
+    """What was in force when the file was written; None when there is none that can be used."""
+    try:
+        raw = path.read_bytes()
+        if path.stat().st_mode & 0o077:
+            log.warning("%s could be read by others: made private again", path.name)
+            path.chmod(0o600)
+        return msgspec.json.decode(raw, type=Snapshot)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{_WHAT} {str(path)!r} cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        log.error("%s %s is damaged and not used", _WHAT, path)
+        return None
+
+
+class SettingsFile:
+    """The settings of a snapshot file, read again when it changes: for workers beside an agent."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._settings: Settings | None = None
+
+    def __call__(self) -> Settings:
+        """The settings in force now."""
+        try:
+            found = self._path.stat()
+            stamp = (found.st_mtime_ns, found.st_ino, found.st_size)
+        except OSError:
+            stamp = None
+        if stamp != self._seen or self._settings is None:
+            self._settings = self._read()
+            self._seen = stamp
+        return self._settings
+
+    def _read(self) -> Settings:
+        snapshot = load(self._path)
+        if snapshot is None:
+            raise SettingsError(
+                f"{self._path} has no settings: the agent on this host writes them once it has "
+                "rendered some",
+                reason="none",
+            )
+        register_secrets(str(self._path), snapshot.settings())
+        return snapshot.settings()
+
+
+def register_secrets(source: str, settings: Settings) -> None:
+    """From now on this process blanks out these secrets in what it tells."""
+    from holdfast.redaction import REDACTOR
+
+    REDACTOR.register(source, settings.secrets())

@@ -1,0 +1,193 @@
+"""The settings on the server, as agents and publishers read them.
+
+Guaranteed: what is returned fits its name. A manifest or a file whose content has another hash, or
+that is not there, raises `SettingsError` (`hash`, `torn`). Nothing is decided here by a read: a
+publisher's writes name the revisions that it expects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from holdfast import errors
+from holdfast.broker import Broker, Bucket
+from holdfast.errors import SettingsError
+from holdfast.model import node as nodes
+from holdfast.names import (
+    SETTINGS_REVISION,
+    check_name,
+    settings_file_key,
+    settings_manifest_key,
+)
+from holdfast.settings.records import (
+    Manifest,
+    Report,
+    Revision,
+    Sealed,
+    decode,
+    sha256,
+    signers,
+    verify,
+)
+from holdfast.settings.sealing import Sealer
+
+
+@dataclass
+class Published:
+    """Everything that is on the server, as a publisher sees it."""
+
+    revision: Revision | None = None
+    sequence: int = 0
+    """What the next write of the revision must expect."""
+    manifest: Manifest = field(default_factory=Manifest)
+    contents: dict[str, bytes] = field(default_factory=dict)
+    """Files and manifests by key, those that fit their names."""
+    stray: set[str] = field(default_factory=set)
+    """Keys whose content does not fit."""
+    sealed: dict[str, tuple[int, Sealed]] = field(default_factory=dict)
+    """By agent, with the revision of its record."""
+
+
+class Store:
+    """The three buckets."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.names = broker.names
+        self.settings = Bucket(broker, self.names.settings)
+        self.secrets = Bucket(broker, self.names.secrets)
+        self.applied = Bucket(broker, self.names.applied)
+
+    # ---- for agents: by key, from any copy
+
+    async def revision(self) -> bytes | None:
+        """The signed revision; None when nothing was ever published."""
+        entry = await self.settings.peek(SETTINGS_REVISION)
+        return entry.value if entry else None
+
+    async def manifest(self, hash: str) -> Manifest:
+        """A manifest that fits its name."""
+        data = await self._content(settings_manifest_key(hash), hash, "the manifest")
+        return decode(Manifest, data, "the manifest")
+
+    async def files(self, manifest: Manifest, wanted: Iterable[str]) -> list[tuple[str, str]]:
+        """Files of a manifest, in the order asked for."""
+        names = list(wanted)
+        for name in names:
+            if name not in manifest.files:
+                raise SettingsError(f"the manifest does not have {name}.yaml", reason="torn")
+        return list(await asyncio.gather(*(self._file(manifest, name) for name in names)))
+
+    async def _file(self, manifest: Manifest, name: str) -> tuple[str, str]:
+        hash = manifest.files[name].sha256
+        data = await self._content(settings_file_key(hash), hash, f"{name}.yaml")
+        return name, data.decode("utf-8", "replace")
+
+    async def _content(self, key: str, hash: str, what: str) -> bytes:
+        entry = await self.settings.peek(key)
+        if entry is None:
+            raise SettingsError(f"{what} of the settings is not there", reason="torn")
+        if sha256(entry.value) != hash:
+            raise SettingsError(
+                f"{what} of the settings is not what was published: its hash is another",
+                reason="hash",
+            )
+        return entry.value
+
+    async def sealed(self, agent: str) -> Sealed:
+        """What is sealed for an agent."""
+        entry = await self.secrets.peek(agent)
+        return decode(Sealed, entry.value, "the sealed secrets") if entry else Sealed()
+
+    # ---- for publishers and operators: all of it, from the leader
+
+    async def published(self, sealer: Sealer, *, force: bool = False) -> Published:
+        """Everything that is there."""
+        found = Published()
+        try:
+            await self._read_settings(found, sealer, force)
+            async for entry in self.secrets.entries():
+                found.sealed[entry.key] = entry.revision, _lenient(entry.value)
+        except errors.NotFound:
+            return Published()
+        except errors.Unavailable:
+            if await self._exists():
+                raise
+            return Published()
+        return found
+
+    async def _read_settings(self, found: Published, sealer: Sealer, force: bool) -> None:
+        found.sequence, entry = await self.settings.last(SETTINGS_REVISION)
+        if entry is not None:
+            found.revision = self._verified(entry.value, sealer, force)
+        async for content in self.settings.entries():
+            kind, _, hash = content.key.partition(".")
+            if kind not in ("file", "manifest"):
+                continue
+            if sha256(content.value) == hash:
+                found.contents[content.key] = content.value
+            else:
+                found.stray.add(content.key)
+        if found.revision is not None:
+            data = found.contents.get(settings_manifest_key(found.revision.manifest))
+            found.manifest = decode(Manifest, data, "the manifest") if data else Manifest()
+
+    def _verified(self, data: bytes, sealer: Sealer, force: bool) -> Revision | None:
+        try:
+            keys = {g: sealer.seed.verify_key(g) for g in signers(data)}
+            return verify(data, keys, self.names.namespace)
+        except SettingsError:
+            if force:
+                return None
+            raise SettingsError(
+                "the settings on the server were not signed with this account seed: check which "
+                "seed file is used; --force replaces them",
+                reason="signature",
+            ) from None
+
+    async def _exists(self) -> bool:
+        try:
+            await self._broker.api(f"STREAM.INFO.{self.settings.stream}")
+        except errors.NotFound:
+            return False
+        return True
+
+    async def known_agents(self) -> set[str]:
+        """Every agent that was ever heard of: by its facts, its node, its report, its secrets."""
+        found: set[str] = set()
+        for bucket in (self.names.facts, self.names.applied, self.names.secrets):
+            found |= {key for key, _ in await self._listed(bucket)}
+        for key, value in await self._listed(self.names.nodes):
+            record = nodes.decode(value)
+            if record.role == "agent":
+                found.add(key)
+        return {agent for agent in found if _is_agent(agent)}
+
+    async def reports(self) -> dict[str, Report]:
+        """What every agent made of the settings."""
+        listed = await self._listed(self.names.applied)
+        return {agent: decode(Report, value, f"the report of {agent}") for agent, value in listed}
+
+    async def _listed(self, bucket: str) -> list[tuple[str, bytes]]:
+        try:
+            return [(e.key, e.value) async for e in Bucket(self._broker, bucket).entries()]
+        except (errors.NotFound, errors.Unavailable):
+            return []  # not made yet
+
+
+def _lenient(data: bytes) -> Sealed:
+    """Sealed secrets; a record that cannot be read counts as empty, and is sealed anew."""
+    try:
+        return decode(Sealed, data, "sealed secrets")
+    except SettingsError:
+        return Sealed()
+
+
+def _is_agent(name: str) -> bool:
+    try:
+        check_name(name, "agent")
+    except errors.InvalidName:
+        return False
+    return True
