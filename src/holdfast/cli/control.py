@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from holdfast.cli.common import Cli, connection_given
+from holdfast.cli.dispatcher import SeedFile, make_dispatcher
 from holdfast.cli.scheduler import HealthHost, HealthPort, OptionalApp, ReadyFile, Release
 from holdfast.cli.worker import LogFormat, LogLevel, start_logging
 
@@ -30,13 +31,16 @@ def register(app: Cli) -> None:
 def control(
     app: OptionalApp = "",
     release: Release = None,
+    seed: SeedFile = None,
     ready_file: ReadyFile = None,
     health_port: HealthPort = None,
     health_host: HealthHost = None,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
 ) -> None:
-    """Run scheduler and coordinator in one process, until SIGTERM or Ctrl-C. Run two or more.
+    """Run scheduler, coordinator and dispatcher in one process, until SIGTERM or Ctrl-C.
+
+    Run two or more.
 
     Exit codes: 0 after a signal, 1 when one of them cannot go on, 128 + signal when told twice.
     """
@@ -55,6 +59,7 @@ def control(
             health_host=health_host,
         ),
         _make_coordinator(telemetry),
+        make_dispatcher(telemetry, seed_file=seed),
     ]
     raise typer.Exit(run_role(lambda: Together([make() for make in roles])))
 

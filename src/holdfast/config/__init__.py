@@ -16,6 +16,7 @@ Kubernetes adds `HOLDFAST_…_PORT` and others for every service of that name.
 `python -m holdfast.config` prints `docs/configuration.md`.
 """
 
+from holdfast.config.fleet import AgentConfig, DispatcherConfig
 from holdfast.config.loading import FILE, FILE_VARIABLE, load
 from holdfast.config.option import ROLES, Role, options, variable
 from holdfast.config.page import markdown
@@ -35,7 +36,9 @@ __all__ = [
     "FILE_VARIABLE",
     "LEASES",
     "ROLES",
+    "AgentConfig",
     "ConnectionConfig",
+    "DispatcherConfig",
     "LivenessConfig",
     "LogConfig",
     "RecordConfig",

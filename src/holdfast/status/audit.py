@@ -30,6 +30,7 @@ Verb = Literal[
     "resume",
     "purge",
     "drain",
+    "forget",
     "enqueue",
     "add",
     "remove",

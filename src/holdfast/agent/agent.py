@@ -1,0 +1,259 @@
+"""An agent: a node on a host that takes commands addressed to it, and reports facts.
+
+What it is given: functions it may run (an allow-list), credentials (then it obeys only what the
+dispatchers of its account have signed), a folder for what must outlive it. What it keeps: the runs
+it has seen, so that none is executed twice (`journal`); returns, until the server has them
+(`outbox`).
+
+It waits for no one: it starts before the dispatchers, outlives them, and comes back from any
+absence by itself. It may share a connection with others: `start` and `close` leave it open.
+
+`Extension` is how other parts join (settings): functions of their own, a start and an end, and
+numbers for the agent's record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from holdfast.agent.builtins import builtins
+from holdfast.agent.commands import Commands
+from holdfast.agent.execution import Executor
+from holdfast.agent.facts import HostFacts
+from holdfast.agent.functions import Function, Functions
+from holdfast.agent.journal import Journal
+from holdfast.agent.outbox import Outbox
+from holdfast.agent.presence import Presence
+from holdfast.app import Holdfast
+from holdfast.broker import Broker, Received
+from holdfast.broker.streams import Topology
+from holdfast.config import AgentConfig, ConnectionConfig, RecordConfig
+from holdfast.errors import BrokerError, ConfigError, NotConnected
+from holdfast.health import Health, HealthServer
+from holdfast.identity import AgentCredentials, CommandVerifier, ReportSigner
+from holdfast.names import check_name
+from holdfast.ownership.membership import Pong
+from holdfast.telemetry import Telemetry
+
+log = logging.getLogger("holdfast.agent")
+
+DRAIN_SECONDS: Final = 2.0
+
+
+class Extension(Protocol):
+    """Something that lives in an agent beside its functions."""
+
+    def functions(self) -> Iterable[Function]:
+        """Functions that it adds."""
+        ...
+
+    async def start(self, agent: Agent) -> None:
+        """The agent is connected and has an id."""
+        ...
+
+    async def stop(self) -> None:
+        """The agent ends."""
+        ...
+
+    def describe(self) -> dict[str, float]:
+        """Numbers for the agent's record."""
+        ...
+
+
+class Agent:
+    """One agent."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        *,
+        connection: ConnectionConfig | None = None,
+        broker: Broker | None = None,
+        credentials: AgentCredentials | None = None,
+        app: Holdfast | None = None,
+        functions: Iterable[Function] = (),
+        extensions: Sequence[Extension] = (),
+        telemetry: Telemetry | None = None,
+    ) -> None:
+        self.id = _id(config, credentials)
+        self.config = config
+        self.credentials = credentials
+        self.folder = Path(config.data_dir or Path(".holdfast") / "agents" / self.id)
+        self.telemetry = telemetry or Telemetry()
+        self._shared = broker is not None
+        self.broker = broker or Broker(connection or ConnectionConfig(), name=f"agent {self.id}")
+        self._extensions = extensions
+        self._signer = ReportSigner(credentials) if credentials else None
+        self.facts = HostFacts(self.id, self.folder, config.facts_file)
+        self.functions = self._offered(app, functions)
+        self._journal = Journal(self.folder)
+        self._outbox = Outbox(self.broker, self.id, self._signer, self._journal.sent)
+        self._executor = Executor(
+            self.functions,
+            lambda found: self._commands.finish(found),
+            now=self.broker.server_now,
+            monotonic=self.broker.clock.monotonic,
+            queue_size=config.queue_size,
+            concurrency=config.concurrency,
+        )
+        self._commands = Commands(
+            self.broker,
+            self.id,
+            self._journal,
+            self._executor,
+            self._outbox,
+            self.telemetry,
+            verifier=_verifier(credentials),
+            signer=self._signer,
+        )
+        self._presence = Presence(
+            self.broker,
+            self.id,
+            config,
+            self.facts,
+            lambda: self.functions.names,
+            lambda: self._executor.running,
+            self._numbers,
+        )
+        self._stop = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _offered(self, app: Holdfast | None, functions: Iterable[Function]) -> Functions:
+        offered = Functions()
+        own = builtins(self.facts, self._facts_changed, commands=self.config.commands == "yes")
+        added = [f for extension in self._extensions for f in extension.functions()]
+        for function in (*own, *functions, *added):
+            offered.add(function)
+        if app is not None:
+            offered.add_jobs(app)
+        return offered
+
+    # ---- life
+
+    def stop(self) -> None:
+        """End `run`."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Take commands until `stop` is called, on a connection of its own."""
+        async with self.broker:
+            await self.start()
+            closed = asyncio.create_task(self.broker.closed.wait(), name="holdfast-closed")
+            stop = asyncio.create_task(self._stop.wait(), name="holdfast-stop")
+            try:
+                async with HealthServer(
+                    self.config.health_host, self.config.health_port, self._health
+                ):
+                    await asyncio.wait({closed, stop}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (closed, stop):
+                    task.cancel()
+                await self.close()
+            if not self._stop.is_set():
+                raise NotConnected("the connection to NATS is closed for good")
+
+    async def start(self) -> None:
+        """Take commands from now on. The connection is open."""
+        await self._check_alone()
+        self._journal.open()
+        self.facts.open()
+        with contextlib.suppress(BrokerError):  # without it the server's clock counts as ours
+            await Topology(self.broker, RecordConfig()).measure_clock()
+        if self.credentials is None:
+            log.warning(
+                "agent %s has no credentials: it obeys whoever can reach this server. For anything "
+                "but development see 'holdfast auth agent %s'",
+                self.id,
+                self.id,
+            )
+        names = self.broker.names
+        await self.broker.listen(names.agent(self.id, "*"), self._commands.on_message)
+        await self.broker.subscribe(names.node(self.id, "*"), self._on_node)
+        await self._presence.start()
+        for extension in self._extensions:
+            await extension.start(self)
+        self._commands.resume()
+        self._tasks.append(asyncio.create_task(self._presence.run(), name="holdfast-presence"))
+        log.info("agent %s takes commands (%s)", self.id, ", ".join(self.functions.names))
+
+    async def _check_alone(self) -> None:
+        """Two agents with one id would both execute: the second one must not start."""
+        try:
+            answer = await self.broker.request(self.broker.names.node(self.id, "ping"), timeout=1.0)
+        except BrokerError:
+            return
+        if not answer.status:
+            raise ConfigError(
+                f"an agent {self.id!r} is running already: give this one another --id, or stop "
+                "the other"
+            )
+
+    async def close(self) -> None:
+        """Take nothing more, finish or report what runs, and say goodbye."""
+        self._commands.closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for extension in reversed(self._extensions):
+            await extension.stop()
+        await self._executor.close(self.config.grace_seconds)
+        await self._outbox.drain(DRAIN_SECONDS)
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await self._presence.beat("TERMINATED_GRACEFULLY")
+        except (BrokerError, TimeoutError):
+            log.debug("the end of this agent was not written down: its record lapses by itself")
+        self._journal.close()
+
+    # ---- being a node
+
+    async def _on_node(self, message: Received) -> None:
+        verb = message.subject.rpartition(".")[2]
+        if verb == "drain":
+            log.info("asked to drain by an operator")
+            self._stop.set()
+        if message.reply and verb in ("ping", "drain"):
+            body = b"draining" if verb == "drain" else msgspec.json.encode(Pong(0, "RUNNING"))
+            with contextlib.suppress(BrokerError):
+                await self.broker.publish(message.reply, body)
+
+    async def _facts_changed(self) -> None:
+        await self._presence.publish_facts()
+
+    def _numbers(self) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for extension in self._extensions:
+            found |= extension.describe()
+        return found
+
+    def _health(self) -> Health:
+        problems = [] if self.broker.connected else ["not connected to NATS"]
+        silent = self.broker.clock.monotonic() - self._presence.confirmed
+        if self.broker.connected and silent > self.config.timeout_seconds:
+            problems.append("its heartbeat is not confirmed")
+        facts = {"agent": self.id, "running": self._executor.running}
+        return Health(not problems, problems, self.telemetry.render, facts)
+
+
+def _id(config: AgentConfig, credentials: AgentCredentials | None) -> str:
+    if credentials is not None:
+        if config.id and config.id != credentials.agent:
+            raise ConfigError(
+                f"the credentials are those of agent {credentials.agent!r}, not of {config.id!r}"
+            )
+        return credentials.agent
+    return check_name(config.id or socket.gethostname().replace(".", "-"), "agent id")
+
+
+def _verifier(credentials: AgentCredentials | None) -> CommandVerifier | None:
+    if credentials is None:
+        return None
+    return CommandVerifier(credentials.agent, credentials.keys.verify.values())

@@ -1,0 +1,159 @@
+"""The functions that every agent offers.
+
+`cmd.run` is offered only where the agent's operator has enabled it. It takes a list of words and
+never a line for a shell: nothing is split, expanded or quoted on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.agent.facts import HostFacts
+from holdfast.agent.functions import Function
+from holdfast.errors import HoldfastError, InvalidInput
+
+MOST_OUTPUT: Final = 4 * 1024 * 1024
+"""Bytes of a program's output that are kept."""
+HASHES: Final = ("sha256", "sha512", "sha1", "md5", "blake2b")
+
+
+class CommandFailed(HoldfastError):
+    """A program ended with another code than 0."""
+
+
+def builtins(
+    facts: HostFacts, changed: Callable[[], Awaitable[None]], *, commands: bool
+) -> list[Function]:
+    """What an agent offers by itself."""
+
+    async def facts_set(name: str, value: Any = None) -> Any:
+        """Set a fact of this host for good; without a value it is removed."""
+        facts.put(name, value)
+        await changed()
+        return facts.get(name)
+
+    async def facts_refresh() -> int:
+        """Read the facts again and publish them."""
+        facts.refresh()
+        facts.look_at_file()
+        await changed()
+        return len(facts.items())
+
+    def facts_get(name: str) -> Any:
+        """One fact by its dotted name."""
+        return facts.get(name)
+
+    def facts_keys() -> list[str]:
+        """The names of all facts."""
+        return sorted(facts.items())
+
+    offered = [
+        Function("ping", ping, mutating=False, quick=True),
+        Function("facts.get", facts_get, mutating=False, quick=True),
+        Function("facts.items", facts.items, mutating=False, quick=True),
+        Function("facts.keys", facts_keys, mutating=False, quick=True),
+        Function("facts.set", facts_set),
+        Function("facts.refresh", facts_refresh),
+        Function("file.hash", file_hash, mutating=False),
+        Function("disk.usage", disk_usage, mutating=False),
+        Function("service.status", service_status, mutating=False),
+    ]
+    return [*offered, Function("cmd.run", cmd_run)] if commands else offered
+
+
+def ping() -> bool:
+    """Answer that this agent is there."""
+    return True
+
+
+def file_hash(path: str, algorithm: str = "sha256") -> dict[str, Any]:
+    """The hash and size of a file."""
+    if algorithm not in HASHES:
+        raise InvalidInput(f"algorithm {algorithm!r} is not one of {', '.join(HASHES)}")
+    try:
+        with Path(path).open("rb") as file:
+            if not Path(path).is_file():
+                raise InvalidInput(f"{path!r} is not a plain file")
+            digest = hashlib.file_digest(file, algorithm)
+            return {"path": path, algorithm: digest.hexdigest(), "size": file.tell()}
+    except OSError as error:
+        raise InvalidInput(f"{path!r} cannot be read: {error.strerror}") from None
+
+
+def disk_usage(path: str = "/") -> dict[str, Any]:
+    """How full the disk is that a path lies on, in bytes."""
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError as error:
+        raise InvalidInput(f"{path!r} cannot be looked at: {error.strerror}") from None
+    percent = round(100 * usage.used / usage.total, 1) if usage.total else 0.0
+    return {"path": path, "total": usage.total, "free": usage.free, "used_percent": percent}
+
+
+async def service_status(name: str) -> dict[str, Any]:
+    """What systemd says about a service."""
+    if not name or name.startswith("-"):
+        raise InvalidInput(f"{name!r} is not the name of a service")
+    wanted = "ActiveState,SubState,UnitFileState,MainPID"
+    command = ["systemctl", "show", "--no-pager", f"--property={wanted}", "--", name]
+    done = await _program(command, None, None)
+    if done["code"] != 0:
+        raise InvalidInput(f"systemctl does not know: {done['stderr'].strip() or done['code']}")
+    pairs = (line.partition("=") for line in done["stdout"].splitlines())
+    found = {key: value for key, _, value in pairs}
+    return {
+        "name": name,
+        "active": found.get("ActiveState") == "active",
+        "state": found.get("SubState", ""),
+        "enabled": found.get("UnitFileState", ""),
+        "pid": int(found.get("MainPID") or 0),
+    }
+
+
+async def cmd_run(*words: str, cwd: str = "", stdin: str = "") -> dict[str, Any]:
+    """Start a program with these words and return its output; another code than 0 is a failure."""
+    if not words or not words[0]:
+        raise InvalidInput("cmd.run takes a program and its arguments, word by word")
+    done = await _program([str(word) for word in words], cwd or None, stdin or None)
+    if done["code"] != 0:
+        tail = (done["stderr"] or done["stdout"]).strip()[-2000:]
+        raise CommandFailed(f"{words[0]} ended with code {done['code']}: {tail}")
+    return done
+
+
+async def _program(words: list[str], cwd: str | None, stdin: str | None) -> dict[str, Any]:
+    """Run a program to its end; it and its children are gone when this is cancelled."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words,
+            cwd=cwd,
+            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{words[0]!r} cannot be started: {error}") from None
+    try:
+        out, err = await process.communicate(stdin.encode() if stdin else None)
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        raise
+    return {"code": process.returncode, "stdout": _text(out), "stderr": _text(err)}
+
+
+def _text(output: bytes) -> str:
+    text = output[:MOST_OUTPUT].decode("utf-8", "replace")
+    left = len(output) - MOST_OUTPUT
+    return text if left <= 0 else f"{text}\n[{left:,} bytes more were cut off]"

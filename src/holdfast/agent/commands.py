@@ -1,0 +1,206 @@
+"""Commands as they arrive: verified, fenced, acknowledged, then executed.
+
+    message ──► signature ──► epoch ──► place? ──► journal (on the disk) ──► ack ──► execution
+                   │ refused     │ stale: refused     │ busy: a return says so
+                   │             │ known: ack again, and its return again if it has ended
+                   └─ counted    └─ counted
+
+A run is executed at most once by this agent. The epoch says which dispatcher may speak: one below
+the highest that was seen of the run is refused. The same epoch again, or a higher one about a run
+that is known, executes nothing: it is a dispatcher that did not hear us, or the next owner of the
+run, and gets the ack and the return again.
+
+A cancel is taken from any dispatcher, and also when it comes first: then the run is not executed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from holdfast.agent.execution import Executor
+from holdfast.agent.functions import Call
+from holdfast.agent.journal import Journal
+from holdfast.agent.outbox import Outbox
+from holdfast.broker import Broker
+from holdfast.broker.wire import Headers, parse_headers
+from holdfast.errors import BrokerError, HoldfastError, InvalidInput
+from holdfast.identity import CommandRefused, CommandVerifier, ReportSigner
+from holdfast.model import fleet
+from holdfast.model.fleet import Ack, Return
+from holdfast.names import H_EPOCH, H_EXPIRES, H_RUN, check_run
+from holdfast.telemetry import Telemetry
+
+log = logging.getLogger("holdfast.agent")
+
+EXEC: Final = "exec"
+CANCEL: Final = "cancel"
+LONGEST_ERROR: Final = 8_000
+
+
+class Commands:
+    """Takes the commands of one agent."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        agent: str,
+        journal: Journal,
+        executor: Executor,
+        outbox: Outbox,
+        telemetry: Telemetry,
+        *,
+        verifier: CommandVerifier | None,
+        signer: ReportSigner | None,
+    ) -> None:
+        self._broker = broker
+        self._agent = agent
+        self._journal = journal
+        self._executor = executor
+        self._outbox = outbox
+        self._telemetry = telemetry
+        self._verifier = verifier
+        self._signer = signer
+        self._returns: dict[str, bytes] = {}
+        """Returns of this process, for those who ask again; the newest few."""
+        self._sending: set[asyncio.Task[None]] = set()
+        self.closed = False
+
+    # ---- arriving
+
+    def on_message(self, subject: bytes, _: bytes, body: bytes, headers: bytes | None) -> None:
+        """Called by the parser, with one message after the other."""
+        if self.closed:
+            return  # whoever sent it will send it again, or find nobody
+        kind = subject.rpartition(b".")[2].decode()
+        handle = {EXEC: self._on_exec, CANCEL: self._on_cancel}.get(kind)
+        if handle is None:
+            return
+        try:
+            run, epoch = self._checked(kind, parse_headers(headers), body)
+            handle(run, epoch, body)
+        except CommandRefused as refused:
+            self._count(f"refused: {refused.reason}")
+            log.warning("a command was refused: %s", refused)
+        except HoldfastError as error:
+            self._count("refused: malformed")
+            log.warning("a command was refused: %s", error)
+
+    def _checked(self, kind: str, headers: Headers, body: bytes) -> tuple[str, int]:
+        """Run and epoch of a command that may be obeyed."""
+        if self._verifier is not None:
+            now = self._broker.server_now()
+            command = self._verifier.verify(headers, body, kind=kind, now=now)
+            return check_run(command.run), command.epoch
+        run, epoch = headers.get(H_RUN, ""), headers.get(H_EPOCH, "")
+        expires = headers.get(H_EXPIRES, "")
+        if not epoch.isdigit() or not expires.isdigit() or len(epoch) > 19:
+            raise InvalidInput("it has no epoch or no expiry")
+        if int(expires) <= self._broker.server_now() * 1000:
+            raise InvalidInput("it has expired")
+        return check_run(run), int(epoch)
+
+    # ---- executing
+
+    def _on_exec(self, run: str, epoch: int, body: bytes) -> None:
+        seen = self._journal.get(run)
+        if seen is not None and epoch < seen.epoch:
+            self._count("stale")
+            log.warning("run %s: epoch %d is stale, %d was seen: refused", run, epoch, seen.epoch)
+            self._answer(run, Ack("stale", epoch, seen.epoch))
+            return
+        if seen is not None:
+            self._again(run, epoch)
+            return
+        order = fleet.decode_order(body)
+        if self._executor.busy(order):
+            self._count("busy")
+            self._refuse(run, epoch, "the agent is busy: its queue is full")
+            return
+        self._journal.enter(run, epoch)
+        self._count("accepted")
+        self._answer(run, Ack("accepted", epoch, epoch))
+        self._executor.submit(Call(run, self._agent, epoch, order.deadline), order)
+
+    def _again(self, run: str, epoch: int) -> None:
+        """A run that is known: nothing is executed, what is known is said again."""
+        self._count("known")
+        seen = self._journal.get(run)
+        assert seen is not None
+        if epoch > seen.epoch:
+            self._journal.raise_epoch(run, epoch)
+        self._answer(run, Ack("known", epoch, max(epoch, seen.epoch)))
+        if body := self._returns.get(run) or seen.body:
+            self._outbox.send(run, body)
+
+    def _refuse(self, run: str, epoch: int, why: str) -> None:
+        self._journal.enter(run, epoch)
+        self._answer(run, Ack("accepted", epoch, epoch))
+        now = self._broker.server_now()
+        self.finish(Return(run, self._agent, "busy", None, why, 0.0, now, epoch))
+
+    def _on_cancel(self, run: str, epoch: int, body: bytes) -> None:
+        self._count("cancel")
+        who = body[:200].decode("utf-8", "replace") or "somebody"
+        if self._executor.cancel(run, f"cancelled by {who}"):
+            log.info("run %s cancelled by %s", run, who)
+        elif self._journal.get(run) is None:
+            self._journal.enter(run, epoch, "cancelled")
+
+    # ---- answering
+
+    def finish(self, found: Return) -> None:
+        """A command has ended: write its return down, then send it."""
+        if len(found.error) > LONGEST_ERROR:
+            found = Return(
+                found.run,
+                found.agent,
+                found.outcome,
+                found.value,
+                found.error[:LONGEST_ERROR] + " …",
+                found.seconds,
+                found.at,
+                found.epoch,
+            )
+        body = fleet.encode(found)
+        self._journal.done(found.run, body)
+        self._returns[found.run] = body
+        while len(self._returns) > 100:
+            del self._returns[next(iter(self._returns))]
+        self._count(f"returned: {found.outcome}")
+        self._outbox.send(found.run, body)
+
+    def resume(self) -> None:
+        """After a restart: send what was not sent, and say what was interrupted."""
+        for entry in self._journal.waiting():
+            if entry.body:
+                self._outbox.send(entry.run, entry.body)
+                continue
+            why = "the agent was restarted while it ran: it is not repeated"
+            if entry.state == "done":
+                why = "it ended, but its return was too large to outlive a restart of the agent"
+            now = self._broker.server_now()
+            self.finish(
+                Return(entry.run, self._agent, "interrupted", None, why, 0.0, now, entry.epoch)
+            )
+
+    def _answer(self, run: str, ack: Ack) -> None:
+        body = fleet.encode(ack)
+        headers = self._signer.sign(kind="ack", run=run, payload=body) if self._signer else None
+        self._spawn(self._publish(self._broker.names.ack(run, self._agent), body, headers))
+
+    async def _publish(self, subject: str, body: bytes, headers: Headers | None) -> None:
+        try:
+            await self._broker.publish(subject, body, headers)
+        except BrokerError as error:
+            log.debug("not acknowledged: %s", error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    def _count(self, verdict: str) -> None:
+        self._telemetry.commands.labels(verdict).inc()

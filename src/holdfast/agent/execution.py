@@ -1,0 +1,203 @@
+"""Execution: what changes something runs one at a time, what only reads runs at once.
+
+Guaranteed: each accepted command ends in exactly one `Return`, whatever happens to it: done,
+failed, out of time, cancelled while it waited or ran, interrupted by the end of the agent. The
+queue is bounded: what does not fit is refused as busy, before it is accepted.
+
+Not guaranteed: that a plain function in a thread stops when it is cancelled. Its return says
+cancelled, and the thread goes on to its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from holdfast.agent.functions import Call, Function, Functions
+from holdfast.errors import HoldfastError
+from holdfast.model.fleet import Order, Outcome, Return
+
+log = logging.getLogger("holdfast.agent")
+
+Finished = Callable[[Return], None]
+
+
+class Work:
+    """One accepted command."""
+
+    __slots__ = ("call", "ended", "function", "order", "stop", "task")
+
+    def __init__(self, call: Call, function: Function | None, order: Order) -> None:
+        self.call = call
+        self.function = function
+        self.order = order
+        self.task: asyncio.Task[None] | None = None
+        self.stop: tuple[Outcome, str] | None = None
+        """Why it was told to stop."""
+        self.ended = False
+
+
+class Executor:
+    """Runs the commands of one agent."""
+
+    def __init__(
+        self,
+        functions: Functions,
+        finished: Finished,
+        *,
+        now: Callable[[], float],
+        monotonic: Callable[[], float],
+        queue_size: int = 64,
+        concurrency: int = 32,
+    ) -> None:
+        self._functions = functions
+        self._finished = finished
+        self._now = now
+        self._monotonic = monotonic
+        self._queue_size = queue_size
+        self._concurrency = concurrency
+        self._queue: deque[Work] = deque()
+        self._waiting: deque[Work] = deque()
+        self._changing: Work | None = None
+        self._reading = 0
+        self._works: dict[str, Work] = {}
+
+    @property
+    def running(self) -> int:
+        return len(self._works)
+
+    def knows(self, run: str) -> bool:
+        """Whether a run waits or runs here."""
+        return run in self._works
+
+    def busy(self, order: Order) -> bool:
+        """Whether there is no place for a command now."""
+        if self._mutates(order):
+            return len(self._queue) >= self._queue_size
+        return len(self._waiting) >= self._queue_size
+
+    def _mutates(self, order: Order) -> bool:
+        try:
+            return self._functions.get(order.function).mutating
+        except HoldfastError:
+            return False  # refused when its turn comes, which is at once
+
+    def submit(self, call: Call, order: Order) -> None:
+        """Take a command on."""
+        try:
+            function: Function | None = self._functions.get(order.function)
+        except HoldfastError:
+            function = None
+        work = self._works[call.run] = Work(call, function, order)
+        if function is not None and function.mutating:
+            self._queue.append(work)
+        else:
+            self._waiting.append(work)
+        self._start_next()
+
+    def _start_next(self) -> None:
+        while self._waiting and self._reading < self._concurrency:
+            self._reading += 1
+            self._start(self._waiting.popleft(), changes=False)
+        if self._queue and self._changing is None:
+            self._changing = self._queue.popleft()
+            self._start(self._changing, changes=True)
+
+    def _start(self, work: Work, *, changes: bool) -> None:
+        name = f"holdfast-command-{work.call.run}"
+        work.task = asyncio.create_task(self._run(work), name=name)
+
+        def over(_: asyncio.Task[None]) -> None:
+            if changes:
+                self._changing = None
+            else:
+                self._reading -= 1
+            if not work.ended:  # cancelled before its first step
+                outcome, why = work.stop or ("interrupted", "the agent ended")
+                self._end(work, outcome, 0.0, error=why)
+            self._start_next()
+
+        work.task.add_done_callback(over)
+
+    async def _run(self, work: Work) -> None:
+        started = self._monotonic()
+        outcome: Outcome = "failed"
+        value, error = None, ""
+        try:
+            value = await self._call(work)
+            outcome = "ok"
+        except TimeoutError:
+            outcome, error = "timeout", "the run's time was over before it ended"
+        except asyncio.CancelledError:
+            outcome, error = work.stop or ("interrupted", "the agent ended")
+        except HoldfastError as refused:
+            error = str(refused)
+        except Exception as failure:  # noqa: BLE001 - a user's function may raise anything
+            error = f"{type(failure).__name__}: {failure}"
+            log.warning("%s of run %s failed: %s", work.order.function, work.call.run, error)
+        self._end(work, outcome, self._monotonic() - started, value=value, error=error)
+
+    async def _call(self, work: Work) -> Any:
+        function = work.function or self._functions.get(work.order.function)
+        args, kwargs = function.bind(work.order)
+        if not work.order.deadline:
+            return await function.call(args, kwargs, work.call)
+        async with asyncio.timeout(max(0.0, work.order.deadline - self._now())):
+            return await function.call(args, kwargs, work.call)
+
+    def _end(
+        self, work: Work, outcome: Outcome, seconds: float, *, value: Any = None, error: str = ""
+    ) -> None:
+        work.ended = True
+        self._works.pop(work.call.run, None)
+        call = work.call
+        try:
+            msgspec.json.encode(value)
+        except (TypeError, ValueError, OverflowError, RecursionError) as problem:
+            outcome, value, error = "failed", None, f"what it returned is not JSON: {problem}"
+        self._finished(
+            Return(
+                call.run,
+                call.agent,
+                outcome,
+                value,
+                error,
+                round(seconds, 6),
+                self._now(),
+                call.epoch,
+            )
+        )
+
+    # ---- stopping
+
+    def cancel(self, run: str, why: str, outcome: Outcome = "cancelled") -> bool:
+        """Stop a command, waiting or running; False when it is not here."""
+        work = self._works.get(run)
+        if work is None or work.stop is not None:
+            return False
+        work.stop = (outcome, why)
+        if work.task is not None:
+            work.task.cancel()
+            return True
+        for queue in (self._queue, self._waiting):
+            if work in queue:
+                queue.remove(work)
+        self._end(work, outcome, 0.0, error=why)
+        return True
+
+    async def close(self, grace: float) -> None:
+        """Let what runs finish within the grace; stop the rest."""
+        for work in [*self._queue, *self._waiting]:
+            self.cancel(work.call.run, "the agent ended before its turn came", "interrupted")
+        tasks = [w.task for w in self._works.values() if w.task]
+        if tasks and grace:
+            await asyncio.wait(tasks, timeout=grace)
+        for run in list(self._works):
+            self.cancel(run, "the agent ended while it ran", "interrupted")
+        if tasks:
+            await asyncio.wait(tasks, timeout=2)

@@ -1,0 +1,167 @@
+"""Facts: what an agent says about its host.
+
+Read by itself: os, network, cpu at the start; memory and disk every few minutes. From a file of the
+operator's (JSON or YAML), read again when it changes. Set from afar by `facts.set`, kept in the
+agent's folder. Later ones win: set > file > read.
+
+A file that cannot be read keeps the facts of its last good state and is complained about once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import shutil
+import socket
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from holdfast.errors import InvalidInput
+from holdfast.identity.files import write_private
+from holdfast.model.target import lookup
+from holdfast.version import __version__
+
+log = logging.getLogger("holdfast.agent")
+
+LARGEST: Final = 256 * 1024
+"""Facts of one host in bytes: a hundred thousand hosts must fit into a dispatcher."""
+
+
+class HostFacts:
+    """The facts of one host."""
+
+    def __init__(self, agent: str, folder: Path, file: str = "") -> None:
+        self._agent = agent
+        self._kept = folder / "facts.json"
+        self._file = Path(file) if file else None
+        self._stamp: tuple[int, int] | None = None
+        self._complained = ""
+        self._read: dict[str, Any] = {}
+        self._own: dict[str, Any] = {}
+        self._set: dict[str, Any] = {}
+
+    def open(self) -> None:
+        """Read everything once."""
+        self._read = {**_still(), **_moving()}
+        if self._kept.exists():
+            try:
+                self._set = dict(json.loads(self._kept.read_text(encoding="utf-8")))
+            except (OSError, ValueError) as error:
+                log.warning(
+                    "facts that were set are lost: %s cannot be read: %s", self._kept, error
+                )
+        self.look_at_file()
+
+    def refresh(self) -> None:
+        """Read again what changes."""
+        self._read |= _moving()
+
+    def look_at_file(self) -> bool:
+        """Read the operator's file if it has changed; True when the facts are others now."""
+        if self._file is None:
+            return False
+        try:
+            stat = self._file.stat()
+            if self._stamp == (stat.st_mtime_ns, stat.st_size):
+                return False
+            found = yaml.safe_load(self._file.read_text(encoding="utf-8"))
+            if not isinstance(found, dict):
+                raise ValueError("it is not an object with names and values")
+            found = json.loads(json.dumps(found, default=str))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            self._complain(str(error))
+            return False
+        self._stamp, self._complained = (stat.st_mtime_ns, stat.st_size), ""
+        changed, self._own = bool(found != self._own), found
+        return changed
+
+    def _complain(self, error: str) -> None:
+        text = " ".join(error.split())
+        if text != self._complained:
+            self._complained = text
+            log.warning(
+                "facts file %s cannot be used, the facts stay as they are: %s", self._file, text
+            )
+
+    # ---- asking and setting
+
+    def items(self) -> dict[str, Any]:
+        """All facts."""
+        return {"id": self._agent, "version": __version__, **self._read, **self._own, **self._set}
+
+    def get(self, name: str) -> Any:
+        """One fact by its dotted name, or None."""
+        return lookup(self.items(), name)
+
+    def put(self, name: str, value: Any) -> None:
+        """Set a fact for good; None removes it."""
+        if not name or name.startswith("."):
+            raise InvalidInput("a fact needs a name")
+        changed = {**self._set, name: value}
+        if value is None:
+            del changed[name]
+        body = json.dumps(changed).encode()
+        if len(body) > LARGEST:
+            raise InvalidInput(f"the facts of one host have at most {LARGEST:,} bytes")
+        write_private(self._kept, body, "facts", replace=True)
+        self._set = changed
+
+
+def _still() -> dict[str, Any]:
+    """What stays as it is while the host runs."""
+    release = _os_release()
+    return {
+        "os": platform.system().lower(),
+        "os_name": release.get("NAME", platform.system()),
+        "os_version": release.get("VERSION_ID", ""),
+        "os_id": release.get("ID", ""),
+        "kernel": platform.release(),
+        "arch": platform.machine(),
+        "host": socket.gethostname(),
+        "default_ipv4": _default_ipv4(),
+        "cpu": os.cpu_count() or 1,
+        "python": platform.python_version(),
+    }
+
+
+def _os_release() -> dict[str, str]:
+    try:
+        return platform.freedesktop_os_release()
+    except OSError:
+        return {}
+
+
+def _default_ipv4() -> str:
+    """The address from which this host would reach others; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return ""
+
+
+def _moving() -> dict[str, Any]:
+    """What changes: memory and disk, in megabytes, and the load."""
+    disk = shutil.disk_usage("/")
+    mega = 1024 * 1024
+    facts: dict[str, Any] = {
+        "disk_total": disk.total // mega,
+        "disk_free": disk.free // mega,
+        "mem": _memory("SC_PHYS_PAGES"),
+        "mem_free": _memory("SC_AVPHYS_PAGES"),
+    }
+    if hasattr(os, "getloadavg"):
+        facts["load"] = round(os.getloadavg()[0], 2)
+    return facts
+
+
+def _memory(pages: str) -> int:
+    try:
+        return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE") // (1024 * 1024)
+    except (ValueError, OSError):  # not on every system
+        return 0

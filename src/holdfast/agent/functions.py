@@ -1,0 +1,177 @@
+"""The functions that an agent offers: an allow-list, and nothing beside it.
+
+A function says whether it changes anything. Those that do run one at a time; the others at once.
+Arguments come as values, or as the words of a command line: then the function's own annotations
+say what a word means. `name=value` names a parameter; a word for `str` is taken as it stands, any
+other is read as JSON when it is JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from holdfast.app import Holdfast, Job
+from holdfast.context import Context, SyncContext
+from holdfast.errors import ConfigError, InvalidInput, NoRecord
+from holdfast.model.fleet import Order
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a function may know of the command that calls it."""
+
+    run: str
+    agent: str
+    epoch: int
+    deadline: float
+    """By the server's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One function that agents may be told to run."""
+
+    name: str
+    handler: Callable[..., Any]
+    """Plain or async. A plain one runs in a thread, unless it is `quick`."""
+    mutating: bool = True
+    quick: bool = False
+    job: Job[Any, Any] | None = None
+
+    @property
+    def doc(self) -> str:
+        """The first line of its description."""
+        return (inspect.getdoc(self.handler) or "").partition("\n")[0]
+
+    def bind(self, order: Order) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a command for this function; `InvalidInput` when they do not fit."""
+        signature = inspect.signature(self.handler, eval_str=True)
+        args, kwargs = order.args, order.kwargs
+        if order.raw:
+            args, kwargs = _read_words(signature, order.args)
+        if self.job is None:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise InvalidInput(f"{self.name}: {error}") from None
+        return tuple(args), dict(kwargs)
+
+    async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
+        """Run it."""
+        if self.job is not None:
+            bound = self.job.signature.decode(self.job.signature.encode(args, kwargs))
+            args, kwargs = (), self._with_context(self.job, bound.kwargs, call)
+        if inspect.iscoroutinefunction(self.handler):
+            return await self.handler(*args, **kwargs)
+        if self.quick:
+            return self.handler(*args, **kwargs)
+        return await asyncio.to_thread(functools.partial(self.handler, *args, **kwargs))
+
+    def _with_context(
+        self, job: Job[Any, Any], kwargs: dict[str, Any], call: Call
+    ) -> dict[str, Any]:
+        if not job.signature.contexts:
+            return kwargs
+        context = Context(
+            _OnAgent(),
+            run=call.run,
+            spec=job.spec,
+            group=job.spec.group,
+            node=call.agent,
+            attempt=1,
+            epoch=call.epoch,
+            headers={},
+            deadline=call.deadline,
+        )
+        own = context if job.is_async else SyncContext.beside(context, asyncio.get_running_loop())
+        return {**kwargs, **dict.fromkeys(job.signature.contexts, own)}
+
+
+def _read_words(
+    signature: inspect.Signature, words: Iterable[Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The words of a command line as arguments."""
+    named = {
+        p.name: p
+        for p in signature.parameters.values()
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
+    places = _places(signature)
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for word in map(str, words):
+        name, found, text = word.partition("=")
+        if found and name in named:
+            kwargs[name] = _value(named[name].annotation, text)
+        else:
+            place = next(places, None)
+            args.append(_value(place.annotation, word) if place else word)
+    return tuple(args), kwargs
+
+
+def _places(signature: inspect.Signature) -> Iterator[inspect.Parameter]:
+    for parameter in signature.parameters.values():
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            yield parameter
+        while parameter.kind is parameter.VAR_POSITIONAL:
+            yield parameter
+
+
+def _value(annotation: Any, text: str) -> Any:
+    if annotation is str:
+        return text
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+
+
+class _OnAgent:
+    """What a job's context cannot do on an agent: there is no claim of its own behind it."""
+
+    async def publish(self, event: str, data: Any) -> None:
+        raise NoRecord("events cannot be published from an agent: return the value instead")
+
+    async def still_owner(self) -> bool:
+        return True
+
+    async def progress(self, fraction: float | None, note: str) -> None:
+        raise NoRecord("progress is not kept for a command on an agent")
+
+
+class Functions:
+    """The allow-list of one agent."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Function] = {}
+
+    def add(self, function: Function) -> None:
+        """Offer a function."""
+        if function.name in self._known:
+            raise ConfigError(f"function {function.name!r} is offered twice by this agent")
+        self._known[function.name] = function
+
+    def add_jobs(self, app: Holdfast) -> None:
+        """Offer the jobs of an app."""
+        for job in app.jobs.values():
+            self.add(Function(job.name, job.func, job=job))
+
+    def get(self, name: str) -> Function:
+        """A function by its name; `InvalidInput` says which there are."""
+        found = self._known.get(name)
+        if found is None:
+            raise InvalidInput(
+                f"this agent has no function {name!r}: it has {', '.join(self.names)}"
+            )
+        return found
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._known))

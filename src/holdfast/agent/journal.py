@@ -1,0 +1,159 @@
+"""The journal: which runs this agent has seen, at which epoch, and what it has to say about them.
+
+    accepted ──► done ──► sent          cancelled: whatever comes later is not executed
+
+Guaranteed: an entry is on the disk before its command is executed, so a run is started at most once
+by this agent, over any number of restarts: what was accepted and not done when the process died is
+reported as interrupted, never repeated. A return is on the disk before it is sent, so it is not
+lost either. The file is 0600 and its folder locked: two processes cannot share it.
+
+It is a file of lines, appended to and synced; a line that a crash cut off is ignored. When it has
+grown it is written anew and renamed into place. The newest 4,096 runs are kept, and those that are
+not sent yet; an older command has long expired.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import IO, Final, Literal
+
+import msgspec
+
+from holdfast.errors import ConfigError
+
+KEPT: Final = 4096
+LARGEST_KEPT_RETURN: Final = 64 * 1024
+
+State = Literal["accepted", "done", "sent", "cancelled"]
+
+
+class Seen(msgspec.Struct, omit_defaults=True):
+    """One run as this agent knows it."""
+
+    run: str
+    epoch: int
+    state: State
+    body: bytes = b""
+    """The return, until the server has it."""
+
+
+class Journal:
+    """The runs of one agent, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._path = folder / "runs.jsonl"
+        self._seen: dict[str, Seen] = {}
+        self._lines = 0
+        self._file: IO[bytes] | None = None
+        self._lock: IO[bytes] | None = None
+
+    # ---- life
+
+    def open(self) -> None:
+        """Lock the folder and read what is there."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = (self._folder / "lock").open("wb")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise ConfigError(
+                f"another agent uses {str(self._folder)!r}: give this one its own --data"
+            ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"the agent's folder {str(self._folder)!r} cannot be used: {error.strerror}"
+            ) from None
+        self._read()
+        self._write_anew()
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        for file in (self._file, self._lock):
+            if file:
+                file.close()
+        self._file = self._lock = None
+
+    def _read(self) -> None:
+        if not self._path.exists():
+            return
+        for line in self._path.read_bytes().split(b"\n"):
+            try:
+                entry = msgspec.json.decode(line, type=Seen)
+            except msgspec.DecodeError:
+                continue  # cut off by a crash: it had not been accepted then
+            self._seen.pop(entry.run, None)
+            self._seen[entry.run] = entry
+
+    # ---- asking
+
+    def get(self, run: str) -> Seen | None:
+        """What is known of a run."""
+        return self._seen.get(run)
+
+    def waiting(self) -> list[Seen]:
+        """What was accepted or done, and is not with the server yet."""
+        return [e for e in self._seen.values() if e.state in ("accepted", "done")]
+
+    # ---- writing
+
+    def enter(self, run: str, epoch: int, state: State = "accepted") -> None:
+        """Remember a run before anything is done about it."""
+        self._put(Seen(run, epoch, state), sync=True)
+
+    def raise_epoch(self, run: str, epoch: int) -> None:
+        """A later owner has asked about a run that is known."""
+        entry = self._seen[run]
+        entry.epoch = max(entry.epoch, epoch)
+        self._put(entry, sync=True)
+
+    def done(self, run: str, body: bytes) -> None:
+        """The command has ended, with this return."""
+        entry = self._seen[run]
+        entry.state = "done"
+        entry.body = body if len(body) <= LARGEST_KEPT_RETURN else b""
+        self._put(entry, sync=True)
+
+    def sent(self, run: str) -> None:
+        """The server has the return."""
+        entry = self._seen.get(run)
+        if entry and entry.state == "done":
+            entry.state, entry.body = "sent", b""
+            self._put(entry, sync=False)
+
+    def _put(self, entry: Seen, *, sync: bool) -> None:
+        self._seen[entry.run] = entry
+        assert self._file is not None
+        self._file.write(msgspec.json.encode(entry) + b"\n")
+        self._file.flush()
+        if sync:
+            os.fsync(self._file.fileno())
+        self._lines += 1
+        if self._lines > 3 * KEPT:
+            self._write_anew()
+
+    def _write_anew(self) -> None:
+        """The whole journal as one new file, in place of the old one."""
+        spare = len(self._seen) - KEPT
+        for run in [r for r, e in self._seen.items() if e.state in ("sent", "cancelled")]:
+            if spare <= 0:
+                break
+            del self._seen[run]
+            spare -= 1
+        fresh = self._path.with_suffix(".new")
+        with open(fresh, "wb", opener=_private) as file:
+            file.writelines(msgspec.json.encode(entry) + b"\n" for entry in self._seen.values())
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self._path)
+        if self._file:
+            self._file.close()
+        self._file = open(self._path, "ab", opener=_private)  # noqa: SIM115 - open until `close`
+        self._lines = len(self._seen)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,114 @@
+"""The outbox: a return stays here until the server has stored it.
+
+It is published on the agent's own subject of the run and repeated until it is confirmed, over lost
+connections and missing streams. The server keeps the first one: a repeat is refused and known as
+stored. What no message can carry goes to the object store, or is cut, and a note says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from holdfast.broker import Broker
+from holdfast.broker.answers import ENVELOPE_BYTES
+from holdfast.broker.objects import Objects
+from holdfast.errors import BrokerError, Conflict, PermissionDenied
+from holdfast.identity import ReportSigner
+from holdfast.model import fleet
+from holdfast.model.fleet import Return
+
+log = logging.getLogger("holdfast.agent")
+
+FIRST_WAIT_SECONDS: Final = 0.2
+LONGEST_WAIT_SECONDS: Final = 5.0
+CUT_TO: Final = 16 * 1024
+MOST_UNDER_WAY: Final = 10_000
+
+
+class Outbox:
+    """The returns of one agent that are on their way."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        agent: str,
+        signer: ReportSigner | None,
+        sent: Callable[[str], None],
+    ) -> None:
+        self._broker = broker
+        self._agent = agent
+        self._signer = signer
+        self._sent = sent
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def send(self, run: str, body: bytes) -> None:
+        """Send a return until the server has it; once is enough."""
+        if run in self._tasks or len(self._tasks) >= MOST_UNDER_WAY:
+            return
+        task = asyncio.create_task(self._send(run, body), name=f"holdfast-return-{run}")
+        self._tasks[run] = task
+        task.add_done_callback(lambda _: self._tasks.pop(run, None))
+
+    async def _send(self, run: str, body: bytes) -> None:
+        subject = self._broker.names.returned(run, self._agent)
+        wait = FIRST_WAIT_SECONDS
+        while True:
+            try:
+                fitting = await self._fitting(run, body)
+                headers = (
+                    self._signer.sign(kind="return", run=run, payload=fitting)
+                    if self._signer
+                    else None
+                )
+                await self._broker.store(subject, fitting, headers)
+                break
+            except Conflict:
+                break  # stored before: its answer was lost
+            except PermissionDenied as error:
+                log.error("the return of run %s cannot be sent: %s", run, error)
+                return
+            except BrokerError as error:
+                log.debug("return of run %s not stored yet: %s", run, error)
+            await self._broker.clock.sleep(wait)
+            wait = min(wait * 2, LONGEST_WAIT_SECONDS)
+        self._sent(run)
+
+    async def _fitting(self, run: str, body: bytes) -> bytes:
+        """The return as a message can carry it."""
+        if len(body) <= self._broker.max_message_bytes - ENVELOPE_BYTES:
+            return body
+        found = fleet.decode_return(body)
+        if self._signer is None:  # an agent with credentials may not write the object store
+            name = f"return/{run}/{self._agent}"
+            await Objects(self._broker).put(name, msgspec.json.encode(found.value))
+            return fleet.encode(
+                msgspec.structs.replace(
+                    found,
+                    value=None,
+                    object=name,
+                    note=f"{len(body):,} bytes, kept in the object store",
+                )
+            )
+        return fleet.encode(cut(found, len(body)))
+
+    async def drain(self, seconds: float) -> None:
+        """Give what is under way a moment, then leave it to the journal."""
+        tasks = list(self._tasks.values())
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def cut(found: Return, size: int) -> Return:
+    """A return whose value is too large, with its beginning and a note."""
+    head = msgspec.json.encode(found.value)[:CUT_TO].decode("utf-8", "replace")
+    return msgspec.structs.replace(
+        found, value=head, note=f"cut: {size:,} bytes are more than a message can carry"
+    )

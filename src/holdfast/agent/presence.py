@@ -1,0 +1,138 @@
+"""Presence: the agent's record among the nodes, and its facts, published and kept fresh.
+
+The record says that the agent is there; it expires by itself when the agent falls silent. Unlike
+that of a worker it is judged by nobody: an agent that was away for an hour comes back and goes on,
+because no one else does its work meanwhile. Only this agent writes these two keys.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.agent.facts import LARGEST, HostFacts
+from holdfast.broker import Broker
+from holdfast.broker.kv import ttl_text
+from holdfast.config import AgentConfig
+from holdfast.errors import BrokerError
+from holdfast.model import node as nodes
+from holdfast.model.lifecycle import NodeState
+from holdfast.model.liveness import Liveness
+from holdfast.model.node import NodeRecord
+from holdfast.names import H_TTL, kv_subject
+from holdfast.version import __version__
+
+log = logging.getLogger("holdfast.agent")
+
+ENDED_SECONDS: Final = 3_600.0
+RETRY_SECONDS: Final = 1.0
+
+
+class Presence:
+    """Says that one agent is there, and what its host is like."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        agent: str,
+        config: AgentConfig,
+        facts: HostFacts,
+        functions: Callable[[], tuple[str, ...]],
+        running: Callable[[], int],
+        metrics: Callable[[], dict[str, float]],
+    ) -> None:
+        self._broker = broker
+        self._agent = agent
+        self._config = config
+        self._facts = facts
+        self._functions = functions
+        self._running = running
+        self._metrics = metrics
+        self._started = 0.0
+        self._published: dict[str, Any] | None = None
+        self._warned = False
+        self.confirmed = -1e9
+        """When the server last confirmed a heartbeat, on the monotonic clock."""
+
+    async def start(self) -> None:
+        """Publish both until it is done: a dispatcher may have to make the buckets first."""
+        self._started = self._broker.server_now()
+        while True:
+            try:
+                await self.publish_facts()
+                await self.beat()
+                return
+            except BrokerError as error:
+                if not self._warned:
+                    self._warned = True
+                    log.warning("waiting for a dispatcher to prepare the namespace (%s)", error)
+            await self._broker.clock.sleep(RETRY_SECONDS)
+
+    async def beat(self, state: NodeState = "RUNNING") -> None:
+        """Renew the record."""
+        sent = self._broker.clock.monotonic()
+        now = self._broker.server_now()
+        record = NodeRecord(
+            self._agent,
+            "agent",
+            state=state,
+            since=self._started if state == "RUNNING" else now,
+            by=self._agent,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=__version__,
+            started=self._started,
+            liveness=Liveness(
+                enabled=False,
+                heartbeat_seconds=self._config.heartbeat_seconds,
+                timeout_seconds=self._config.timeout_seconds,
+            ),
+            running=self._running(),
+            jobs=self._functions(),
+            metrics=self._metrics(),
+        )
+        ttl = self._config.timeout_seconds if state == "RUNNING" else ENDED_SECONDS
+        subject = kv_subject(self._broker.names.nodes, self._agent)
+        await self._broker.store(subject, nodes.encode(record), {H_TTL: ttl_text(ttl)})
+        self.confirmed = sent
+
+    async def publish_facts(self) -> None:
+        """Publish the facts if they are others than before."""
+        facts = self._facts.items()
+        if facts == self._published:
+            return
+        body = msgspec.json.encode(facts)
+        if len(body) > LARGEST:
+            log.error("%d bytes of facts are not published: at most %d", len(body), LARGEST)
+            return
+        await self._broker.store(kv_subject(self._broker.names.facts, self._agent), body)
+        self._published = facts
+
+    async def run(self) -> None:
+        """Keep both fresh until cancelled."""
+        clock = self._broker.clock
+        read, looked = clock.monotonic(), clock.monotonic()
+        while True:
+            await clock.sleep(self._pause())
+            now = clock.monotonic()
+            if now - read >= self._config.facts_seconds:
+                read = now
+                self._facts.refresh()
+            if now - looked >= self._config.facts_file_seconds:
+                looked = now
+                self._facts.look_at_file()
+            try:
+                await self.beat()
+                await self.publish_facts()
+            except BrokerError as error:
+                log.debug("heartbeat not written: %s", error)
+
+    def _pause(self) -> float:
+        step = min(self._config.heartbeat_seconds, self._config.facts_file_seconds)
+        return step * random.uniform(0.8, 1.0)

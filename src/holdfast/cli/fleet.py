@@ -1,0 +1,238 @@
+"""`holdfast fleet`: send a command to many hosts, and see what they say.
+
+Exit codes of `fleet run`: 0 all fine, 1 it could not be sent or was refused, 2 an agent failed, 3
+an agent did not answer, 4 both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.cli.common import (
+    Cli,
+    clock_time,
+    connected,
+    emit,
+    given,
+    note,
+    pairs,
+    say,
+    shortened,
+    table,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.client.fleet import Fleet
+    from holdfast.model.fleet import FleetRequest, FleetRun, Return
+    from holdfast.status.fleet import FleetInfo
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
+
+
+def register(app: Cli) -> None:
+    """Add `holdfast fleet`."""
+    fleet = app.noun("fleet", "Send commands to agents and see what they return.")
+    fleet.command("run")(run)
+    fleet.command("active")(active)
+    fleet.command("list")(list_runs)
+    fleet.command("show")(show)
+    fleet.command("cancel")(cancel)
+
+
+async def run(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="Which agents: 'web*', 'E@db[0-9]+', 'L@a,b', 'G@os:linux and not web1'.",
+        ),
+    ],
+    function: Annotated[str, typer.Argument(metavar="FUNCTION", help="What they shall run.")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ARGS]", help="Its arguments: values, or name=value."),
+    ] = None,
+    timeout: Annotated[
+        str, typer.Option("--timeout", help="How long it may take.", metavar="TIME")
+    ] = "60s",
+    batch: Annotated[
+        int, typer.Option("--batch", help="Agents in one wave; 0: all at once.", min=0)
+    ] = 0,
+    max_failures: Annotated[
+        int,
+        typer.Option("--max-failures", help="With waves: failures before they stop.", min=0),
+    ] = 0,
+    format: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Print the run's id and do not wait.")
+    ] = False,
+    id: Annotated[
+        str, typer.Option("--id", help="The run's id: the same once more is the same run.")
+    ] = "",
+) -> None:
+    """Run a function on every agent that TARGET means, and show what they return as it comes.
+
+    Put -- before arguments that begin with a dash. Exit codes: 0 all fine, 1 it could not be sent,
+    2 an agent failed, 3 an agent did not answer, 4 both. Ctrl-C stops watching, not the run.
+    """
+    from holdfast.client.fleet import Fleet, new_run
+    from holdfast.durations import seconds
+    from holdfast.errors import InvalidInput
+    from holdfast.model.fleet import FleetRequest, exit_code
+    from holdfast.status.audit import operator
+
+    if format not in ("text", "json"):
+        raise InvalidInput(f"--format takes text or json, not {format!r}")
+    request = FleetRequest(
+        id or new_run(),
+        target,
+        function,
+        args=tuple(arguments or ()),
+        raw=True,
+        timeout=seconds(timeout, "timeout"),
+        batch=batch,
+        max_failures=max_failures,
+        user=operator(),
+    )
+    as_json = format == "json" or bool(given().json)
+    async with connected() as client:
+        fleet = Fleet(client.broker)
+        if detach:
+            record = await fleet.start(request)
+            if as_json:
+                emit({"run": record.run, "targets": len(record.targets)})
+            else:
+                say(record.run)
+            return
+        record, returns = await _followed(fleet, request, quiet=as_json)
+    if as_json:
+        emit(_as_json(record, returns))
+    raise typer.Exit(exit_code(record))
+
+
+async def _followed(
+    fleet: Fleet, request: FleetRequest, *, quiet: bool
+) -> tuple[FleetRun, dict[str, Return]]:
+    """Start a run and show its returns until it has ended."""
+    from holdfast.cli.fleet_view import View
+    from holdfast.model.fleet import FleetRun
+
+    returns: dict[str, Return] = {}
+    record: FleetRun | None = None
+    with View(quiet=quiet) as view:
+        async for found in fleet.follow(request):
+            if isinstance(found, FleetRun):
+                record = found
+                view.record(found)
+            else:
+                returns[found.agent] = found
+                view.returned(found)
+        assert record is not None
+        view.end(record)
+    return record, returns
+
+
+def _as_json(record: FleetRun, returns: dict[str, Return]) -> dict[str, Any]:
+    return {
+        "run": record.run,
+        "status": record.status,
+        "reason": record.reason,
+        "targets": record.targets,
+        "unreachable": record.unreachable,
+        "unsent": record.unsent,
+        "missing": sorted(
+            set(record.targets) - set(returns) - set(record.unreachable) - set(record.unsent)
+        ),
+        "returns": {agent: returns[agent] for agent in sorted(returns)},
+    }
+
+
+async def active() -> None:
+    """List the runs that have not ended."""
+    from holdfast.status.fleet import FleetStatus
+
+    async with connected() as client:
+        _print(await FleetStatus(client).active(), "no fan-out run is active")
+
+
+async def list_runs(
+    most: Annotated[int, typer.Option("--limit", help="How many.", min=1)] = 50,
+    status: Annotated[str, typer.Option("--status", help="Only this status.")] = "",
+) -> None:
+    """List runs, the newest first. They are kept for 7 days."""
+    from holdfast.status.fleet import FleetStatus
+
+    async with connected() as client:
+        found = await FleetStatus(client).list(most=most, status=status)
+    _print(found, "no fan-out run is known: see 'holdfast fleet run --help'")
+
+
+def _print(found: Sequence[FleetInfo], empty: str) -> None:
+    if given().json:
+        emit(found)
+        return
+    table(
+        ("run", "status", "function", "target", "returned", "ok", "user", "created", "owner"),
+        [
+            (
+                r.run,
+                r.status,
+                r.function,
+                shortened(r.target, 40),
+                f"{r.returned}/{r.targets}",
+                r.succeeded,
+                r.user,
+                clock_time(r.created),
+                r.owner,
+            )
+            for r in found
+        ],
+        empty=empty,
+    )
+
+
+async def show(run: RunArgument) -> None:
+    """Show a run and what each agent returned."""
+    from holdfast.cli.fleet_view import rows
+    from holdfast.status.fleet import FleetInfo, FleetStatus
+
+    async with connected() as client:
+        record, returns = await FleetStatus(client).show(run)
+    if given().json:
+        emit(_as_json(record, returns))
+        return
+    info = FleetInfo.of(record, len(returns))
+    pairs(
+        [
+            ("run", info.run),
+            ("status", f"{info.status} {info.reason}".strip()),
+            ("function", f"{info.function} {' '.join(map(str, record.request.args))}".strip()),
+            ("target", info.target),
+            ("returned", f"{info.returned} of {info.targets}"),
+            ("user", info.user),
+            ("owner", f"{info.owner}, epoch {info.epoch}, adopted {info.adoptions} times"),
+            ("created", clock_time(info.created)),
+            ("deadline", clock_time(info.deadline)),
+            ("ended", clock_time(info.ended)),
+            ("cancelled by", info.cancelled_by),
+        ]
+    )
+    table(("agent", "outcome", "seconds", "value"), rows(record, returns), empty="nothing returned")
+
+
+async def cancel(run: RunArgument) -> None:
+    """Cancel a run: agents stop what waits and what runs, no further one is sent to."""
+    from holdfast.status.fleet import FleetStatus
+
+    async with connected() as client:
+        record = await FleetStatus(client).cancel(run)
+    if given().json:
+        emit({"run": run, "status": record.status, "cancelled_by": record.cancelled_by})
+    elif record.over:
+        note(f"{run} had ended already: {record.status}")
+    else:
+        say(f"{run} is being cancelled")

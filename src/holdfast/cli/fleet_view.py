@@ -1,0 +1,113 @@
+"""How a fan-out run is shown while it goes on: a line for each return, and a bar on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from holdfast.cli.common import note, say, shortened
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from holdfast.model.fleet import FleetRun, Return
+
+WIDEST = 500
+
+
+class View:
+    """Shows one run. On a terminal the bar stays below the lines; into a pipe there is none."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._ok = 0
+        self._failed = 0
+
+    def __enter__(self) -> View:
+        if not self._quiet and sys.stdout.isatty():
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+            from rich.progress import TimeElapsedColumn as Elapsed
+
+            self._bar = Progress(
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Elapsed()
+            )
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def record(self, record: FleetRun) -> None:
+        """The run has begun, or changed."""
+        if self._bar and self._task is None:
+            self._task = self._bar.add_task(record.request.function, total=len(record.targets))
+
+    def returned(self, found: Return) -> None:
+        """An agent has returned."""
+        self._ok += found.ok
+        self._failed += not found.ok
+        if self._quiet:
+            return
+        line = f"{found.agent}  {found.outcome}  {shown(found)}".rstrip()
+        if self._bar:
+            from rich.text import Text
+
+            self._bar.console.print(Text(line, style="" if found.ok else "red"))
+            if self._task is not None:
+                text = f"{self._ok} ok, {self._failed} failed"
+                self._bar.update(self._task, advance=1, description=text)
+        else:
+            say(line)
+
+    def end(self, record: FleetRun) -> None:
+        """The run has ended: who did not answer, and the sum."""
+        if self._quiet:
+            return
+        missing = set(record.unreachable)
+        for agent in record.unreachable:
+            say(f"{agent}  unreachable")
+        total, answered = len(record.targets), self._ok + self._failed
+        silent = total - answered - len(missing) - len(record.unsent)
+        parts = [f"{self._ok} ok", f"{self._failed} failed", f"{len(missing)} unreachable"]
+        if silent > 0:
+            parts.append(f"{silent} did not return in time")
+        if record.unsent:
+            parts.append(f"{len(record.unsent)} not sent to")
+        note(f"{record.run}: {record.status}, {', '.join(parts)} of {total}")
+        if record.reason:
+            note(record.reason)
+
+
+def shown(found: Return) -> str:
+    """What an agent returned, on one line."""
+    import msgspec
+
+    if not found.ok:
+        return shortened(found.error, WIDEST)
+    value: Any = found.value
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return shortened(f"{text} [{found.note}]" if found.note else text, WIDEST)
+
+
+def rows(record: FleetRun, returns: Mapping[str, Return]) -> list[tuple[str, str, str, str]]:
+    """Every target of a run with what became of it."""
+    unreachable, unsent = set(record.unreachable), set(record.unsent)
+    found: list[tuple[str, str, str, str]] = []
+    for agent in record.targets:
+        if given := returns.get(agent):
+            found.append((agent, given.outcome, f"{given.seconds:.3f}", shown(given)))
+        else:
+            silent = "no return" if record.over else "waiting"
+            silent = "not sent" if agent in unsent else silent
+            found.append((agent, "unreachable" if agent in unreachable else silent, "", ""))
+    return found

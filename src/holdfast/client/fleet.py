@@ -1,0 +1,195 @@
+"""The client of the fleet: ask a dispatcher for a run, follow it, cancel it.
+
+The run's id is made here. A request whose answer is lost is repeated with the same id until it is
+answered: the run is dispatched once, whoever takes the repeats. Whoever follows a run hears of each
+return as the server stores it, and reads what was stored when the run has ended, so that nothing is
+missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import msgspec
+
+from holdfast import errors
+from holdfast.broker import Broker, Bucket
+from holdfast.broker.objects import Objects
+from holdfast.model import fleet
+from holdfast.model.fleet import FleetRequest, FleetRun, Return
+from holdfast.model.target import parse
+from holdfast.names import IdMaker, check_run, fleet_key, last_token, return_key
+
+log = logging.getLogger("holdfast.client")
+
+ANSWER_SECONDS: Final = 5.0
+PATIENCE_SECONDS: Final = 20.0
+"""How long a request is repeated."""
+NOBODY_SECONDS: Final = 3.0
+"""How long it is repeated while no dispatcher is there at all."""
+LOOK_SECONDS: Final = 2.0
+
+_make_id = IdMaker()
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    record: FleetRun | None = None
+    agents: tuple[str, ...] | None = None
+    error: str = ""
+    again: bool = False
+
+
+def new_run() -> str:
+    """An id for a fan-out run."""
+    return _make_id("f")
+
+
+class Fleet:
+    """Sends commands to agents, through the dispatchers."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._runs = Bucket(broker, broker.names.fleet)
+        self._returns = Bucket(broker, broker.names.returns)
+
+    async def start(self, request: FleetRequest) -> FleetRun:
+        """Have a run dispatched; returns its record. Repeating a request does no harm."""
+        parse(request.target)
+        answer = await self._ask("run", fleet.encode(request))
+        assert answer.record is not None
+        return answer.record
+
+    async def cancel(self, run: str, user: str = "") -> FleetRun:
+        """Stop a run: no further agent is sent to, and those that run it stop."""
+        body = msgspec.json.encode({"run": check_run(run), "user": user})
+        answer = await self._ask("cancel", body)
+        assert answer.record is not None
+        return answer.record
+
+    async def resolve(self, target: str) -> tuple[str, ...]:
+        """Which agents a target means now."""
+        parse(target)
+        return (await self._ask("resolve", target.encode())).agents or ()
+
+    async def _ask(self, verb: str, body: bytes) -> _Answer:
+        clock = self._broker.clock
+        begun = clock.monotonic()
+        subject = self._broker.names.dispatch(verb)
+        while True:
+            waited = clock.monotonic() - begun
+            try:
+                found = await self._broker.request(subject, body, timeout=ANSWER_SECONDS)
+                answer = msgspec.json.decode(found.body, type=_Answer)
+                if not answer.error:
+                    return answer
+                if not answer.again:
+                    raise errors.InvalidInput(answer.error)
+                trouble: Exception = errors.Unavailable(answer.error)
+            except errors.Unavailable as error:
+                trouble = error
+                if waited > NOBODY_SECONDS:
+                    raise errors.Unavailable(
+                        "no dispatcher is running: start one with 'holdfast control'"
+                    ) from None
+            except (errors.OutcomeUnknown, errors.NotConnected) as error:
+                trouble = error
+            if waited > PATIENCE_SECONDS:
+                raise errors.OutcomeUnknown(
+                    f"no dispatcher has answered in {waited:.0f} s: {trouble}"
+                )
+            await clock.sleep(0.2)
+
+    # ---- following
+
+    async def read(self, run: str) -> FleetRun:
+        """A run's record; `RunNotFound` when there is none."""
+        try:
+            entry = await self._runs.get(fleet_key(check_run(run)))
+        except errors.NotFound:
+            entry = None
+        if entry is None:
+            raise errors.RunNotFound(f"no fan-out run {run} is known (any more)", run=run)
+        return fleet.decode(entry.value)
+
+    async def returns(self, run: str) -> dict[str, Return]:
+        """The returns of a run that are stored."""
+        found: dict[str, Return] = {}
+        try:
+            async for entry in self._returns.entries(check_run(run)):
+                agent = last_token(entry.key)
+                try:
+                    given = fleet.decode_return(entry.value)
+                except errors.Unreadable:
+                    continue
+                if given.agent == agent:
+                    found[agent] = given
+        except errors.NotFound:
+            return {}
+        return found
+
+    async def value(self, given: Return) -> Any:
+        """What an agent returned, wherever it is kept."""
+        if not given.object:
+            return given.value
+        return msgspec.json.decode(await Objects(self._broker).get(given.object))
+
+    async def follow(
+        self, request: FleetRequest | str, *, start: bool = True
+    ) -> AsyncIterator[FleetRun | Return]:
+        """The record, each return as it comes, and the record again at the end.
+
+        With a request it is started first, and nothing of it can be missed.
+        """
+        run = request if isinstance(request, str) else request.run
+        names = self._broker.names
+        heard: asyncio.Queue[FleetRun | Return] = asyncio.Queue()
+
+        def on_return(_: bytes, __: bytes, body: bytes, headers: bytes | None) -> None:
+            heard.put_nowait(fleet.decode_return(body))
+
+        def on_record(_: bytes, __: bytes, body: bytes, headers: bytes | None) -> None:
+            heard.put_nowait(fleet.decode(body))
+
+        subscriptions = [
+            await self._broker.listen(
+                names.changed(names.returns, return_key(run, "*")), on_return
+            ),
+            await self._broker.listen(names.changed(names.fleet, fleet_key(run)), on_record),
+        ]
+        try:
+            if isinstance(request, FleetRequest) and start:
+                record = await self.start(request)
+            else:
+                record = await self.read(run)
+            yield record
+            async for found in self._until_over(run, record, heard):
+                yield found
+        finally:
+            for subscription in subscriptions:
+                await self._broker.unsubscribe(subscription)
+
+    async def _until_over(
+        self, run: str, record: FleetRun, heard: asyncio.Queue[FleetRun | Return]
+    ) -> AsyncIterator[FleetRun | Return]:
+        seen: set[str] = set()
+        while not record.over:
+            try:
+                async with asyncio.timeout(LOOK_SECONDS):
+                    found = await heard.get()
+            except TimeoutError:
+                try:
+                    found = await self.read(run)
+                except (errors.OutcomeUnknown, errors.NotConnected, errors.Unavailable):
+                    continue
+            if isinstance(found, FleetRun):
+                record = found
+            elif found.agent not in seen:
+                seen.add(found.agent)
+                yield found
+        for agent, given in (await self.returns(run)).items():
+            if agent not in seen:
+                yield given
+        yield record

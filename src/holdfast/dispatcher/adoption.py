@@ -1,0 +1,120 @@
+"""Adoption: the runs of a dispatcher that is gone go on with another.
+
+Who is gone is decided by liveness: a coordinator has declared the owner lost, or it has left, or
+its heartbeat has lapsed where no coordinator runs. A read that fails decides nothing. Adoption is a
+compare-and-swap on the run's record, so one dispatcher wins, and its revision is the new epoch.
+
+A run that has lost its owner more than three times is given up: it may be what kills them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from holdfast.broker import Broker
+from holdfast.dispatcher.records import FleetRecords
+from holdfast.errors import BrokerError
+from holdfast.model import fleet
+from holdfast.model.fleet import MOST_ADOPTIONS, FleetRun
+from holdfast.telemetry import Telemetry
+
+log = logging.getLogger("holdfast.dispatcher")
+
+Owned = Callable[[FleetRun, int], None]
+SPREAD_SECONDS = 0.05
+
+
+class Adoption:
+    """Looks for runs without an owner, for one dispatcher."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        node: str,
+        records: FleetRecords,
+        telemetry: Telemetry,
+        alive: Callable[[str], Awaitable[bool]],
+        owned: Owned,
+        kept_seconds: float,
+    ) -> None:
+        self._broker = broker
+        self._node = node
+        self._records = records
+        self._telemetry = telemetry
+        self._alive = alive
+        self._owned = owned
+        self._kept_seconds = kept_seconds
+        self._turn = asyncio.Lock()
+
+    async def look(self) -> int:
+        """Adopt every run whose owner is gone; returns how many. Raises when it cannot look."""
+        async with self._turn:
+            await self._broker.clock.sleep(random.uniform(0, SPREAD_SECONDS))
+            known: dict[str, bool] = {self._node: True, "": False}
+            count = 0
+            runs = [found async for found in self._records.active()]
+            for run, entry in runs:
+                if entry.owner not in known:
+                    known[entry.owner] = await self._alive(entry.owner)
+                if not known[entry.owner]:
+                    count += await self._adopt(run, entry.owner)
+            return count
+
+    async def _adopt(self, run: str, owner: str) -> bool:
+        found = await self._records.read(run)
+        if found is None or found[0].over:
+            await self._records.forget(run)
+            return False
+        record, revision = found
+        if record.owner != owner:
+            return False  # somebody was faster
+        lost = bool(owner)
+        if lost and record.adoptions >= MOST_ADOPTIONS:
+            await self._give_up(record, revision)
+            return False
+        taken = fleet.adopted(
+            record,
+            owner=self._node,
+            token=self._records.token(),
+            now=self._broker.server_now(),
+            lost=lost,
+        )
+        won = await self._records.write(taken, revision)
+        if not won:
+            return False
+        self._telemetry.fleet_adoptions.labels("lost" if lost else "left").inc()
+        log.warning(
+            "run %s adopted from %s", run, f"{owner}, which is gone" if lost else "one that left"
+        )
+        self._owned(taken, won)
+        return True
+
+    async def _give_up(self, record: FleetRun, revision: int) -> None:
+        now = self._broker.server_now()
+        reason = f"{record.adoptions + 1} dispatchers were lost while they owned it"
+        ended = msgspec.structs.replace(
+            record,
+            status="failed",
+            reason=reason,
+            token=self._records.token(),
+            updated=now,
+            ended=now,
+        )
+        if await self._records.write(ended, revision, self._kept_seconds):
+            self._telemetry.fleet_runs.labels("failed").inc()
+            log.error("run %s is given up: %s", record.run, reason)
+            await self._records.forget(record.run)
+
+    async def try_look(self) -> bool:
+        """Look, and say whether that was possible."""
+        try:
+            await self.look()
+        except BrokerError as error:
+            log.debug("orphans not looked for: %s", error)
+            return False
+        return True

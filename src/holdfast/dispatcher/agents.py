@@ -1,0 +1,115 @@
+"""The agents that a dispatcher knows: their facts, and whether they are there.
+
+Both are kept in memory and follow the buckets: listened to first, listed then, so that nothing is
+missed in between; listed again after each reconnect. Who is online is only told; it never decides
+whether a command is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.broker import Broker, Bucket
+from holdfast.broker.wire import parse_headers
+from holdfast.errors import BrokerError
+from holdfast.model import node as nodes
+from holdfast.model.node import NodeRecord
+from holdfast.model.target import Target
+from holdfast.names import H_KV_OPERATION, kv_key
+
+log = logging.getLogger("holdfast.dispatcher")
+
+IN_A_THREAD: Final = 5_000
+"""From so many agents on, matching them must not hold the event loop up."""
+
+
+class AgentIndex:
+    """Every agent of the namespace."""
+
+    def __init__(self, broker: Broker, on_node: Callable[[NodeRecord], None]) -> None:
+        self.facts: dict[str, dict[str, Any]] = {}
+        self._broker = broker
+        self._on_node = on_node
+        self._heard: dict[str, tuple[float, float]] = {}
+        """When an agent's heartbeat came, and how long it is good."""
+        self._facts = Bucket(broker, broker.names.facts)
+        self._nodes = Bucket(broker, broker.names.nodes)
+
+    async def open(self) -> None:
+        """Listen, then list."""
+        names = self._broker.names
+        await self._broker.listen(names.changed(names.facts, ">"), self._on_facts)
+        await self._broker.listen(names.changed(names.nodes, ">"), self._on_record)
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """List both buckets; what cannot be listed stays as it was."""
+        try:
+            async for entry in self._facts.entries():
+                self._learn_facts(entry.key, entry.value)
+            async for entry in self._nodes.entries():
+                age = max(0.0, self._broker.server_now() - entry.stored)
+                self._learn_node(entry.value, age)
+        except BrokerError as error:
+            log.warning("agents not listed: %s", error)
+
+    # ---- learning
+
+    def _on_facts(self, _: bytes, __: bytes, body: bytes, headers: bytes | None) -> None:
+        found = parse_headers(headers)
+        agent = kv_key(self._facts.name, found.get("Nats-Subject", ""))
+        if not agent:
+            return
+        if found.get(H_KV_OPERATION):
+            self.facts.pop(agent, None)
+            self._heard.pop(agent, None)
+        else:
+            self._learn_facts(agent, body)
+
+    def _learn_facts(self, agent: str, body: bytes) -> None:
+        try:
+            self.facts[agent] = msgspec.json.decode(body, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            log.warning("the facts of agent %s are unreadable: %s", agent, error)
+
+    def _on_record(self, _: bytes, __: bytes, body: bytes, headers: bytes | None) -> None:
+        if body:
+            self._learn_node(body, 0.0)
+
+    def _learn_node(self, body: bytes, age: float) -> None:
+        try:
+            record = nodes.decode(body)
+        except msgspec.DecodeError as error:
+            log.debug("a node's record is unreadable: %s", error)
+            return
+        if record.role == "agent":
+            good = record.liveness.timeout_seconds if record.alive else 0.0
+            self._heard[record.id] = (self._broker.clock.monotonic() - age, good)
+        else:
+            self._on_node(record)
+
+    # ---- asking
+
+    def online(self, agent: str) -> bool:
+        """Whether a heartbeat of it is good now."""
+        heard, good = self._heard.get(agent, (0.0, 0.0))
+        return self._broker.clock.monotonic() - heard < good
+
+    def counts(self) -> tuple[int, int]:
+        """How many agents there are, and how many of them online."""
+        return len(self.facts), sum(self.online(agent) for agent in self.facts)
+
+    async def select(self, target: Target) -> list[str]:
+        """The agents that a target means, in order of their ids; a list of ids as it stands."""
+        if target.named is not None:
+            return list(target.named)
+        if len(self.facts) > IN_A_THREAD:
+            found = await asyncio.to_thread(target.select, list(self.facts.items()))
+        else:
+            found = target.select(self.facts)
+        return sorted(found)

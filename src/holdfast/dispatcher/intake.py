@@ -1,0 +1,183 @@
+"""Intake: requests of clients, each taken by one dispatcher.
+
+    run      a client's id, target and function ──► claimed, then the record is the answer
+    cancel   any dispatcher: marks the record, tells the agents; the owner hears of the mark
+    resolve  which agents a target means
+
+The run's id is the client's, so a request that is repeated after a lost answer finds its own run:
+the same request gets the run as it is; another one under the same id is refused; one that another
+dispatcher has claimed and not begun yet is to be asked again in a moment.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.broker import Broker, Received
+from holdfast.dispatcher.agents import AgentIndex
+from holdfast.dispatcher.records import FleetRecords
+from holdfast.dispatcher.sending import Sender
+from holdfast.errors import BrokerError, HoldfastError, InvalidInput, RunNotFound, Unreadable
+from holdfast.model import fleet
+from holdfast.model.fleet import FleetRequest, FleetRun
+from holdfast.model.target import parse
+from holdfast.names import check_run, last_token
+
+log = logging.getLogger("holdfast.dispatcher")
+
+LONGEST_TIMEOUT_SECONDS: Final = 7 * 86_400.0
+LONGEST_FUNCTION: Final = 200
+
+Owned = Callable[[FleetRun, int], None]
+
+
+class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a dispatcher says to a client."""
+
+    record: FleetRun | None = None
+    agents: tuple[str, ...] | None = None
+    error: str = ""
+    again: bool = False
+    """Ask again in a moment."""
+
+
+class Intake:
+    """Takes requests for one dispatcher."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        node: str,
+        index: AgentIndex,
+        records: FleetRecords,
+        sender: Sender,
+        owned: Owned,
+    ) -> None:
+        self._broker = broker
+        self._node = node
+        self._index = index
+        self._records = records
+        self._sender = sender
+        self._owned = owned
+
+    async def on_request(self, message: Received) -> None:
+        """Answer one request."""
+        handlers: dict[str, Callable[[bytes], Awaitable[Answer]]] = {
+            "run": self._run,
+            "cancel": self._cancel,
+            "resolve": self._resolve,
+        }
+        handle = handlers.get(last_token(message.subject))
+        try:
+            answer = await handle(message.body) if handle else Answer(error="unknown request")
+        except BrokerError as error:
+            answer = Answer(error=str(error), again=not isinstance(error, Unreadable))
+        except HoldfastError as error:
+            answer = Answer(error=str(error))
+        if message.reply:
+            try:
+                await self._broker.publish(message.reply, msgspec.json.encode(answer))
+            except HoldfastError as error:
+                log.warning("an answer could not be sent: %s", error)
+
+    # ---- run
+
+    async def _run(self, body: bytes) -> Answer:
+        request = _checked(fleet.decode_request(body))
+        targets = await self._index.select(parse(request.target))
+        if not targets:
+            found = await self._records.read(request.run)
+            if found:
+                return self._existing(request, *found)
+            raise InvalidInput(f"no agent matches {request.target!r}: see 'holdfast agents list'")
+        now = self._broker.server_now()
+        record = fleet.claimed(
+            request,
+            targets,
+            owner=self._node,
+            token=self._records.token(),
+            created=now,
+            updated=now,
+            deadline=now + request.timeout,
+            offline=tuple(agent for agent in targets if not self._index.online(agent)),
+        )
+        won = await self._records.write(record, 0)
+        if won:
+            log.info(
+                "run %s: %s for %d agents (%s), asked by %s",
+                request.run,
+                request.function,
+                len(targets),
+                request.target[:100],
+                request.user or "nobody",
+            )
+            self._owned(record, won)
+            return Answer(record)
+        found = await self._records.read(request.run)
+        if found is None:
+            return Answer(error="the run's record is being written", again=True)
+        return self._existing(request, *found)
+
+    def _existing(self, request: FleetRequest, record: FleetRun, revision: int) -> Answer:
+        """What to say to a request whose id is known."""
+        if record.request.intent != request.intent:
+            raise InvalidInput(
+                f"run id {request.run!r} belongs to another run "
+                f"({record.request.function} for {record.request.target!r}): make a new id"
+            )
+        if record.status != "claimed":
+            return Answer(record)
+        if record.owner == self._node:
+            self._owned(record, revision)  # resumed, unless it is under way
+            return Answer(record)
+        return Answer(error=f"{record.owner} is about to begin with it", again=True)
+
+    async def _resolve(self, body: bytes) -> Answer:
+        target = parse(body.decode("utf-8", "replace"))
+        return Answer(agents=tuple(await self._index.select(target)))
+
+    # ---- cancel
+
+    async def _cancel(self, body: bytes) -> Answer:
+        try:
+            wanted = msgspec.json.decode(body, type=dict[str, Any])
+        except msgspec.DecodeError:
+            raise InvalidInput("a cancel names a run and a user") from None
+        run, user = check_run(wanted.get("run")), str(wanted.get("user", ""))[:200]
+        while True:
+            found = await self._records.read(run)
+            if found is None:
+                raise RunNotFound(f"no fan-out run {run} is known", run=run)
+            record, revision = found
+            if record.over:
+                return Answer(record)
+            marked = msgspec.structs.replace(
+                record,
+                cancelled_by=record.cancelled_by or user or "somebody",
+                token=self._records.token(),
+                updated=self._broker.server_now(),
+            )
+            if await self._records.write(marked, revision):
+                break
+        await self._sender.send(
+            "cancel", run, marked.epoch, marked.cancelled_by.encode(), marked.targets
+        )
+        log.info("run %s cancelled by %s", run, marked.cancelled_by)
+        return Answer(marked)
+
+
+def _checked(request: FleetRequest) -> FleetRequest:
+    check_run(request.run)
+    if "/" in request.run:
+        raise InvalidInput("a fan-out run's id has no '/'")
+    if not request.function or len(request.function) > LONGEST_FUNCTION:
+        raise InvalidInput("a function has a name of at most 200 characters")
+    if not 0 < request.timeout <= LONGEST_TIMEOUT_SECONDS:
+        raise InvalidInput("timeout must be more than 0 and at most 7 days")
+    if request.batch < 0 or request.max_failures < 0:
+        raise InvalidInput("batch and max_failures cannot be negative")
+    return request

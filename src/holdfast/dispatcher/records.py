@@ -1,0 +1,102 @@
+"""The records of fan-out runs: every change is a compare-and-swap, every doubt is resolved.
+
+A run's record and its entry in the index of active runs are written as one atomic batch, so the
+index is never behind. A write whose answer was lost is looked up: the token in the record says
+whether it was ours. The entry of a run that has ended is removed after its last write; one that a
+crash left behind is removed by the next who looks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+
+from holdfast.broker import Broker, Bucket
+from holdfast.broker.batch import Write, store_batch
+from holdfast.broker.kv import ttl_text
+from holdfast.errors import BrokerError, Conflict, NotConnected, OutcomeUnknown, Unavailable
+from holdfast.model import fleet
+from holdfast.model.fleet import Active, FleetRun
+from holdfast.names import H_EXPECTED, H_TTL, active_key, fleet_key, kv_subject
+
+RETRY_SECONDS = 0.1
+RETRY_MOST_SECONDS = 1.0
+
+_UNSURE = (NotConnected, Unavailable, OutcomeUnknown)
+
+
+class FleetRecords:
+    """Reads and writes the records of one namespace, for one dispatcher."""
+
+    def __init__(self, broker: Broker, node: str) -> None:
+        self._broker = broker
+        self._node = node
+        self.bucket = Bucket(broker, broker.names.fleet)
+        self._tokens = itertools.count(1)
+
+    def token(self) -> str:
+        """A token for one write."""
+        return f"{self._node}.{next(self._tokens)}"
+
+    async def read(self, run: str) -> tuple[FleetRun, int] | None:
+        """A run's record and revision, from the leader."""
+        entry = await self.bucket.get(fleet_key(run))
+        return (fleet.decode(entry.value), entry.revision) if entry else None
+
+    async def write(self, record: FleetRun, expected: int, ttl: float | None = None) -> int:
+        """Write until it is known to be applied (its revision) or refused (0)."""
+        delay = RETRY_SECONDS
+        while True:
+            try:
+                return await self._put(record, expected, ttl)
+            except Conflict:
+                found = await self._patiently(record.run)
+                return found[1] if found and found[0].token == record.token else 0
+            except _UNSURE:
+                found = await self._patiently(record.run)
+                if found and found[0].token == record.token:
+                    return found[1]
+                if (found[1] if found else 0) != expected:
+                    return 0
+            await self._broker.clock.sleep(delay)
+            delay = min(delay * 2, RETRY_MOST_SECONDS)
+
+    async def _put(self, record: FleetRun, expected: int, ttl: float | None) -> int:
+        body = fleet.encode(record)
+        if record.over:
+            return await self.bucket.put(fleet_key(record.run), body, expected=expected, ttl=ttl)
+        headers = {H_EXPECTED: str(expected)}
+        if ttl is not None:
+            headers[H_TTL] = ttl_text(ttl)
+        entry = fleet.encode(Active(record.owner, record.updated))
+        name = self.bucket.name
+        stored = await store_batch(
+            self._broker,
+            [
+                Write(kv_subject(name, fleet_key(record.run)), body, headers),
+                Write(kv_subject(name, active_key(record.run)), entry, {}),
+            ],
+        )
+        return stored.seq - 1
+
+    async def _patiently(self, run: str) -> tuple[FleetRun, int] | None:
+        delay = RETRY_SECONDS
+        while True:
+            try:
+                return await self.read(run)
+            except _UNSURE:
+                await self._broker.clock.sleep(delay)
+                delay = min(delay * 2, RETRY_MOST_SECONDS)
+
+    async def active(self) -> AsyncIterator[tuple[str, Active]]:
+        """The runs that have not ended, with their owners."""
+        prefix = active_key("")
+        async for entry in self.bucket.entries(prefix.rstrip(".")):
+            yield entry.key[len(prefix) :], fleet.decode_active(entry.value)
+
+    async def forget(self, run: str) -> None:
+        """Take a run out of the index."""
+        try:
+            await self.bucket.delete(active_key(run))
+        except BrokerError:
+            return  # the next who looks at the index does it

@@ -1,0 +1,83 @@
+"""Sending commands: signed where there is a seed, stamped with run, epoch and expiry.
+
+Each command carries a reply address on which the server says at once when nobody listens on the
+agent's subject. Agents never answer there: their acks come on subjects that name them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from holdfast.broker import Broker
+from holdfast.broker.wire import Headers, parse_headers
+from holdfast.identity import AccountSeed, CommandSigner, ReportVerifier
+from holdfast.names import H_AGENT, H_COMMAND, H_EPOCH, H_EXPIRES, H_RUN
+
+GOOD_SECONDS: Final = 30.0
+"""A command that has not arrived by then is not obeyed any more."""
+
+Nobody = Callable[[str], None]
+
+
+class Sender:
+    """Sends commands to agents."""
+
+    def __init__(self, broker: Broker, seed: AccountSeed | None) -> None:
+        self._broker = broker
+        self._signer = CommandSigner(seed.signing_key()) if seed else None
+        self.verifier = ReportVerifier(seed.report_key) if seed else None
+        """Checks what agents report; None where nothing is signed."""
+        self._inbox = ""
+        self._listeners: dict[str, Nobody] = {}
+
+    async def open(self) -> None:
+        """Listen for 'nobody is there'."""
+        self._inbox = self._broker.new_inbox()
+        await self._broker.listen(f"{self._inbox}.*.*", self._on_answer)
+
+    def _on_answer(self, subject: bytes, _: bytes, __: bytes, headers: bytes | None) -> None:
+        if parse_headers(headers).get("Status") == "503":
+            run, agent = subject.decode().rsplit(".", 2)[1:]
+            if listener := self._listeners.get(run):
+                listener(agent)
+
+    def listen(self, run: str, nobody: Nobody) -> None:
+        """Tell when nobody listens on the subject of an agent of this run."""
+        self._listeners[run] = nobody
+
+    def forget(self, run: str) -> None:
+        """The run is over."""
+        self._listeners.pop(run, None)
+
+    async def send(
+        self,
+        kind: str,
+        run: str,
+        epoch: int,
+        payload: bytes,
+        agents: Iterable[str],
+        good_seconds: float = GOOD_SECONDS,
+    ) -> None:
+        """Send one command to each of these agents."""
+        expires = self._broker.server_now() + good_seconds
+        names = self._broker.names
+        for agent in agents:
+            headers = self._headers(kind, agent, run, epoch, expires, payload)
+            reply = f"{self._inbox}.{run}.{agent}"
+            await self._broker.publish(names.agent(agent, kind), payload, headers, reply)
+
+    def _headers(
+        self, kind: str, agent: str, run: str, epoch: int, expires: float, payload: bytes
+    ) -> Headers:
+        if self._signer:
+            return self._signer.sign(
+                kind=kind, agent=agent, run=run, epoch=epoch, expires=expires, payload=payload
+            )
+        return {
+            H_COMMAND: kind,
+            H_AGENT: agent,
+            H_RUN: run,
+            H_EPOCH: str(epoch),
+            H_EXPIRES: str(int(expires * 1000)),
+        }

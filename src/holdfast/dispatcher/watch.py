@@ -1,0 +1,362 @@
+"""A watch: one fan-out run in the hands of its owner, from the claim to the last write.
+
+    claimed ──► running (CAS, with the epoch) ──► commands ──► acks, returns ──► ended (CAS)
+
+Nothing is sent before `running` is written. Returns are counted when the server has stored them, so
+what the final record counts is there. Each write expects the owner's own last revision: an owner
+that was replaced finds out by its next write, by the change of the record, or by an agent that has
+seen a higher epoch, and then lets go without a word. An owner that cannot be sure that it still
+counts as alive sends nothing.
+
+A watch that adopts a run reads back what has been returned and sends to the rest, with its own
+epoch. Agents that know the run do not execute it again; they repeat their ack and their return.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.broker import Broker, Bucket
+from holdfast.broker.kv import direct_batch
+from holdfast.broker.wire import Headers, parse_headers
+from holdfast.config import DispatcherConfig
+from holdfast.dispatcher.records import FleetRecords
+from holdfast.dispatcher.sending import Sender
+from holdfast.errors import BrokerError, HoldfastError, NotConnected, Unreadable
+from holdfast.identity import CommandRefused
+from holdfast.model import fleet
+from holdfast.model.fleet import FanOut, FleetRun, Order
+from holdfast.names import fleet_key, kv_subject, last_token, return_key
+from holdfast.telemetry import Telemetry
+
+log = logging.getLogger("holdfast.dispatcher")
+
+LATE_SECONDS: Final = 1.0
+"""How long returns are waited for after the deadline: agents stop at the deadline themselves."""
+CANCEL_SECONDS: Final = 1.0
+"""How long the returns of cancelled agents are waited for."""
+AGAIN_SECONDS: Final = 0.5
+
+
+class Lost(HoldfastError):
+    """The run is another dispatcher's now."""
+
+
+class Watch:
+    """One run of this dispatcher."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        records: FleetRecords,
+        sender: Sender,
+        config: DispatcherConfig,
+        telemetry: Telemetry,
+        record: FleetRun,
+        revision: int,
+        *,
+        trusted: Callable[[], bool],
+        fresh: bool,
+    ) -> None:
+        """`fresh`: claimed just now, so that nobody can have returned anything."""
+        self.record = record
+        self.epoch = revision
+        self._revision = revision
+        self._broker = broker
+        self._records = records
+        self._sender = sender
+        self._telemetry = telemetry
+        self._trusted = trusted
+        self._fresh = fresh
+        self._kept_seconds = config.kept_seconds
+        self._returns = Bucket(broker, broker.names.returns)
+        request = record.request
+        self._fan = FanOut(
+            record.targets,
+            batch=request.batch,
+            max_failures=request.max_failures,
+            ack_seconds=config.ack_seconds,
+            grace_seconds=config.grace_seconds,
+        )
+        self._payload = fleet.encode(
+            Order(
+                request.function,
+                request.args,
+                request.kwargs,
+                request.raw,
+                record.deadline,
+                request.user,
+            )
+        )
+        self._awake = asyncio.Event()
+        self._lost = False
+        self._detach = False
+        self._doubt = False
+        """Somebody says that we are not the owner, or we were away: ask before anything else."""
+        self._cancelled_at: float | None = None
+        self._forged: set[str] = set()
+        self._purging: set[asyncio.Task[None]] = set()
+        self._subscriptions: list[Any] = []
+
+    @property
+    def run_id(self) -> str:
+        return self.record.run
+
+    # ---- life
+
+    async def run(self) -> None:
+        """Own the run until it has ended, or is not ours any more."""
+        try:
+            await self._listen()
+            if not self._fresh:
+                await self._read_back()
+            await self._write(status="running", epoch=self.epoch)
+            await self._until_over()
+            if self._detach and not self._fan.over:
+                await self._hand_over()
+            else:
+                await self._finish()
+        except Lost as lost:
+            self._telemetry.fenced.labels("fleet").inc()
+            log.warning("run %s is let go: %s", self.run_id, lost)
+        finally:
+            self._sender.forget(self.run_id)
+            for subscription in self._subscriptions:
+                await self._broker.unsubscribe(subscription)
+
+    async def _listen(self) -> None:
+        names = self._broker.names
+        self._sender.listen(self.run_id, self._on_nobody)
+        for subject, listener in (
+            (names.ack(self.run_id, "*"), self._on_ack),
+            (names.changed(names.returns, return_key(self.run_id, "*")), self._on_return),
+            (names.changed(names.fleet, fleet_key(self.run_id)), self._on_record),
+        ):
+            self._subscriptions.append(await self._broker.listen(subject, listener))
+
+    def detach(self) -> None:
+        """This dispatcher leaves: hand the run over unless it is just ending."""
+        self._detach = True
+        self._awake.set()
+
+    def look_again(self) -> None:
+        """We were away: something may have been missed, the run itself too."""
+        self._doubt = True
+        self._awake.set()
+
+    # ---- the loop
+
+    async def _until_over(self) -> None:
+        while not self._fan.over and not self._detach:
+            self._awake.clear()
+            if self._lost:
+                raise Lost("another dispatcher owns it")
+            if self._doubt:
+                await self._resolve_doubt()
+            if self._time_left() <= 0:
+                await self._read_back()
+                return
+            await self._send_due()
+            if not self._fan.over:
+                await self._sleep()
+
+    async def _send_due(self) -> None:
+        if not self._trusted():
+            return  # whoever thinks us lost may have given the run to another
+        now = self._broker.clock.monotonic()
+        first, again = self._fan.due(now)
+        forged = [a for a in self._forged if a not in self._fan.returned]
+        self._forged.clear()
+        try:
+            await self._sender.send(
+                "exec", self.run_id, self.epoch, self._payload, [*first, *again, *forged]
+            )
+        except NotConnected:
+            self._doubt = True  # those not reached are silent, and get it once more
+
+    async def _sleep(self) -> None:
+        due = self._fan.next_at()
+        now = self._broker.clock.monotonic()
+        limit = min(self._time_left(), due - now if due is not None else 3600.0)
+        if self._doubt or not self._trusted():
+            limit = min(limit, AGAIN_SECONDS)
+        try:
+            async with asyncio.timeout(max(0.0, limit)):
+                await self._awake.wait()
+        except TimeoutError:
+            return
+
+    def _time_left(self) -> float:
+        if self._cancelled_at is not None:
+            return self._cancelled_at + CANCEL_SECONDS - self._broker.clock.monotonic()
+        return self.record.deadline + LATE_SECONDS - self._broker.server_now()
+
+    async def _resolve_doubt(self) -> None:
+        try:
+            found = await self._records.read(self.run_id)
+            self._check_owner(found)
+            await self._read_back()
+        except (BrokerError, Unreadable) as error:
+            log.debug("run %s not looked at: %s", self.run_id, error)
+            return
+        self._doubt = False
+
+    def _check_owner(self, found: tuple[FleetRun, int] | None) -> None:
+        if found is None:
+            raise Lost("its record is gone")
+        record, revision = found
+        if record.owner != self.record.owner or record.epoch not in (0, self.epoch):
+            raise Lost(f"{record.owner or 'nobody'} owns it, with a later epoch")
+        if record.over:
+            raise Lost("it has ended")
+        self._revision = max(self._revision, revision)
+        self._hear_cancel(record)
+
+    # ---- what is heard
+
+    def _on_nobody(self, agent: str) -> None:
+        self._fan.heard_nobody(agent)
+        self._awake.set()
+
+    def _on_ack(self, subject: bytes, _: bytes, body: bytes, headers: bytes | None) -> None:
+        agent = last_token(subject.decode())
+        try:
+            self._verify("ack", agent, body, parse_headers(headers))
+            ack = fleet.decode_ack(body)
+        except (CommandRefused, Unreadable) as error:
+            self._drop("ack", agent, error)
+            return
+        if ack.status == "stale" or ack.newest > self.epoch:
+            self._doubt = True
+            self._awake.set()
+        else:
+            self._fan.heard_ack(agent)
+
+    def _on_return(self, subject: bytes, _: bytes, body: bytes, headers: bytes | None) -> None:
+        self._take(last_token(subject.decode()), body, parse_headers(headers))
+
+    def _take(self, agent: str, body: bytes, headers: Headers) -> None:
+        try:
+            self._verify("return", agent, body, headers)
+            found = fleet.decode_return(body)
+            if (found.run, found.agent) != (self.run_id, agent):
+                raise Unreadable("it names another run or agent than its subject")
+        except (CommandRefused, Unreadable) as error:
+            self._drop("return", agent, error)
+            self._replace_forged(agent)
+            return
+        if self._fan.heard_return(agent, found.ok):
+            self._awake.set()
+
+    def _verify(self, kind: str, agent: str, body: bytes, headers: Headers) -> None:
+        if self._sender.verifier is not None:
+            self._sender.verifier.verify(headers, body, kind=kind, agent=agent, run=self.run_id)
+
+    def _drop(self, what: str, agent: str, error: Exception) -> None:
+        self._telemetry.fleet_refused.labels(what).inc()
+        log.warning("%s of agent %s to run %s dropped: %s", what, agent, self.run_id, error)
+
+    def _replace_forged(self, agent: str) -> None:
+        """Make room for the agent's own return, and ask it to send that again."""
+
+        async def purge() -> None:
+            try:
+                await self._returns.delete(return_key(self.run_id, agent))
+            except BrokerError as error:
+                log.warning("a forged return of %s stays: %s", agent, error)
+                return
+            self._forged.add(agent)
+            self._awake.set()
+
+        if agent in self._fan.targets and agent not in self._fan.returned:
+            purging = asyncio.create_task(purge(), name="holdfast-forged")
+            self._purging.add(purging)
+            purging.add_done_callback(self._purging.discard)
+
+    def _on_record(self, _: bytes, __: bytes, body: bytes, headers: bytes | None) -> None:
+        try:
+            record = fleet.decode(body)
+        except Unreadable:
+            return
+        if record.owner != self.record.owner:
+            self._lost = not self._detach
+            self._awake.set()
+        self._hear_cancel(record)
+
+    def _hear_cancel(self, record: FleetRun) -> None:
+        if record.cancelled_by and self._cancelled_at is None:
+            self._cancelled_at = self._broker.clock.monotonic()
+            self.record = msgspec.structs.replace(self.record, cancelled_by=record.cancelled_by)
+            self._fan.stop()
+            self._awake.set()
+
+    async def _read_back(self) -> None:
+        """Count the returns that are stored already."""
+        subject = kv_subject(self._returns.name, return_key(self.run_id, "*"))
+        async for stored in direct_batch(self._broker, self._returns.stream, subject):
+            self._take(last_token(stored.headers["Nats-Subject"]), stored.body, stored.headers)
+
+    # ---- what is written
+
+    async def _write(self, ttl: float | None = None, **changes: Any) -> None:
+        """Change the record; `Lost` when it is not ours any more."""
+        while True:
+            record = msgspec.structs.replace(
+                self.record,
+                token=self._records.token(),
+                updated=self._broker.server_now(),
+                **changes,
+            )
+            won = await self._records.write(record, self._revision, ttl)
+            if won:
+                self.record, self._revision = record, won
+                return
+            self._check_owner(await self._records.read(self.run_id))
+
+    async def _hand_over(self) -> None:
+        owner = self.record.owner
+        await self._write(owner="", epoch=0)
+        log.info("run %s handed over by %s", self.run_id, owner)
+        await self._broker.publish(self._broker.names.handover, self.run_id.encode())
+
+    async def _finish(self) -> None:
+        fan = self._fan
+        cancelled = bool(self.record.cancelled_by)
+        unsent = fan.unsent
+        reason = ""
+        if unsent and not cancelled:
+            reason = f"{fan.failures} agents failed: {len(unsent)} were not sent to any more"
+        status = fleet.final_status(
+            len(fan.targets),
+            len(fan.returned),
+            fan.succeeded,
+            cancelled=cancelled,
+            given_up=bool(reason),
+        )
+        now = self._broker.server_now()
+        await self._write(
+            self._kept_seconds,
+            status=status,
+            reason=reason,
+            returned=len(fan.returned),
+            succeeded=fan.succeeded,
+            unreachable=tuple(sorted(fan.unreachable)),
+            unsent=unsent,
+            ended=now,
+        )
+        await self._records.forget(self.run_id)
+        self._telemetry.fleet_runs.labels(status).inc()
+        self._telemetry.fleet_seconds.observe(max(0.0, now - self.record.created))
+        log.info(
+            "run %s: %s, %d of %d returned, %d unreachable",
+            self.run_id,
+            status,
+            len(fan.returned),
+            len(fan.targets),
+            len(fan.unreachable),
+        )

@@ -1,0 +1,113 @@
+"""Agents as an operator sees them: who is there, since when, with which facts.
+
+An agent is known by its facts, which stay; it is online while its record among the nodes is there,
+which expires by itself. `forget` takes an agent that will not come back out of every target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast import errors
+from holdfast.broker import Bucket, Entry
+from holdfast.client import Client
+from holdfast.model import node as nodes
+from holdfast.model.node import NodeRecord
+from holdfast.model.target import parse
+from holdfast.names import check_name
+from holdfast.status.audit import Audit
+
+
+class AgentInfo(msgspec.Struct, frozen=True):
+    """One agent for people and programs."""
+
+    id: str
+    online: bool
+    last_seen: float
+    """When the server last stored something of it."""
+    host: str
+    os: str
+    address: str
+    version: str
+    running: int
+    functions: tuple[str, ...]
+    metrics: dict[str, float]
+
+
+class Agents:
+    """Reads the agents of a namespace."""
+
+    def __init__(self, client: Client, who: str | None = None) -> None:
+        self._client = client
+        self._who = who
+        self._facts = Bucket(client.broker, client.broker.names.facts)
+        self._nodes = Bucket(client.broker, client.broker.names.nodes)
+
+    async def list(self, target: str = "*", *, online: bool = False) -> Sequence[AgentInfo]:
+        """The agents that a target means, by id."""
+        wanted = parse(target)
+        facts = await self._entries(self._facts)
+        records = await self._entries(self._nodes)
+        found = []
+        for agent, entry in facts.items():
+            said = _facts(entry)
+            if wanted.matches(agent, said):
+                info = _info(agent, said, entry, records.get(agent))
+                if info.online or not online:
+                    found.append(info)
+        return sorted(found, key=lambda a: a.id)
+
+    async def show(self, agent: str) -> tuple[AgentInfo, dict[str, Any]]:
+        """An agent and its facts."""
+        check_name(agent, "agent")
+        try:
+            entry = await self._facts.get(agent)
+        except errors.NotFound:
+            entry = None
+        if entry is None:
+            raise errors.NotFound(f"no agent {agent!r} is known: see 'holdfast agents list'")
+        said = _facts(entry)
+        return _info(agent, said, entry, await self._nodes.get(agent)), said
+
+    async def forget(self, agent: str) -> None:
+        """Take an agent out of the index, so that no target means it any more."""
+        info, _ = await self.show(agent)
+        if info.online:
+            raise errors.InvalidInput(
+                f"agent {agent!r} is online: stop it first, else it is back with its next facts"
+            )
+        revision, _ = await self._facts.last(agent)
+        await self._facts.remove(agent, expected=revision)
+        await Audit(self._client, self._who).write("forget", detail=agent)
+
+    async def _entries(self, bucket: Bucket) -> dict[str, Entry]:
+        try:
+            return {entry.key: entry async for entry in bucket.entries()}
+        except errors.NotFound:
+            return {}  # no dispatcher has been here yet
+
+
+def _facts(entry: Entry) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(entry.value, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
+
+
+def _info(agent: str, said: dict[str, Any], facts: Entry, entry: Entry | None) -> AgentInfo:
+    record = nodes.decode(entry.value) if entry else NodeRecord(agent, "agent", state="INACTIVE")
+    return AgentInfo(
+        agent,
+        record.alive,
+        max(facts.stored, entry.stored if entry else 0.0),
+        record.host or str(said.get("host", "")),
+        str(said.get("os_name", said.get("os", ""))),
+        str(said.get("default_ipv4", "")),
+        record.version or str(said.get("version", "")),
+        record.running if record.alive else 0,
+        record.jobs,
+        record.metrics,
+    )
