@@ -165,7 +165,7 @@ def test_credentials_round_trip(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert AgentCredentials.load(path) == issued
     login = load_credentials(path)
-    assert (login.user, login.role, login.inbox) == ("agent-web1", "agent", "_INBOX.agent-web1")
+    assert (login.user, login.role, login.inbox) == ("agent-web1", "agent", "_INBOX.agents.agent-web1")
     assert login.public_nkey.startswith("U")
 
 

@@ -35,11 +35,14 @@ NOUNS = (
     "agents",
     "fleet",
     "dispatcher",
+    "auth",
     "doctor",
     "enqueue",
     "runs",
     "jobs",
     "dead",
+    "new",
+    "deploy",
 )
 
 

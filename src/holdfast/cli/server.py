@@ -6,11 +6,13 @@ node puts the node that ended: nothing is polled, and whichever comes first deci
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -31,6 +33,7 @@ MONITOR_OFFSET = 4000
 """From a client port to its monitor port: 4222 has 8222, as everywhere with NATS."""
 LAST_PORT = 65_535
 SIZES = (1, 3, 5)
+LOOK_SECONDS = 0.5
 
 DURABLE = "every acknowledged write survives a power cut (sync_interval: always)"
 FAST = "acknowledged writes survive a crash of the server, not a power cut (--fast)"
@@ -64,23 +67,35 @@ def server(
             max=LAST_PORT,
         ),
     ] = None,
+    auth: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of 'holdfast auth init': its users may log in, and nobody else.",
+            metavar="DIR",
+            file_okay=False,
+        ),
+    ] = None,
 ) -> None:
     """Run a nats-server on this machine until Ctrl-C.
 
-    It listens on loopback only and asks for no password: for development, tests and small
-    machines. What it acknowledged survives a power cut unless --fast. Exit codes: 0 when it was
-    stopped, 1 when it could not start or ended by itself.
+    It listens on loopback only, for development, tests and small machines, and asks for no login
+    unless --auth; a user that is added or revoked there is so within a second. What it
+    acknowledged survives a power cut unless --fast. Exit codes: 0 when it was stopped, 1 when it
+    could not start or ended by itself.
     """
     if cluster not in SIZES:
         raise typer.BadParameter("1, 3 or 5: an even number of nodes adds no safety")
     events: Events = queue.SimpleQueue()
     handle_signals(events)
     monitor = monitor_port_of(port, cluster) if monitor_port is None else monitor_port
-    with _make(port, monitor, store.resolve(), cluster, fast) as made:
+    included = [_users_config(auth)] if auth else []
+    with _make(port, monitor, store.resolve(), cluster, fast, included) as made:
         nodes = getattr(made, "nodes", None) or [made]
         _tell(made, nodes, store.resolve(), fast)
         for node in nodes:
             threading.Thread(target=_watch, args=(node, events), daemon=True).start()
+        for path in included:
+            threading.Thread(target=_reload_on_change, args=(path, nodes), daemon=True).start()
         code = _until_end(nodes, events)
     raise typer.Exit(code)
 
@@ -117,14 +132,38 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _make(port: int, monitor: int, store: Path, nodes: int, fast: bool) -> Server | Cluster:
+def _users_config(folder: Path) -> Path:
+    from holdfast.identity.users import UserFolder
+
+    found = UserFolder(folder.resolve())
+    found.users()  # says what to do when there are none
+    return found.config
+
+
+def _reload_on_change(path: Path, nodes: Sequence[Server]) -> None:
+    """Look at a file, which is replaced as a whole, and let the servers read it again."""
+    from holdfast.server import ServerError
+
+    seen = path.stat().st_mtime_ns
+    while True:
+        time.sleep(LOOK_SECONDS)
+        with contextlib.suppress(OSError, ServerError):  # being replaced, or a node that ended
+            if (now := path.stat().st_mtime_ns) != seen:
+                for node in nodes:
+                    node.reload()
+                seen = now
+
+
+def _make(
+    port: int, monitor: int, store: Path, nodes: int, fast: bool, includes: Sequence[Path]
+) -> Server | Cluster:
     from holdfast.server import Cluster, Server
 
     if nodes == 1:
-        return Server(port, store, fast=fast, monitor_port=monitor)
+        return Server(port, store, fast=fast, monitor_port=monitor, includes=includes)
     ports = [port + n if port else 0 for n in range(nodes)]
     monitors = [monitor + n if monitor else 0 for n in range(nodes)]
-    return Cluster(nodes, store, fast=fast, ports=ports, monitor_ports=monitors)
+    return Cluster(nodes, store, fast=fast, ports=ports, monitor_ports=monitors, includes=includes)
 
 
 def _tell(made: Server | Cluster, nodes: Sequence[Server], store: Path, fast: bool) -> None:

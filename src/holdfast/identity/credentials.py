@@ -23,6 +23,10 @@ from holdfast.identity.files import read_private, write_private
 AGENT: Final = "agent"
 """The role of users that are agents; their user name is `agent-<id>`."""
 
+CORE_INBOX: Final = "_INBOX.core"
+"""Below it arrive the answers to the core's users; agents may answer there, when asked."""
+AGENTS_INBOX: Final = "_INBOX.agents"
+
 _WHAT: Final = "credentials file"
 C = TypeVar("C", bound="Credentials")
 
@@ -51,7 +55,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def inbox(self) -> str:
         """The subject below which answers to this user arrive, and that no other user may read."""
-        return inbox_of(self.user)
+        return inbox_of(self.user, self.role)
 
     @property
     def public_nkey(self) -> str:
@@ -121,9 +125,9 @@ def agent_user(agent: str) -> str:
     return f"{AGENT}-{names.check_name(agent, 'agent')}"
 
 
-def inbox_of(user: str) -> str:
-    """The subject below which answers to a user arrive."""
-    return f"_INBOX.{user}"
+def inbox_of(user: str, role: str) -> str:
+    """The subject below which answers to a user arrive: agents' apart from the core's."""
+    return f"{AGENTS_INBOX if role == AGENT else CORE_INBOX}.{user}"
 
 
 def new_nkey_seed() -> str:

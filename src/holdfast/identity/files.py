@@ -29,12 +29,14 @@ def read_private(path: Path, what: str) -> bytes:
         raise ConfigError(f"{what} {str(path)!r} cannot be read: {error.strerror}") from None
 
 
-def write_private(path: Path, content: bytes, what: str, *, replace: bool) -> None:
+def write_private(
+    path: Path, content: bytes, what: str, *, replace: bool, mode: int = 0o600
+) -> None:
     """Write a file for its owner only; refuse to replace one unless told to."""
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write(fresh, content)
+        _write(fresh, content, mode)
         try:
             if replace:
                 fresh.replace(path)
@@ -52,10 +54,10 @@ def write_private(path: Path, content: bytes, what: str, *, replace: bool) -> No
         raise ConfigError(f"{what} {str(path)!r} cannot be written: {error.strerror}") from None
 
 
-def _write(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+def _write(path: Path, content: bytes, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, 0o600)  # whatever the umask said
+        os.fchmod(descriptor, mode)  # whatever the umask said
         file.write(content)
         file.flush()
         os.fsync(descriptor)

@@ -36,6 +36,7 @@ class Cluster:
         monitor_ports: Sequence[int] = (),
         max_payload: int = MAX_PAYLOAD,
         extra_config: str = "",
+        includes: Sequence[Path] = (),
     ) -> None:
         """`ports` are the clients' ports, one per node; without them free ones are chosen.
         So it is with `monitor_ports`.
@@ -57,6 +58,7 @@ class Cluster:
                 monitor_port=monitor,
                 max_payload=max_payload,
                 extra_config=extra_config,
+                includes=includes,
             )
             for number, (port, monitor) in enumerate(zip(clients, monitors, strict=True), start=1)
         ]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import http.client
 import json
+import os
 import re
+import signal
 import tempfile
 import time
 from collections.abc import Sequence
@@ -45,15 +47,18 @@ class Server:
         monitor_port: int | None = 0,
         max_payload: int = MAX_PAYLOAD,
         extra_config: str = "",
+        includes: Sequence[Path] = (),
     ) -> None:
         """Port 0 means a free port, chosen at the first start and kept; no monitor with None.
 
-        Without a store, a temporary one is made at start and removed by `close`.
+        Without a store, a temporary one is made at start and removed by `close`. `includes` are
+        further files of configuration, read again by `reload`.
         """
         self.name = name
         self.fast = fast
         self.max_payload = max_payload
         self.extra_config = extra_config
+        self.includes = tuple(includes)
         self._wanted = (port, monitor_port)
         self._ports = (port, monitor_port)
         self._settled = False  # was ready once: from now on the ports stay
@@ -157,6 +162,10 @@ class Server:
                 message = f"the nats-server {self.name!r} was not ready in {timeout:.3g} s"
                 raise ServerError(f"{message}; its log ends with:\n{self.log_tail()}")
         self._settled = True
+
+    def reload(self) -> None:
+        """Read the configuration again: users that are gone from it are cut off at once."""
+        os.kill(self.pid, signal.SIGHUP)
 
     def wait_ended(self) -> None:
         """Return when the process that was started is gone, for whatever reason."""
@@ -267,6 +276,7 @@ class Server:
             + " }",
             self._cluster_config,
             self.extra_config,
+            *(f"include {_quoted(os.path.relpath(path, self.store))}" for path in self.includes),
         ]
         return "\n".join(filter(None, lines)) + "\n"
 

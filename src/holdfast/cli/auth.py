@@ -1,0 +1,198 @@
+"""`holdfast auth`: who may log in to the server, and as what."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.common import Cli, emit, given, note, say, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.identity.lint import Flaw
+    from holdfast.identity.users import UserFolder
+
+FOLDER = Path("auth")
+MARKS = {"fail": "FAIL", "warn": "WARN"}
+
+DirOption = Annotated[
+    Path,
+    typer.Option("--dir", metavar="DIR", help="Folder of 'holdfast auth init'.", file_okay=False),
+]
+PidOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--pid-file",
+        metavar="FILE",
+        help="Process id of a nats-server on this machine, to let it take the change now.",
+    ),
+]
+
+
+def register(app: Cli) -> None:
+    """Add `holdfast auth`."""
+    auth = app.noun("auth", "Logins, keys and permissions of the server's users.")
+    auth.command("init")(init)
+    auth.command("agent")(agent)
+    auth.command("user")(user)
+    auth.command("revoke")(revoke)
+    auth.command("list")(list_users)
+    auth.command("lint")(lint)
+
+
+def init(
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder to make.", file_okay=False)
+    ] = FOLDER,
+) -> None:
+    """Make the account seed, a login for each role, and the server's configuration.
+
+    Nothing that exists is overwritten. The namespace is the one of --namespace.
+    """
+    from holdfast.cli.common import connection_given
+    from holdfast.config import ConnectionConfig, load
+
+    folder = _folder(out)
+    namespace = load(ConnectionConfig, **connection_given()).namespace
+    made = folder.init(namespace)
+    if given().json:
+        emit(
+            {"folder": str(out), "config": str(folder.config), "credentials": list(map(str, made))}
+        )
+        return
+    say(f"{out}/account.seed   the root of every key: for dispatchers, and a safe place")
+    say(f"{out}/auth.conf      accounts and permissions: include it, as nats-server.conf does")
+    for path in made:
+        say(f"{path}")
+    note(
+        f"start a server with 'holdfast server --auth {out}', and each process with "
+        f"HOLDFAST_CREDENTIALS_FILE set to its file in {out}/credentials"
+    )
+
+
+def agent(
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of the agents.")],
+    dir: DirOption = FOLDER,
+    generation: Annotated[
+        int,
+        typer.Option(help="Newest generation of keys; it and the one before are issued.", min=1),
+    ] = 1,
+    pid_file: PidOption = None,
+) -> None:
+    """Issue the credentials of agents: only their own keys, and the public ones they need."""
+    folder = _folder(dir)
+    made = folder.add_agents(ids, range(max(1, generation - 1), generation + 1))
+    _issued(made, folder, pid_file)
+
+
+def user(
+    role: Annotated[str, typer.Argument(metavar="ROLE", help="worker, client, operator, …")],
+    name: Annotated[
+        str, typer.Option("--name", metavar="NAME", help="Tells users of one role apart.")
+    ] = "",
+    bucket: Annotated[
+        list[str] | None,
+        typer.Option("--bucket", metavar="NAME", help="A program's bucket that it may use."),
+    ] = None,
+    dir: DirOption = FOLDER,
+    pid_file: PidOption = None,
+) -> None:
+    """Issue a login of a role."""
+    folder = _folder(dir)
+    _issued([folder.add_user(role, name, bucket or ())], folder, pid_file)
+
+
+def revoke(
+    name: Annotated[str, typer.Argument(metavar="ID", help="An agent's id, or a user's name.")],
+    dir: DirOption = FOLDER,
+    pid_file: PidOption = None,
+) -> None:
+    """Take a login back; its connections are cut when the server reloads."""
+    folder = _folder(dir)
+    gone = folder.revoke(name)
+    if given().json:
+        emit(gone)
+    else:
+        say("\n".join(f"revoked {one.user} ({one.nkey})" for one in gone))
+    _reload(folder, pid_file)
+
+
+def list_users(dir: DirOption = FOLDER) -> None:
+    """List users, also those that were revoked."""
+    found = _folder(dir).users()
+    if given().json:
+        emit(found)
+        return
+    table(
+        ("user", "role", "public key", "issued", "revoked"),
+        [(u.user, u.role, u.nkey, u.issued[:19], u.revoked[:19]) for u in found],
+    )
+
+
+def lint(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A server's configuration.")],
+) -> None:
+    """Check a server's configuration without a server.
+
+    Exit codes: 0 when nothing is wrong (warnings are allowed), 1 when something is.
+    """
+    from holdfast.cli.common import connection_given
+    from holdfast.config import ConnectionConfig, load
+    from holdfast.identity.lint import examine
+
+    namespace = load(ConnectionConfig, **connection_given()).namespace
+    found = examine(file, namespace)
+    if given().json:
+        emit(found)
+    else:
+        _show(found, file)
+    raise typer.Exit(1 if any(flaw.level == "fail" for flaw in found) else 0)
+
+
+def _show(found: Sequence[Flaw], file: Path) -> None:
+    for flaw in found:
+        say(f"{MARKS[flaw.level]}  {flaw.where}: {flaw.text}")
+        say(f"      -> {flaw.todo}")
+    if not found:
+        say(f"{file}: nothing wrong")
+
+
+def _folder(path: Path) -> UserFolder:
+    import time
+
+    from holdfast.clock import rfc3339
+    from holdfast.identity.users import UserFolder
+
+    return UserFolder(path, now=rfc3339(time.time()))
+
+
+def _issued(made: Sequence[Path], folder: UserFolder, pid_file: Path | None) -> None:
+    if given().json:
+        emit([str(path) for path in made])
+    else:
+        say("\n".join(map(str, made)))
+    _reload(folder, pid_file)
+
+
+def _reload(folder: UserFolder, pid_file: Path | None) -> None:
+    """Let a server read its configuration again, or say how."""
+    from holdfast.errors import ConfigError
+
+    if pid_file is None:
+        note(
+            f"{folder.config} has changed: 'holdfast server --auth' takes it by itself, others "
+            "with 'nats-server --signal reload=PID', on every node"
+        )
+        return
+    try:
+        os.kill(int(pid_file.read_text(encoding="ascii")), signal.SIGHUP)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{folder.config} has changed, and the server of {str(pid_file)!r} could not be told: "
+            f"{error}"
+        ) from None

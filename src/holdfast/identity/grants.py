@@ -1,0 +1,293 @@
+"""Grants: what each role may publish and subscribe to, worked out from what its code does.
+
+Two kinds of users. The processes of the core (worker, scheduler, …) share one account of the
+server, and their grants keep mistakes apart: a worker cannot move a lease, a client cannot read
+secrets. They run code that you trust. Agents do not get that trust: they live in an account of
+their own without streams, and reach the core through the few subjects of `agent`, each of which
+ends in, or contains, their own id.
+
+Why an account: a client may name any subject as the reply of a request, and the server's answer
+goes there past all permissions. In one account an agent could so write any key and queue any run.
+Across accounts its answers end in the agents' account, where nothing is stored, and where a command
+counts only with a dispatcher's signature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.names import SETTINGS_REVISION, Names, kv_stream, kv_subject
+
+_API: Final = "$JS.API."
+_READ: Final = ("STREAM.MSG.GET.{0}", "DIRECT.GET.{0}", "DIRECT.GET.{0}.>")
+_PULL: Final = (
+    "CONSUMER.CREATE.{0}.>",
+    "CONSUMER.INFO.{0}.>",
+    "CONSUMER.MSG.NEXT.{0}.>",
+    "CONSUMER.LIST.{0}",
+    "CONSUMER.DELETE.{0}.>",
+)
+_RIGHTS: Final[dict[str, tuple[str, ...]]] = {
+    "info": ("STREAM.INFO.{0}",),
+    "create": ("STREAM.CREATE.{0}",),
+    "read": _READ,
+    "purge": ("STREAM.PURGE.{0}",),
+    "delete": ("STREAM.MSG.DELETE.{0}",),
+    "update": ("STREAM.UPDATE.{0}",),
+    "list": ("CONSUMER.LIST.{0}", "CONSUMER.INFO.{0}.>"),
+    "pause": ("CONSUMER.PAUSE.{0}.>",),
+    "pull": _PULL,
+}
+
+
+@dataclass(slots=True)
+class Grants:
+    """What one user may publish and subscribe to; the lists keep their order, without repeats."""
+
+    publish: dict[str, None] = field(default_factory=dict)
+    subscribe: dict[str, None] = field(default_factory=dict)
+    responses: int = 0
+    """How many answers to each question, within a short time; 0: none."""
+    local: dict[str, None] = field(default_factory=dict)
+    """What it may publish inside its own account only."""
+
+    def may_publish(self, *subjects: str) -> Grants:
+        self.publish |= dict.fromkeys(subjects)
+        return self
+
+    def may_hear(self, *subjects: str) -> Grants:
+        self.subscribe |= dict.fromkeys(subjects)
+        return self
+
+    def stream(self, name: str, rights: str) -> Grants:
+        """Rights on a stream, as words."""
+        for right in rights.split():
+            if right == "ack":
+                self.may_publish(f"$JS.ACK.{name}.>")
+            else:
+                self.may_publish(*(_API + verb.format(name) for verb in _RIGHTS[right]))
+        return self
+
+    def bucket(self, name: str, rights: str) -> Grants:
+        """Rights on a bucket; `write` is on every key."""
+        words = rights.split()
+        if "write" in words:
+            words.remove("write")
+            self.may_publish(kv_subject(name, ">"))
+        return self.stream(kv_stream(name), " ".join(words))
+
+    def join(self, others: Iterable[Grants]) -> Grants:
+        """These and all of the others."""
+        for other in others:
+            self.publish |= other.publish
+            self.subscribe |= other.subscribe
+            self.responses = max(self.responses, other.responses)
+        return self
+
+
+# ---- parts that several roles have
+
+
+def _core(names: Names) -> Grants:
+    """What connecting and finding the namespace needs."""
+    found = Grants().may_publish(f"{_API}INFO")
+    for stream in (names.jobs, names.events, names.dead, names.ledger):
+        found.stream(stream, "info")
+    for bucket in (names.runs, names.schedules, names.slots, names.leases, names.nodes):
+        found.bucket(bucket, "info")
+    return found
+
+
+def _founder(names: Names) -> Grants:
+    """Makes the streams that are missing."""
+    found = Grants()
+    for stream in (names.jobs, names.events, names.dead, names.ledger):
+        found.stream(stream, "create")
+    for bucket in (names.runs, names.schedules, names.slots, names.leases, names.nodes):
+        found.bucket(bucket, "create")
+    return found
+
+
+def _node(names: Names) -> Grants:
+    """Registers, heartbeats, answers pings, can be drained, asks after others."""
+    found = Grants(responses=1).bucket(names.nodes, "info read write purge")
+    found.may_publish(names.log("node", "*"), names.node("*", "ping"))
+    return found.may_hear(
+        names.node("*", "ping"), names.node("*", "drain"), names.changed(names.nodes, ">")
+    )
+
+
+def _objects(names: Names, *, write: bool) -> Grants:
+    """The store of large values; reading it takes a consumer with flow control."""
+    stream = f"OBJ_{names.objects}"
+    found = (
+        Grants()
+        .stream(stream, "info read")
+        .may_publish(
+            f"{_API}STREAM.NAMES",
+            f"{_API}CONSUMER.CREATE.{stream}",
+            f"{_API}CONSUMER.CREATE.{stream}.>",
+            f"{_API}CONSUMER.INFO.{stream}.>",
+            f"{_API}CONSUMER.DELETE.{stream}.>",
+            f"$JS.FC.{stream}.>",
+        )
+    )
+    if write:
+        found.stream(stream, "create purge").may_publish(f"$O.{names.objects}.>")
+    return found
+
+
+def _sender(names: Names) -> Grants:
+    """Enqueues, publishes events, waits for results, cancels, keeps schedules."""
+    ns = names.namespace
+    found = Grants().may_publish(f"{ns}.job.>", f"{ns}.later.>", f"{ns}.event.>")
+    found.may_publish(names.cancel("*"))
+    found.stream(names.jobs, "read purge").stream(names.events, "list")
+    found.bucket(names.runs, "read write").bucket(names.nodes, "read")
+    found.bucket(names.schedules, "read write").bucket(names.slots, "read write")
+    return found.may_hear(names.changed(names.runs, ">")).join([_objects(names, write=False)])
+
+
+def _holder(names: Names) -> Grants:
+    """Holds leases."""
+    return (
+        Grants().bucket(names.leases, "read write purge").may_hear(names.changed(names.leases, ">"))
+    )
+
+
+# ---- roles
+
+
+def client(names: Names) -> Grants:
+    """A program that enqueues and waits."""
+    return _core(names).join([_sender(names)])
+
+
+def worker(names: Names) -> Grants:
+    """Runs jobs, which may do what a client does."""
+    ns = names.namespace
+    found = _core(names).join(
+        [_founder(names), _node(names), _sender(names), _objects(names, write=True)]
+    )
+    found.may_publish(f"{ns}.dead.>", f"{ns}.canary.>").may_hear(names.cancel("*"))
+    found.bucket(names.runs, "purge")
+    for stream in (names.jobs, names.events):
+        found.stream(stream, "pull ack")
+    return found.stream(names.dead, "read")
+
+
+def scheduler(names: Names) -> Grants:
+    """Fires slots while it leads."""
+    found = _core(names).join([_founder(names), _node(names), _holder(names)])
+    found.may_publish(f"{names.namespace}.job.>").stream(names.jobs, "read list")
+    found.stream(names.events, "list")
+    found.bucket(names.schedules, "read write").bucket(names.slots, "read write purge")
+    found.bucket(names.runs, "read write")
+    return found.may_hear(
+        names.changed(names.schedules, ">"),
+        names.changed(names.slots, ">"),
+        names.changed(names.runs, ">"),
+    )
+
+
+def coordinator(names: Names) -> Grants:
+    """Judges nodes, and gives back what lost ones held."""
+    ns = names.namespace
+    found = _core(names).join([_founder(names), _node(names), _holder(names)])
+    found.may_publish(f"{ns}.job.>", f"{ns}.dead.>", names.node("*", "drain"))
+    found.stream(names.jobs, "read ack").stream(names.events, "read ack")
+    return found.bucket(names.runs, "read write").join([_objects(names, write=True)])
+
+
+def dispatcher(names: Names) -> Grants:
+    """Fans runs out to agents, and keeps what they return."""
+    ns = names.namespace
+    found = _core(names).join([_founder(names), _node(names), _holder(names)])
+    for bucket in (names.fleet, names.returns, names.facts):
+        found.bucket(bucket, "info create read write purge").may_hear(names.changed(bucket, ">"))
+    found.may_publish(names.agent("*", "*"), names.log("fleet", ">"), names.handover)
+    found.may_hear(
+        names.dispatch("*"),
+        names.handover,
+        names.cancel("*"),
+        names.ack("*", "*"),
+        names.returned("*", "*"),
+        f"{ns}.fleet.>",
+    )
+    found.may_publish(f"{ns}.fleet.>").may_publish(names.cancel("*"))
+    return found.join([_objects(names, write=True)])
+
+
+def control(names: Names) -> Grants:
+    """Scheduler, dispatcher and coordinator in one process; it may register an app's schedules."""
+    return Grants().join(make(names) for make in (scheduler, dispatcher, coordinator))
+
+
+def operator(names: Names) -> Grants:
+    """A person at the command line: everything in the namespace, and nothing outside it."""
+    ns = names.namespace
+    found = worker(names).join([control(names)]).may_publish(f"{ns}.>").may_hear(f"{ns}.>")
+    for stream in (names.jobs, names.events, names.dead, names.ledger):
+        found.stream(stream, "info create read purge delete update list pause pull ack")
+    nouns = "runs schedules slots leases nodes fleet returns facts settings secrets applied"
+    for noun in nouns.split():
+        found.bucket(names.bucket(noun), "info create read write purge delete update")
+    return found
+
+
+def web(names: Names) -> Grants:
+    """The dashboard and the API: what an operator may do, but for secrets."""
+    found = operator(names)
+    secret = (kv_subject(names.secrets, ""), f"{kv_stream(names.secrets)}")
+    found.publish = {s: None for s in found.publish if not any(part in s for part in secret)}
+    return found
+
+
+ROLES: Final[dict[str, Callable[[Names], Grants]]] = {
+    "worker": worker,
+    "scheduler": scheduler,
+    "coordinator": coordinator,
+    "dispatcher": dispatcher,
+    "control": control,
+    "web": web,
+    "operator": operator,
+    "client": client,
+}
+"""The roles of the core's users, by name."""
+
+
+# ---- agents
+
+
+def agent(names: Names, id: str) -> Grants:
+    """One agent: every subject names it. With `*` as id: what the core lets all agents do."""
+    found = Grants(responses=1, local={names.node(id, "ping"): None})
+    found.may_publish(
+        f"{_API}INFO",
+        names.ack("*", id),
+        names.returned("*", id),
+        *(kv_subject(bucket, id) for bucket in (names.nodes, names.facts, names.applied)),
+        _own_key(names.nodes, id),
+        _own_key(names.secrets, id),
+        _own_key(names.settings, ">"),
+    )
+    return found.may_hear(
+        names.agent(id, "*"),
+        names.node(id, "*"),
+        names.changed(names.secrets, id),
+        names.changed(names.settings, SETTINGS_REVISION),
+    )
+
+
+def _own_key(bucket: str, key: str) -> str:
+    """The request for one key, which is part of its subject, so that permissions can tell."""
+    return f"{_API}DIRECT.GET.{kv_stream(bucket)}.{kv_subject(bucket, key)}"
+
+
+def program_bucket(names: Names, name: str) -> Grants:
+    """A program's own bucket, granted by name to the users that need it."""
+    bucket = names.data(name)
+    found = Grants().bucket(bucket, "info create read write purge")
+    return found.may_hear(names.changed(bucket, ">"))

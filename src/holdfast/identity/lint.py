@@ -1,0 +1,369 @@
+"""Lint: what is wrong with a server's configuration, told without a server.
+
+Looked at are every account and every user, whoever wrote the file: how they log in, what they may
+publish and hear, whether an agent could speak for another or make the server speak for it, and
+whether anything travels in the clear. `fail`: somebody can do what they should not, or nothing
+works; `warn`: it works, and something may surprise you.
+
+Not looked at: JWTs of an operator (the server does not hold their permissions), and whether the
+server accepts the file (`nats-server -t`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from holdfast.identity import grants
+from holdfast.identity.conf import find, read
+from holdfast.identity.network import network_flaws
+from holdfast.names import Names, kv_stream
+
+Level = Literal["fail", "warn"]
+
+_OTHER: Final = "hf-lint-other"
+"""An agent that is not there: whatever may reach it may reach anyone."""
+_EVERYTHING: Final = (">", "*.>")
+_SECRETS: Final = ("password", "pass", "token")
+
+
+class Flaw(msgspec.Struct, frozen=True):
+    """One thing that is wrong, and what to do about it."""
+
+    level: Level
+    where: str
+    text: str
+    todo: str
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """One user as the configuration has it."""
+
+    name: str
+    account: str
+    streams: bool
+    """Whether its account has JetStream."""
+    values: Mapping[str, Any]
+    permissions: Mapping[str, Any] | None
+
+    def allowed(self, verb: str) -> list[str]:
+        """The subjects that it may publish, or hear; everything when nothing is said."""
+        permissions = self.permissions or {}
+        found = find(permissions, verb, {"publish": "pub", "subscribe": "sub"}[verb])
+        if found is None:
+            silent = verb == "publish" and find(permissions, *_RESPONSES) is not None
+            return [] if silent else [">"]
+        if isinstance(found, Mapping):
+            found = find(found, "allow") if find(found, "allow") is not None else [">"]
+        return [str(s).split(" ")[0] for s in (found if isinstance(found, list) else [found])]
+
+    @property
+    def agent(self) -> bool:
+        return any(".agent." in s and not s.endswith(("agent.>", ".*.*")) for s in self._commands())
+
+    def _commands(self) -> list[str]:
+        return [s for s in self.allowed("subscribe") if s.count(".agent.") == 1]
+
+
+_RESPONSES: Final = ("allow_responses", "allow_response")
+
+
+def examine(path: Path, namespace: str) -> list[Flaw]:
+    """Everything that is wrong with a configuration file and what it includes."""
+    values = read(path)
+    names = Names(namespace)
+    found = [Flaw(*parts) for parts in network_flaws(values)]
+    found += _anonymous(values)
+    logins = list(_logins(values))
+    for login in logins:
+        found += _login_flaws(login)
+        found += _width_flaws(login)
+        found += _answer_flaws(login, names)
+        if login.agent:
+            found += _agent_flaws(login, names)
+    found += _repeated(logins)
+    return found + list(_exports(values))
+
+
+def _logins(values: Mapping[str, Any]) -> Iterator[Login]:
+    main = find(values, "authorization") or {}
+    yield from _users(main, "", bool(find(values, "jetstream")))
+    for account, content in (find(values, "accounts") or {}).items():
+        if isinstance(content, Mapping):
+            yield from _users(content, account, bool(find(content, "jetstream")))
+
+
+def _users(content: Mapping[str, Any], account: str, streams: bool) -> Iterator[Login]:
+    default = find(content, "default_permissions")
+    single = {k: v for k, v in content.items() if k.lower() in ("user", *_SECRETS)}
+    users = [*(find(content, "users") or []), *([single] if single else [])]
+    for number, user in enumerate(users, 1):
+        name = str(find(user, "user", "username", "nkey") or f"number {number}")
+        permissions = find(user, "permissions", "permission", "authorization") or default
+        yield Login(name, account, streams, user, permissions)
+
+
+# ---- how they log in
+
+
+def _anonymous(values: Mapping[str, Any]) -> Iterator[Flaw]:
+    everyone = find(values, "no_auth_user")
+    if everyone:
+        yield Flaw(
+            "fail",
+            "no_auth_user",
+            f"whoever connects without a login is {str(everyone)!r}",
+            "remove it: every process has a login of its own",
+        )
+    ways = ("authorization", "accounts", "operator", "resolver", "auth_callout")
+    if all(not find(values, way) for way in ways):
+        yield Flaw(
+            "fail",
+            "authorization",
+            "nobody needs a login: who reaches the port may do everything",
+            "make users with 'holdfast auth init' and include its auth.conf",
+        )
+
+
+def _login_flaws(login: Login) -> Iterator[Flaw]:
+    where = _where(login)
+    for key in _SECRETS:
+        secret = find(login.values, key)
+        if secret is not None and not str(secret).startswith("$2"):
+            yield Flaw(
+                "fail",
+                where,
+                f"its {'password' if key != 'token' else 'token'} stands in the file in the clear",
+                "use an nkey ('holdfast auth user'), or at least a bcrypt hash",
+            )
+    nkey = str(find(login.values, "nkey") or "")
+    if nkey.startswith("S"):
+        yield Flaw(
+            "fail",
+            f"account {login.account}, user {nkey[:4]}…",
+            "a private key (seed) stands in the file",
+            "put the public key there, which starts with U, and issue a new one: this one is known",
+        )
+    elif nkey and not (nkey.startswith("U") and len(nkey) == 56):
+        yield Flaw("fail", where, "its nkey is not a user's public key", "it starts with U")
+
+
+def _repeated(logins: Sequence[Login]) -> Iterator[Flaw]:
+    seen: set[str] = set()
+    for login in logins:
+        if login.name in seen:
+            yield Flaw(
+                "fail",
+                _where(login),
+                "stands in the file twice: which of them counts is chance",
+                "keep one of them",
+            )
+        seen.add(login.name)
+
+
+# ---- what they may do
+
+
+def _width_flaws(login: Login) -> Iterator[Flaw]:
+    where = _where(login)
+    if login.permissions is None:
+        yield Flaw(
+            "fail",
+            where,
+            "has no permissions, which means all of them",
+            "say what it may publish and subscribe to, as 'holdfast auth user' does",
+        )
+        return
+    for verb in ("publish", "subscribe"):
+        if any(subject in _EVERYTHING for subject in login.allowed(verb)):
+            yield Flaw("fail", where, f"may {verb} to everything (>)", "name what its role needs")
+    for subject in login.allowed("publish"):
+        if subject.startswith("$JS.API.") and subject in ("$JS.API.>", "$JS.API.STREAM.>"):
+            yield Flaw(
+                "warn",
+                where,
+                f"may publish {subject}: delete any stream, and have any answer sent anywhere",
+                "name the requests and streams that its role needs",
+            )
+
+
+def _answer_flaws(login: Login, names: Names) -> Iterator[Flaw]:
+    if login.permissions is None:
+        return
+    where = _where(login)
+    heard = login.allowed("subscribe")
+    inboxes = [s for s in heard if s.startswith("_INBOX")]
+    if any(s in ("_INBOX.>", "_INBOX.*", "_INBOX.*.>", "_INBOX.*.*") for s in inboxes):
+        yield Flaw(
+            "fail",
+            where,
+            "may hear _INBOX.>: it reads the answers to everybody else",
+            "give it an inbox of its own (_INBOX.core.NAME.>), and its process that inbox_prefix",
+        )
+    elif not inboxes and not any(s in _EVERYTHING for s in heard):
+        yield Flaw(
+            "fail",
+            where,
+            "may hear no inbox: no answer ever reaches it",
+            "let it subscribe to an inbox of its own (_INBOX.core.NAME.>)",
+        )
+    yield from _response_flaws(login, names)
+    yield from _flow_flaws(login)
+
+
+def _response_flaws(login: Login, names: Names) -> Iterator[Flaw]:
+    where, permissions = _where(login), login.permissions or {}
+    given = find(permissions, *_RESPONSES)
+    if not given:
+        asked = any(covers(s, names.node(_OTHER, "ping")) for s in login.allowed("subscribe"))
+        if asked and not any(covers(s, "_INBOX.core.x.y") for s in login.allowed("publish")):
+            yield Flaw(
+                "warn",
+                where,
+                "hears pings and may not answer them: it will be taken for lost",
+                'add allow_responses: {max: 1, expires: "30s"}',
+            )
+        return
+    limits = given if isinstance(given, Mapping) else {}
+    most = find(limits, "max", "max_msgs", "maxmsgs")
+    if isinstance(most, int) and (most < 0 or (login.agent and most > 1)):
+        yield Flaw(
+            "warn",
+            where,
+            f"may answer each question {'without end' if most < 0 else f'{most} times'} "
+            "(allow_responses): who asked once can be flooded",
+            'write allow_responses: {max: 1, expires: "30s"}',
+        )
+    if find(permissions, "publish", "pub") is None:
+        yield Flaw(
+            "warn",
+            where,
+            "has allow_responses and no publish list: it may publish nothing but answers",
+            "list what it may publish",
+        )
+
+
+def _flow_flaws(login: Login) -> Iterator[Flaw]:
+    """Reading the store of large values takes flow control."""
+    prefix = "$JS.API.CONSUMER.CREATE.OBJ_"
+    allowed = login.allowed("publish")
+    for stream in {
+        s.removeprefix("$JS.API.CONSUMER.CREATE.").split(".")[0]
+        for s in allowed
+        if s.startswith(prefix)
+    }:
+        if not any(covers(s, f"$JS.FC.{stream}.x") for s in allowed):
+            yield Flaw(
+                "warn",
+                _where(login),
+                f"reads {stream} and may not publish $JS.FC.{stream}.>: large values will stall",
+                f"allow it to publish $JS.FC.{stream}.>",
+            )
+
+
+# ---- agents
+
+
+def _agent_flaws(login: Login, names: Names) -> Iterator[Flaw]:
+    where = _where(login)
+    other, everyone = _published(names, _OTHER), _published(names, "*")
+    common = _published(names, "a") & _published(names, "b")
+    for subject in login.allowed("publish"):
+        hit = next((s for s in other - common if overlaps(subject, s)), None)
+        if hit:
+            yield Flaw(
+                "fail",
+                where,
+                f"may publish {subject}: it can speak for other agents ({_with_id(hit)})",
+                "put its own id where the wildcard stands, as 'holdfast auth agent' does",
+            )
+        elif not any(covers(s, subject) for s in everyone):
+            yield Flaw("fail", where, f"may publish {subject}, which no agent needs", "remove it")
+    heard = [names.agent(_OTHER, "exec"), names.node(_OTHER, "ping")]
+    heard += [names.changed(names.secrets, _OTHER), f"_INBOX.agents.agent-{_OTHER}.x"]
+    for subject in login.allowed("subscribe"):
+        hit = next((s for s in heard if covers(subject, s)), None)
+        if hit:
+            yield Flaw(
+                "fail",
+                where,
+                f"may hear {subject}: it reads what is meant for other agents ({_with_id(hit)})",
+                "put its own id where the wildcard stands, as 'holdfast auth agent' does",
+            )
+    if login.streams:
+        yield Flaw(
+            "fail",
+            where,
+            "is an agent in an account with streams: it can have the server's answers written to "
+            "any key or queue by naming it as the reply",
+            "put agents into an account of their own, as 'holdfast auth init' does",
+        )
+    secrets = kv_stream(names.secrets)
+    for verb in ("STREAM.MSG.GET", "CONSUMER.CREATE"):
+        if any(overlaps(s, f"$JS.API.{verb}.{secrets}") for s in login.allowed("publish")):
+            yield Flaw(
+                "fail",
+                where,
+                f"may ask $JS.API.{verb}.{secrets}: it reads the sealed secrets of all agents",
+                "let it read its own key only, by DIRECT.GET with the key in the subject",
+            )
+
+
+def _published(names: Names, id: str) -> set[str]:
+    found = grants.agent(names, id)
+    return {*found.publish, *found.local}
+
+
+def _exports(values: Mapping[str, Any]) -> Iterator[Flaw]:
+    accounts = find(values, "accounts") or {}
+    for account, content in accounts.items():
+        for export in (find(content, "exports") or []) if isinstance(content, Mapping) else []:
+            subject = str(find(export, "service", "stream"))
+            if find(export, "accounts") is None and subject.startswith(("$JS", "$KV", "_INBOX")):
+                yield Flaw(
+                    "warn",
+                    f"account {account}",
+                    f"exports {subject} to every account of the server",
+                    "name the accounts that may import it",
+                )
+
+
+# ---- subjects
+
+
+def covers(pattern: str, subject: str) -> bool:
+    """Whether a permission's pattern allows all of a subject, which may have wildcards too."""
+    wanted, given = pattern.split("."), subject.split(".")
+    for number, part in enumerate(wanted):
+        if part == ">":
+            return len(given) > number
+        if number >= len(given) or given[number] == ">":
+            return False
+        if part != "*" and part != given[number]:
+            return False
+    return len(wanted) == len(given)
+
+
+def overlaps(one: str, other: str) -> bool:
+    """Whether some subject is in both patterns."""
+    left, right = one.split("."), other.split(".")
+    for a, b in zip(left, right, strict=False):
+        if ">" in (a, b):
+            return True
+        if a != b and "*" not in (a, b):
+            return False
+    return len(left) == len(right)
+
+
+def _where(login: Login) -> str:
+    account = f"account {login.account}, " if login.account else ""
+    return f"{account}user {login.name}"
+
+
+def _with_id(subject: str) -> str:
+    return subject.replace(_OTHER, "<id>")

@@ -1,0 +1,200 @@
+"""The users of a server: a folder that says who they are, and the configuration made from it.
+
+    account.seed       the root of every key: dispatchers need it, nobody else
+    users.json         every user: name, role, public key, when issued, when revoked
+    auth.conf          accounts and permissions, made from users.json; included by the server
+    nats-server.conf   an example around it, written once and then yours
+    credentials/       what was issued, one private file per user: carry it to its process
+
+Guaranteed: the files are replaced whole; `auth.conf` is always what `users.json` says; two commands
+at once wait for each other. A revoked user stays in the list and in no configuration. Private keys
+of users are in `credentials/` only: remove a file once it is where it belongs.
+
+A running server takes the change when it reloads its configuration; one that `holdfast server
+--auth` started does so by itself. Then a revoked user's connections are cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from holdfast import names as wire
+from holdfast.errors import ConfigError, InvalidInput
+from holdfast.identity.credentials import (
+    AGENT,
+    AgentCredentials,
+    Credentials,
+    agent_user,
+    new_nkey_seed,
+)
+from holdfast.identity.files import read_private, write_private
+from holdfast.identity.grants import ROLES
+from holdfast.identity.rendering import render_accounts, render_server
+from holdfast.identity.seed import FIRST_GENERATION, AccountSeed
+from holdfast.names import Names
+
+SEED: Final = "account.seed"
+USERS: Final = "users.json"
+CONFIG: Final = "auth.conf"
+EXAMPLE: Final = "nats-server.conf"
+CREDENTIALS: Final = "credentials"
+
+
+class User(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One user of the server."""
+
+    user: str
+    role: str
+    nkey: str
+    """The public half of its login."""
+    agent: str = ""
+    buckets: tuple[str, ...] = ()
+    """Buckets of programs that it may use."""
+    issued: str = ""
+    revoked: str = ""
+
+
+class _List(msgspec.Struct, frozen=True, kw_only=True):
+    namespace: str
+    users: list[User]
+
+
+class UserFolder:
+    """The folder of `holdfast auth`; `now` is the time that the list tells, in RFC 3339."""
+
+    def __init__(self, path: str | Path, *, now: str = "") -> None:
+        self.path = Path(path)
+        self._now = now
+
+    @property
+    def config(self) -> Path:
+        """What a server includes."""
+        return self.path / CONFIG
+
+    # ---- reading
+
+    def seed(self) -> AccountSeed:
+        """The root of every key."""
+        return AccountSeed.load(self.path / SEED)
+
+    def users(self) -> list[User]:
+        """Everybody, also the revoked."""
+        return self._read().users
+
+    @property
+    def names(self) -> Names:
+        return Names(self._read().namespace)
+
+    def _read(self) -> _List:
+        if not (self.path / USERS).exists():
+            raise ConfigError(
+                f"{str(self.path)!r} holds no users: make them with "
+                f"'holdfast auth init --out {self.path}', or name the folder with --dir"
+            )
+        try:
+            raw = read_private(self.path / USERS, "list of users")
+            return msgspec.json.decode(raw, type=_List)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{str(self.path / USERS)!r} cannot be read: {error}") from None
+
+    # ---- changing
+
+    def init(self, namespace: str) -> list[Path]:
+        """A new seed and one user for each role; returns their credentials."""
+        names = Names(namespace)
+        AccountSeed.create(self.path / SEED)
+        with self._alone():
+            self._write(_List(namespace=names.namespace, users=[]))
+            self._write_config(self.path / EXAMPLE, render_server(names))
+        return [self.add_user(role) for role in ROLES]
+
+    def add_user(self, role: str, name: str = "", buckets: Sequence[str] = ()) -> Path:
+        """Issue a login of a role; returns its file."""
+        if role not in ROLES:
+            known = ", ".join(ROLES)
+            todo = ": agents are issued by 'holdfast auth agent ID'" if role == AGENT else ""
+            raise InvalidInput(f"role {role!r} is not one of {known}{todo}")
+        user = wire.check_user(f"{role}-{wire.check_name(name, 'name')}" if name else role)
+        for bucket in buckets:
+            wire.check_name(bucket, "bucket")
+        login = Credentials(user=user, role=role, nkey_seed=new_nkey_seed())
+        return self._add([(login, tuple(buckets))])[0]
+
+    def add_agents(
+        self, agents: Sequence[str], generations: Sequence[int] = (FIRST_GENERATION,)
+    ) -> list[Path]:
+        """Issue the credentials of agents; returns their files."""
+        seed = self.seed()
+        return self._add([(seed.issue(agent, generations), ()) for agent in agents])
+
+    def revoke(self, name: str) -> list[User]:
+        """Take logins back: of a user by its name, or of an agent by its id."""
+        with self._alone():
+            found = self._read()
+            wanted = {name, agent_user(name)}
+            gone = [u for u in found.users if u.user in wanted and not u.revoked]
+            if not gone:
+                raise InvalidInput(f"no user or agent {name!r} is valid: see 'holdfast auth list'")
+            nkeys = {user.nkey for user in gone}
+            users = [
+                msgspec.structs.replace(u, revoked=self._now or "yes") if u.nkey in nkeys else u
+                for u in found.users
+            ]
+            self._write(msgspec.structs.replace(found, users=users))
+        for user in gone:
+            self.credentials(user.user).unlink(missing_ok=True)
+        return gone
+
+    def credentials(self, user: str) -> Path:
+        """Where a user's private file is written."""
+        return self.path / CREDENTIALS / f"{user}.json"
+
+    def _add(self, issued: Sequence[tuple[Credentials, tuple[str, ...]]]) -> list[Path]:
+        with self._alone():
+            found = self._read()
+            valid = {u.user for u in found.users if not u.revoked}
+            for login, _ in issued:
+                if login.user in valid:
+                    raise InvalidInput(
+                        f"user {login.user!r} has a login: revoke it first with 'holdfast auth "
+                        f"revoke {login.user}', or give another name"
+                    )
+                valid.add(login.user)
+            for login, _ in issued:
+                login.save(self.credentials(login.user), replace=True)
+            added = [self._listed(login, buckets) for login, buckets in issued]
+            self._write(msgspec.structs.replace(found, users=[*found.users, *added]))
+        return [self.credentials(login.user) for login, _ in issued]
+
+    def _listed(self, login: Credentials, buckets: tuple[str, ...]) -> User:
+        return User(
+            user=login.user,
+            role=login.role,
+            nkey=login.public_nkey,
+            agent=login.agent if isinstance(login, AgentCredentials) else "",
+            buckets=buckets,
+            issued=self._now,
+        )
+
+    def _write(self, found: _List) -> None:
+        valid = [user for user in found.users if not user.revoked]
+        listed = msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
+        write_private(self.path / USERS, listed, "list of users", replace=True)
+        self._write_config(self.config, render_accounts(Names(found.namespace), valid))
+
+    def _write_config(self, path: Path, text: str) -> None:
+        """For the server's own user as well: public keys and permissions are no secrets."""
+        write_private(path, text.encode(), "configuration", replace=True, mode=0o644)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One command at a time changes the folder."""
+        with (self.path / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield

@@ -1,0 +1,129 @@
+"""A server with the users of `holdfast auth`, and ways to log in to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.broker import Broker
+from holdfast.broker.wire import WireClient
+from holdfast.config import ConnectionConfig
+from holdfast.identity.credentials import Credentials, load_credentials
+from holdfast.identity.users import UserFolder
+from holdfast.names import Names
+from holdfast.server import Server
+from tests.support import until
+
+NAMESPACE = "hf"
+AGENTS = ("alpha", "beta")
+
+
+@dataclass(frozen=True)
+class Site:
+    """A server, and the folder of its users."""
+
+    server: Server
+    folder: UserFolder
+
+    @property
+    def names(self) -> Names:
+        return Names(NAMESPACE)
+
+    def file(self, user: str) -> str:
+        return str(self.folder.credentials(user))
+
+    def connection(self, user: str, **more: Any) -> ConnectionConfig:
+        """How a process of that user connects."""
+        given = {"nats_url": self.server.url, "namespace": NAMESPACE, **more}
+        return ConnectionConfig(**given, credentials_file=self.file(user))
+
+    def environment(self, user: str) -> dict[str, str]:
+        """The same for a process."""
+        return {
+            "HOLDFAST_NATS_URL": self.server.url,
+            "HOLDFAST_NAMESPACE": NAMESPACE,
+            "HOLDFAST_CREDENTIALS_FILE": self.file(user),
+        }
+
+    @contextlib.asynccontextmanager
+    async def broker(self, user: str) -> AsyncIterator[Broker]:
+        async with Broker(self.connection(user), name=user) as broker:
+            yield broker
+
+    @contextlib.asynccontextmanager
+    async def raw(self, user: str) -> AsyncIterator[Raw]:
+        """A plain client that keeps what the server refused, as a thief would have it."""
+        login = load_credentials(self.file(user))
+        raw = Raw(login)
+        await raw.open(self.server.url)
+        try:
+            yield raw
+        finally:
+            await raw.client.close()
+
+
+@contextlib.contextmanager
+def guarded(path: Path) -> Iterator[Site]:
+    """A server that lets in the users of a fresh folder, and nobody else."""
+    folder = UserFolder(path / "auth")
+    folder.init(NAMESPACE)
+    folder.add_agents(AGENTS)
+    with Server(fast=True, includes=[folder.config]) as server:
+        yield Site(server, folder)
+        server.kill()
+
+
+class Raw:
+    """nats-py with a login; its flush does not overtake what was published."""
+
+    def __init__(self, login: Credentials) -> None:
+        self.login = login
+        self.errors: list[str] = []
+        self.heard: list[Any] = []
+        self.client = WireClient()
+
+    async def open(self, url: str) -> None:
+        async def on_error(error: Exception) -> None:
+            self.errors.append(str(error))
+
+        await self.client.connect(
+            url,
+            nkeys_seed_str=self.login.nkey_seed,
+            inbox_prefix=self.login.inbox,
+            error_cb=on_error,
+            allow_reconnect=False,
+        )
+
+    async def may_publish(self, subject: str, reply: str = "") -> bool:
+        """Whether the server lets this through; what is published changes nothing of value."""
+        return await self._tried(self.client.publish(subject, b"", reply=reply), subject)
+
+    async def may_hear(self, subject: str) -> bool:
+        async def keep(message: Any) -> None:
+            self.heard.append(message)
+
+        return await self._tried(self.client.subscribe(subject, cb=keep), subject)
+
+    async def _tried(self, step: Any, subject: str) -> bool:
+        before = len(self.errors)
+        await step
+        await self.client.flush()
+        return not any(f'"{subject.lower()}"' in e.lower() for e in self.errors[before:])
+
+
+@contextlib.asynccontextmanager
+async def running(role: Any, ready: Any = None) -> AsyncIterator[Any]:
+    """A role on the test's own loop, ready when the block begins, stopped after it."""
+    task = asyncio.create_task(role.run())
+    try:
+        await until(lambda: task.done() or (ready or (lambda: role._broker.connected))(), 20)
+        if task.done():
+            task.result()
+        yield role
+    finally:
+        role.stop()
+        await task
