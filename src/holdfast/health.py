@@ -5,7 +5,8 @@
 `/health`        the same as ready (one path for simple probes).
 `/metrics`       Prometheus.
 
-Only GET and HEAD, nothing is read from the request but its path, nothing here changes state.
+A process may answer more, such as a scheduler `/lag/<group>` for autoscalers. Only GET and HEAD,
+nothing is read from the request but its path, nothing here changes state.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, HoldfastError
 
 log = logging.getLogger("holdfast.health")
 
@@ -35,6 +36,8 @@ class Health:
     problems: list[str]
     metrics: Callable[[], bytes] | Callable[[], Awaitable[bytes]]
     facts: dict[str, Any] = field(default_factory=dict)
+    more: Callable[[str], Awaitable[dict[str, Any] | None]] | None = None
+    """Answers paths of its own; None: there is no such path."""
 
 
 class HealthServer:
@@ -102,7 +105,17 @@ class HealthServer:
         if path == "/metrics":
             metrics = (await _result(self._health())).metrics
             return 200, "text/plain; version=0.0.4; charset=utf-8", await _result(metrics())
-        return 404, "text/plain", b"try /health/live, /health/ready or /metrics\n"
+        return await self._answer_more(path)
+
+    async def _answer_more(self, path: str) -> tuple[int, str, bytes]:
+        more = (await _result(self._health())).more
+        try:
+            answer = await more(path) if more else None
+        except HoldfastError as error:
+            return 503, "text/plain", f"{error}\n".encode()
+        if answer is None:
+            return 404, "text/plain", b"try /health/live, /health/ready or /metrics\n"
+        return 200, "application/json", _json(answer)
 
 
 async def _result(value: T | Awaitable[T]) -> T:

@@ -48,10 +48,15 @@ def load_app(target: str) -> Holdfast:
 def describe(app: Holdfast) -> dict[str, Any]:
     """What another process needs to know of an app without importing it."""
     jobs = [
-        {"name": job.name, "group": job.spec.group, "parameters": list(job.signature.parameters)}
+        {
+            "name": job.name,
+            "group": job.spec.group,
+            "parameters": list(job.signature.parameters),
+            "on": list(job.spec.on),
+        }
         for job in app.jobs.values()
     ]
-    return {"name": app.name, "jobs": jobs}
+    return {"name": app.name, "jobs": jobs, "schedules": sorted(app.schedules)}
 
 
 def _check(target: str, name: str) -> None:

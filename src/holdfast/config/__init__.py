@@ -16,6 +16,7 @@ Kubernetes adds `HOLDFAST_…_PORT` and others for every service of that name.
 `python -m holdfast.config` prints `docs/configuration.md`.
 """
 
+from holdfast.config.deployment import DeployConfig
 from holdfast.config.fleet import AgentConfig, DispatcherConfig
 from holdfast.config.loading import FILE, FILE_VARIABLE, load
 from holdfast.config.option import ROLES, Role, options, variable
@@ -27,8 +28,8 @@ from holdfast.config.roles import (
     LogConfig,
     RecordConfig,
     SchedulerConfig,
-    WorkerConfig,
     WebConfig,
+    WorkerConfig,
 )
 
 __all__ = [
@@ -38,15 +39,16 @@ __all__ = [
     "ROLES",
     "AgentConfig",
     "ConnectionConfig",
+    "DeployConfig",
     "DispatcherConfig",
     "LivenessConfig",
     "LogConfig",
     "RecordConfig",
     "Role",
     "SchedulerConfig",
+    "WebConfig",
     "WorkerConfig",
     "load",
-    "WebConfig",
     "markdown",
     "options",
     "variable",

@@ -18,8 +18,9 @@ def read_private(path: Path, what: str) -> bytes:
     """The content of a file that only its owner may read."""
     try:
         with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & 0o077:
+            found = os.fstat(file.fileno())
+            mode = stat.S_IMODE(found.st_mode)
+            if mode & (0o037 if _mounted(found) else 0o077):
                 raise ConfigError(
                     f"{what} {str(path)!r} may be read by others (mode {mode:04o}): "
                     f"run 'chmod 600 {path}', and renew it if it may have been read"
@@ -27,6 +28,13 @@ def read_private(path: Path, what: str) -> bytes:
             return file.read()
     except OSError as error:
         raise ConfigError(f"{what} {str(path)!r} cannot be read: {error.strerror}") from None
+
+
+def _mounted(found: os.stat_result) -> bool:
+    """Whether root lends the file to our group, as Kubernetes mounts secrets for other users."""
+    return (
+        found.st_uid == 0 and os.geteuid() != 0 and found.st_gid in (os.getegid(), *os.getgroups())
+    )
 
 
 def write_private(

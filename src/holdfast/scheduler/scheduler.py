@@ -45,6 +45,7 @@ from holdfast.scheduler.ready import ReadyFile
 from holdfast.scheduler.store import ROLE, NatsSlots, Planned, StaleTerm
 from holdfast.scheduler.time import ServerTime
 from holdfast.scheduler.view import ScheduleView
+from holdfast.status.figures import Figures
 from holdfast.telemetry import Telemetry
 
 log = logging.getLogger("holdfast.scheduler")
@@ -133,6 +134,7 @@ class Scheduler:
         broker, config = self._broker, self.config
         ttl, renew, probe = config.lease
         self._client = Client(broker, self._records, self.telemetry)
+        self._figures = Figures(self._client, self.telemetry)
         self._member = Membership(broker, ROLE, node=self.node, stop=self.stop)
         self._time = ServerTime(broker, config.clock_tolerance_seconds)
         self._view = ScheduleView(broker, self._changed, self._gone)
@@ -178,6 +180,7 @@ class Scheduler:
             self._spawn(self._time.run(), "time"),
             self._spawn(self._member.heartbeat.run(), "heartbeat"),
             self._spawn(self._tell(ready), "tell"),
+            self._spawn(self._figures.run(), "figures"),
         ]
         try:
             async with HealthServer(self.config.health_host, self.config.health_port, self.health):
@@ -390,7 +393,8 @@ class Scheduler:
     def health(self) -> Health:
         """For `/health` and `/metrics`."""
         problems = self.problems()
-        return Health(not problems, problems, self.telemetry.render, self.facts())
+        more = self._figures.answer
+        return Health(not problems, problems, self.telemetry.render, self.facts(), more)
 
     def facts(self) -> dict[str, Any]:
         """For health pages."""

@@ -1,0 +1,73 @@
+"""Checking what was rendered: every rule over every file, offline.
+
+Guaranteed: what passes has no flaw of the kinds that `rules` knows, and each of its `holdfast …`
+command lines is one that this version takes. Not checked: the cluster. With the package
+`kubernetes-validate` installed, resources are also held against the published schemas, strictly;
+without it that is said, and nothing else changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.deploy.inventory import Inventory, Problem, Rule, read
+from holdfast.deploy.rules import access, availability, monitoring, nats, pods, scaling
+
+RULES: tuple[Rule, ...] = (
+    *access.RULES,
+    *pods.RULES,
+    *availability.RULES,
+    *nats.RULES,
+    *scaling.RULES,
+    *monitoring.RULES,
+)
+KUBERNETES = "1.33"
+OWN_IMAGES = ("control", "worker", "web", "agent", "register")
+
+Parse = Callable[[Sequence[str]], str]
+"""Says what is wrong with the words of a command line; nothing when it is one."""
+
+
+def check(folder: Path, parse: Parse) -> list[Problem]:
+    """Everything that is wrong with a rendered folder."""
+    inventory = read(folder)
+    found = [problem for rule in RULES for problem in rule(inventory)]
+    found += commands(inventory, parse)
+    found += schemas(inventory) or []
+    return sorted(set(found), key=str)
+
+
+def commands(inventory: Inventory, parse: Parse) -> Iterator[Problem]:
+    """Containers of ours are started with commands that exist."""
+    for item in inventory.workloads:
+        for container in item.containers:
+            if container.get("name") in OWN_IMAGES:
+                words = [str(word) for word in container.get("args") or []]
+                if wrong := parse(words):
+                    yield item.problem(f"'holdfast {' '.join(words)}' does not work: {wrong}")
+
+
+def schemas(inventory: Inventory) -> list[Problem] | None:
+    """What Kubernetes' own schemas refuse; None when they are not installed."""
+    try:
+        import kubernetes_validate
+    except ImportError:
+        return None
+    found = []
+    for item in inventory.items:
+        if "." in item.resource.get("apiVersion", "").split("/")[0] and not _builtin(item.resource):
+            continue
+        try:
+            kubernetes_validate.validate(item.resource, KUBERNETES, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            path = ".".join(str(part) for part in error.path)
+            found.append(item.problem(f"{path}: {error.message}"))
+        except kubernetes_validate.SchemaNotFoundError:
+            found.append(item.problem(f"Kubernetes {KUBERNETES} has no such kind"))
+    return found
+
+
+def _builtin(resource: dict[str, Any]) -> bool:
+    return str(resource["apiVersion"]).split("/")[0].endswith("k8s.io")

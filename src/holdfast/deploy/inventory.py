@@ -1,0 +1,144 @@
+"""What was rendered, read back: every resource with its file, and ways to find them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from holdfast.errors import ConfigError
+
+Resource = dict[str, Any]
+WORKLOADS = ("Deployment", "StatefulSet", "DaemonSet", "Job")
+SKIPPED = "Kustomization"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong."""
+
+    where: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One resource and the file it is in."""
+
+    path: Path
+    resource: Resource
+
+    @property
+    def kind(self) -> str:
+        return str(self.resource.get("kind", ""))
+
+    @property
+    def name(self) -> str:
+        return str(self.resource.get("metadata", {}).get("name", ""))
+
+    @property
+    def spec(self) -> Resource:
+        found = self.resource.get("spec")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def where(self) -> str:
+        return f"{self.path.as_posix()}: {self.kind} {self.name}"
+
+    def problem(self, text: str) -> Problem:
+        """A problem of this resource."""
+        return Problem(self.where, text)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return dict(self.resource.get("metadata", {}).get("labels") or {})
+
+    @property
+    def template(self) -> Resource:
+        return self.spec.get("template") or {}
+
+    @property
+    def pod(self) -> Resource:
+        """The specification of the pods that a workload makes."""
+        return self.template.get("spec") or {}
+
+    @property
+    def pod_labels(self) -> dict[str, str]:
+        return dict((self.template.get("metadata") or {}).get("labels") or {})
+
+    @property
+    def containers(self) -> list[Resource]:
+        return [*(self.pod.get("initContainers") or []), *(self.pod.get("containers") or [])]
+
+
+class Inventory:
+    """All resources of a folder."""
+
+    def __init__(self, items: list[Item]) -> None:
+        self.items = items
+
+    def of(self, *kinds: str) -> list[Item]:
+        """Those of some kinds."""
+        return [item for item in self.items if item.kind in kinds]
+
+    def named(self, kind: str, name: str) -> Item | None:
+        """One resource."""
+        return next((item for item in self.of(kind) if item.name == name), None)
+
+    @property
+    def workloads(self) -> list[Item]:
+        return self.of(*WORKLOADS)
+
+    def selected(self, selector: Resource) -> list[Item]:
+        """The workloads whose pods a selector picks."""
+        return [item for item in self.workloads if matches(selector, item.pod_labels)]
+
+
+Rule = Callable[[Inventory], Iterator[Problem]]
+
+
+def matches(selector: Resource, labels: dict[str, str]) -> bool:
+    """Whether a label selector picks something with these labels; an empty one picks all."""
+    wanted = selector.get("matchLabels") or {}
+    if any(labels.get(key) != value for key, value in wanted.items()):
+        return False
+    for one in selector.get("matchExpressions") or []:
+        there = labels.get(one["key"])
+        kind, values = one["operator"], one.get("values") or []
+        held = {
+            "In": there in values,
+            "NotIn": there not in values,
+            "Exists": there is not None,
+            "DoesNotExist": there is None,
+        }
+        if not held.get(kind, False):
+            return False
+    return True
+
+
+def read(folder: Path) -> Inventory:
+    """Everything below a folder; what cannot be read is an error."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a directory: render into it first")
+    items = []
+    for path in sorted(p for p in folder.rglob("*.y*ml") if p.suffix in (".yaml", ".yml")):
+        try:
+            documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+        for document in documents:
+            if document is None:
+                continue
+            if not isinstance(document, dict):
+                raise ConfigError(f"{path}: a document is not a resource but {document!r:.60}")
+            if document.get("kind") != SKIPPED:
+                items.append(Item(path.relative_to(folder), document))
+    if not items:
+        raise ConfigError(f"{folder} has no manifests: render into it first")
+    return Inventory(items)

@@ -1,0 +1,63 @@
+"""The whole project on this machine, as it runs on Kubernetes: server, control plane, workers.
+
+Each directory is registered first and then gets one worker process for each of its groups. A
+process that dies is started again; a signal stops them all, workers first.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from holdfast.deploy.project import JOBS, SHARED, JobDirectory, Project
+from holdfast.errors import ConfigError
+from holdfast.process import handle_signals
+from holdfast.worker.supervisor import Spec, Supervisor
+
+GRACE = "3s"
+STOP_SECONDS = 13.0
+
+
+def _python(project: Project, job: JobDirectory) -> str:
+    own = project.root / JOBS / job.name / ".venv" / "bin" / "python"
+    return str(own) if own.exists() else sys.executable
+
+
+def _env(project: Project, job: JobDirectory, url: str) -> dict[str, str]:
+    """The directory's own modules first, then the shared ones."""
+    root = project.root.resolve()
+    paths = [str(root / JOBS / job.name), str(root / SHARED), os.environ.get("PYTHONPATH", "")]
+    return {"HOLDFAST_NATS_URL": url, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def register_all(project: Project, url: str) -> None:
+    """Consumers and schedules of every directory, before any worker runs."""
+    for job in project.jobs:
+        command = [_python(project, job), "-m", "holdfast", "deploy", "register", job.config.app]
+        env = os.environ | _env(project, job, url)
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        if done.returncode:
+            raise ConfigError(f"{job.name} cannot be registered: {done.stderr.strip()}")
+
+
+def specs(project: Project, url: str, folder: Path) -> list[Spec]:
+    """The control plane, and a worker for each group of each directory."""
+    ready = folder / "control.ready"
+    command = [sys.executable, "-m", "holdfast", "control", "--ready-file", str(ready)]
+    found = [Spec("control", command, {"HOLDFAST_NATS_URL": url}, ready)]
+    for job in project.jobs:
+        for group in job.groups:
+            name = job.workers(group)
+            command = [_python(project, job), "-m", "holdfast", "worker", job.config.app]
+            command += ["--group", group.name, "--grace", GRACE]
+            found.append(Spec(f"worker {name}", command, _env(project, job, url)))
+    return found
+
+
+async def run(project: Project, url: str, folder: Path) -> int:
+    """Run until a signal; returns the exit code."""
+    supervisor = Supervisor(specs(project, url, folder), stop_seconds=STOP_SECONDS)
+    handle_signals(supervisor.stop, supervisor.kill)
+    return await supervisor.run()

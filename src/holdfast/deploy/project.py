@@ -1,0 +1,172 @@
+"""A project on disk: its configuration and the directories in `jobs/`.
+
+What an app serves is asked of the app itself, in a process of its own with the directory as its
+working directory: with the Python of `jobs/NAME/.venv` where there is one, else with ours. So
+nothing has to be written down twice, and two directories may both have a `main.py`.
+
+An app that cannot be imported is an error that names the directory and shows why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.config import ConnectionConfig, DeployConfig, load
+from holdfast.config.deployment import SAME, JobDeployConfig, check_label
+from holdfast.config.option import checked, options
+from holdfast.errors import ConfigError
+from holdfast.identity.rendering import core_account
+from holdfast.names import Names, consumer
+
+JOBS = "jobs"
+SHARED = "shared"
+SETTINGS = "pyproject.toml"
+LOAD_SECONDS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """One consumer that an app's workers pull from."""
+
+    stream: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The jobs of one group in one directory: they share their workers."""
+
+    name: str
+    jobs: tuple[str, ...]
+    consumers: tuple[Consumer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobDirectory:
+    """One directory of `jobs/`."""
+
+    name: str
+    config: JobDeployConfig
+    groups: tuple[Group, ...]
+    schedules: tuple[str, ...]
+
+    def workers(self, group: Group) -> str:
+        """The name of a group's workers in Kubernetes."""
+        return self.name if len(self.groups) == 1 else f"{self.name}-{group.name.lower()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """Everything that is rendered."""
+
+    root: Path
+    config: DeployConfig
+    jobs: tuple[JobDirectory, ...]
+    namespace: str
+    """The first part of every name on the server."""
+
+    @property
+    def names(self) -> Names:
+        return Names(self.namespace)
+
+    @property
+    def account(self) -> str:
+        """The NATS account in which the streams are."""
+        return self.config.account or core_account(self.names)
+
+    def image(self, part: str) -> str:
+        """The image of a job's directory, or of the `control` plane."""
+        return f"{self.config.registry}/{self.config.name}-{part}:{self.config.tag}"
+
+
+def load_project(root: Path, *, only: str = "", **given: Any) -> Project:
+    """The project in a directory; `only` one of its jobs, if named."""
+    jobs = root / JOBS
+    if not jobs.is_dir():
+        raise ConfigError(
+            f"{root.resolve()} has no directory {JOBS!r}: run this in a project, or make one with "
+            "'holdfast new project NAME'"
+        )
+    config = load(DeployConfig, **given)
+    connection = load(ConnectionConfig)
+    found = sorted(p.parent for p in jobs.glob(f"*/{SETTINGS}"))
+    if only:
+        found = [path for path in found if path.name == only]
+        if not found:
+            raise ConfigError(f"there is no {JOBS}/{only} with a {SETTINGS}")
+    names = Names(connection.namespace)
+    read = tuple(read_job(path, config, names) for path in found)
+    return Project(root, config, read, connection.namespace)
+
+
+def read_job(path: Path, config: DeployConfig, names: Names) -> JobDirectory:
+    """One directory: its settings, and what its app serves."""
+    check_label(path.name, "job directory")
+    settings = _settings(path / SETTINGS, config)
+    described = describe(path, settings.app)
+    by_group: dict[str, list[dict[str, Any]]] = {}
+    for job in described["jobs"]:
+        by_group.setdefault(job["group"], []).append(job)
+    if not by_group:
+        raise ConfigError(f"{path.name}: app {described['name']!r} has no jobs")
+    groups = tuple(_group(name, jobs, names) for name, jobs in sorted(by_group.items()))
+    return JobDirectory(path.name, settings, groups, tuple(described["schedules"]))
+
+
+def _group(name: str, jobs: list[dict[str, Any]], names: Names) -> Group:
+    found = []
+    for job in jobs:
+        found.append(Consumer(names.jobs, consumer(name, job["name"])))
+        found += [Consumer(names.events, consumer(name, job["name"], on)) for on in job["on"]]
+    return Group(name, tuple(job["name"] for job in jobs), tuple(found))
+
+
+def _settings(path: Path, config: DeployConfig) -> JobDeployConfig:
+    """`[tool.holdfast]` of a directory, over what the project says."""
+    try:
+        tool = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("holdfast", {})
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    known = {spec.name: spec for spec in options(JobDeployConfig)}
+    for key in tool:
+        if key not in known:
+            raise ConfigError(f"{path}: tool.holdfast.{key} is unknown; known: {', '.join(known)}")
+    given = {k: checked(known[k], v, f"{path}: tool.holdfast.{k}") for k, v in tool.items()}
+    try:
+        return JobDeployConfig(**{name: getattr(config, name) for name in SAME} | given)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def describe(path: Path, target: str) -> dict[str, Any]:
+    """What the app in a directory has, as it says itself."""
+    own = path / ".venv" / "bin" / "python"
+    paths = [str(path.resolve()), str((path.parents[1] / SHARED).resolve())]
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder) / "app.json"
+        python = str(own) if own.exists() else sys.executable
+        done = subprocess.run(
+            [python, "-m", "holdfast.cli.loading", target, str(answer)],
+            cwd=path,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            capture_output=True,
+            text=True,
+            timeout=LOAD_SECONDS,
+        )
+        if done.returncode:
+            said = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
+            raise ConfigError(
+                f"{path.parent.name}/{path.name}: {target} cannot be loaded: "
+                f"{' | '.join(said[-3:])} (its requirements must be installed: make setup)"
+            )
+        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,116 @@
+"""Pods: without privileges, within limits, from images that are pinned, with probes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from holdfast.deploy.inventory import Inventory, Item, Problem, Resource
+
+ROOT_REASON = "holdfast.dev/root-because"
+"""Annotation of a pod whose init container must be root, with the reason."""
+HOST = ("hostNetwork", "hostPID", "hostIPC")
+
+
+def hardened(inventory: Inventory) -> Iterator[Problem]:
+    """No root, no privileges, no capabilities, no writable root, no token."""
+    for item in inventory.workloads:
+        pod = item.pod
+        if pod.get("automountServiceAccountToken") is not False:
+            yield item.problem("automountServiceAccountToken must be false: nothing here needs it")
+        for key in HOST:
+            if pod.get(key):
+                yield item.problem(f"{key} opens the machine to the pod: remove it")
+        for container in item.containers:
+            for text in _of_container(item, container):
+                yield item.problem(f"container {container.get('name')}: {text}")
+
+
+def _of_container(item: Item, container: Resource) -> Iterator[str]:
+    pod = item.pod.get("securityContext") or {}
+    own = container.get("securityContext") or {}
+    merged = {**pod, **own}
+    if not _may_be_root(item, container) and (
+        merged.get("runAsNonRoot") is not True or merged.get("runAsUser") in (0, None)
+    ):
+        yield "it must not run as root: runAsNonRoot: true and a runAsUser above 0"
+    if own.get("privileged") or own.get("allowPrivilegeEscalation") is not False:
+        yield "allowPrivilegeEscalation must be false"
+    if own.get("readOnlyRootFilesystem") is not True:
+        yield "readOnlyRootFilesystem must be true: mount an emptyDir where it writes"
+    if "ALL" not in ((own.get("capabilities") or {}).get("drop") or []):
+        yield "capabilities must drop ALL"
+    if (merged.get("seccompProfile") or {}).get("type") not in ("RuntimeDefault", "Localhost"):
+        yield "seccompProfile must be RuntimeDefault"
+
+
+def _may_be_root(item: Item, container: Resource) -> bool:
+    """An init container that prepares a directory, where the pod says why."""
+    notes = (item.template.get("metadata") or {}).get("annotations") or {}
+    return bool(notes.get(ROOT_REASON)) and container in (item.pod.get("initContainers") or [])
+
+
+def limited(inventory: Inventory) -> Iterator[Problem]:
+    """Memory and processor have limits, and memory is reserved."""
+    for item in inventory.workloads:
+        for container in item.containers:
+            given = container.get("resources") or {}
+            limits, requests = given.get("limits") or {}, given.get("requests") or {}
+            if "memory" not in limits or "memory" not in requests or "cpu" not in requests:
+                yield item.problem(
+                    f"container {container.get('name')}: it needs resources: requests for cpu and "
+                    "memory, and a limit for memory"
+                )
+
+
+def pinned(inventory: Inventory) -> Iterator[Problem]:
+    """An image has a tag that means one thing."""
+    for item in inventory.workloads:
+        for container in item.containers:
+            image = str(container.get("image", ""))
+            _, found, tag = image.rpartition("/")[2].partition(":")
+            if "@sha256:" not in image and (not found or tag == "latest"):
+                yield item.problem(
+                    f"image {image!r} has no fixed tag: a restart could bring another version"
+                )
+
+
+def probed(inventory: Inventory) -> Iterator[Problem]:
+    """What serves is asked whether it is ready; ready is more than alive."""
+    for item in inventory.of("Deployment", "StatefulSet", "DaemonSet"):
+        container = (item.pod.get("containers") or [{}])[0]
+        ready, live = container.get("readinessProbe"), container.get("livenessProbe")
+        if not ready:
+            yield item.problem(
+                "it has no readinessProbe: a rollout would stop the old pod before the new one "
+                "has a role"
+            )
+        elif ready == live:
+            yield item.problem("readinessProbe and livenessProbe ask the same: use /health/ready")
+
+
+_HOLDFAST_SECONDS = re.compile(r"(\d+)s")
+
+
+def patient(inventory: Inventory) -> Iterator[Problem]:
+    """A pod has longer to stop than its process takes."""
+    for item in inventory.of("Deployment", "DaemonSet"):
+        given = int(item.pod.get("terminationGracePeriodSeconds") or 30)
+        for container in item.pod.get("containers") or []:
+            own = _own_grace(container)
+            if own is not None and given <= own:
+                yield item.problem(
+                    f"terminationGracePeriodSeconds ({given}) must be above the process's own "
+                    f"grace period ({own} s), or Kubernetes kills it while handlers finish"
+                )
+
+
+def _own_grace(container: Resource) -> int | None:
+    words = [*(container.get("command") or []), *(container.get("args") or [])]
+    if "--grace" in words:
+        found = _HOLDFAST_SECONDS.fullmatch(str(words[words.index("--grace") + 1]))
+        return int(found[1]) if found else None
+    return 10 if {"worker", "control", "agent"} & set(words[:1]) else None
+
+
+RULES = (hardened, limited, pinned, probed, patient)

@@ -1,0 +1,144 @@
+"""What only the server can count: lag, streams, storage, nodes; for metrics and autoscaling.
+
+The lag of a job is what waits for it and what is in flight, in its queue and in its subscriptions:
+`num_pending + num_ack_pending` of its consumers, which is also what KEDA's scaler reads from the
+server's monitor. Runs that are delayed or wait out a long retry are scheduled messages and count
+nowhere, so a job whose runs all wait for tomorrow scales to zero.
+
+`Figures.answer` serves it over HTTP, asked anew each time; `Figures.run` keeps the gauges. Whoever
+cannot reach the server raises: an autoscaler must not take silence for "nothing to do".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from holdfast.client import Client
+from holdfast.errors import HoldfastError
+from holdfast.names import kv_stream, parse_consumer
+from holdfast.status.messages import subject_counts
+from holdfast.status.nodes import Nodes
+from holdfast.telemetry import Telemetry
+
+log = logging.getLogger("holdfast.figures")
+
+PATH = "/lag/"
+EVERY_SECONDS = 10.0
+
+
+class JobLag(msgspec.Struct, frozen=True):
+    """What one job has before it."""
+
+    group: str
+    job: str
+    waiting: int = 0
+    in_flight: int = 0
+    redelivered: int = 0
+
+    @property
+    def lag(self) -> int:
+        return self.waiting + self.in_flight
+
+    def plus(self, info: dict[str, Any]) -> JobLag:
+        """With one of its consumers added, as the server describes it."""
+        return JobLag(
+            self.group,
+            self.job,
+            self.waiting + int(info.get("num_pending", 0)),
+            self.in_flight + int(info.get("num_ack_pending", 0)),
+            self.redelivered + int(info.get("num_redelivered", 0)),
+        )
+
+
+async def lags(client: Client) -> list[JobLag]:
+    """The lag of every job; one that no worker ever served has what was sent to it."""
+    names = client.broker.names
+    found: dict[tuple[str, str], JobLag] = {}
+    queued = set()
+    for stream in (names.jobs, names.events):
+        for info in await client.topology.consumers(stream):
+            if where := parse_consumer(info.get("name", "")):
+                found[where] = found.get(where, JobLag(*where)).plus(info)
+                queued |= {where} if stream == names.jobs else set()
+    counts = await subject_counts(client.broker, names.jobs, names.job("*", "*"))
+    for subject, count in counts.items():
+        where = names.parse_job(subject)
+        if where and where not in queued:
+            found[where] = found.get(where, JobLag(*where)).plus({"num_pending": count})
+    return [found[where] for where in sorted(found)]
+
+
+class Figures:
+    """Counts for one process's metrics, and answers autoscalers."""
+
+    def __init__(self, client: Client, telemetry: Telemetry) -> None:
+        self._client = client
+        self._telemetry = telemetry
+
+    async def answer(self, path: str) -> dict[str, Any] | None:
+        """`/lag/<group>` and `/lag/<group>/<job>`: the sum over the jobs that are meant."""
+        if not path.startswith(PATH):
+            return None
+        group, _, job = path.removeprefix(PATH).partition("/")
+        meant = [
+            one
+            for one in await lags(self._client)
+            if one.group == group and (not job or one.job == job)
+        ]
+        if not meant:
+            return None
+        return {
+            "group": group,
+            "jobs": [one.job for one in meant],
+            "waiting": sum(one.waiting for one in meant),
+            "in_flight": sum(one.in_flight for one in meant),
+            "lag": sum(one.lag for one in meant),
+        }
+
+    async def run(self) -> None:
+        """Renew the gauges until cancelled; what cannot be had keeps its old value."""
+        while True:
+            try:
+                await self.renew()
+            except HoldfastError as error:
+                log.debug("figures are not renewed: %s", error)
+            await self._client.broker.clock.sleep(EVERY_SECONDS)
+
+    async def renew(self) -> None:
+        """Ask once and set every gauge."""
+        await self._jobs()
+        await self._streams()
+        await self._nodes()
+
+    async def _jobs(self) -> None:
+        telemetry = self._telemetry
+        found = await lags(self._client)
+        for gauge in (telemetry.lag, telemetry.in_flight, telemetry.redelivered):
+            gauge.clear()
+        for one in found:
+            telemetry.lag.labels(one.group, one.job).set(one.lag)
+            telemetry.in_flight.labels(one.group, one.job).set(one.in_flight)
+            telemetry.redelivered.labels(one.group, one.job).set(one.redelivered)
+
+    async def _streams(self) -> None:
+        broker, names = self._client.broker, self._client.broker.names
+        streams = [names.jobs, names.events, names.dead, names.ledger]
+        streams += [kv_stream(b) for b in (names.runs, names.schedules, names.slots, names.nodes)]
+        for stream in streams:
+            state = (await broker.api(f"STREAM.INFO.{stream}"))["state"]
+            self._telemetry.stream_messages.labels(stream).set(state["messages"])
+            self._telemetry.stream_bytes.labels(stream).set(state["bytes"])
+        account = await broker.api("INFO")
+        limit = int(account.get("limits", {}).get("max_storage", -1))
+        self._telemetry.storage.set(account.get("storage", 0))
+        self._telemetry.storage_limit.set(max(0, limit))
+
+    async def _nodes(self) -> None:
+        alive = Counter((n.role, n.group, n.state) for n in await Nodes(self._client).list())
+        self._telemetry.nodes.clear()
+        for where, count in alive.items():
+            self._telemetry.nodes.labels(*where).set(count)
