@@ -37,6 +37,25 @@ class Entry(NamedTuple):
     stored: float
 
 
+class Change(NamedTuple):
+    """A write to a key; its value is None when it deleted the key."""
+
+    key: str
+    value: bytes | None
+    revision: int
+
+
+class State(NamedTuple):
+    """What a bucket's stream says of itself."""
+
+    keys: set[str]
+    """Keys of a pattern that have a value, or a marker of their deletion."""
+    last: int
+    """The newest revision of the whole bucket."""
+    created: str
+    """Another text means another bucket of that name."""
+
+
 class Bucket:
     """One bucket."""
 
@@ -108,6 +127,33 @@ class Bucket:
         value = base64.b64decode(message.get("data", ""))
         found = kv_key(self.name, message["subject"])
         return revision, Entry(found, value, revision, parse_time(message["time"]))
+
+    async def state(self, pattern: str) -> State:
+        """Which keys there are, from the stream's leader; `pattern` may have wildcards."""
+        keys: set[str] = set()
+        while True:
+            request = {"subjects_filter": self._prefix + pattern, "offset": len(keys)}
+            info = await self._broker.api(f"STREAM.INFO.{self.stream}", request)
+            page = info["state"].get("subjects") or {}
+            keys |= {kv_key(self.name, subject) for subject in page}
+            if not page or len(keys) >= int(info.get("total", 0)):
+                return State(keys, int(info["state"]["last_seq"]), info.get("created", ""))
+
+    async def changes(self, pattern: str, start: int) -> AsyncIterator[Change]:
+        """The newest write to each key since a revision, one leader read for each, no consumer."""
+        while True:
+            request = {"seq": start, "next_by_subj": self._prefix + pattern}
+            try:
+                answer = await self._broker.api(f"STREAM.MSG.GET.{self.stream}", request)
+            except errors.NotFound as error:
+                if "stream not found" in str(error):
+                    raise
+                return
+            message = answer["message"]
+            start = int(message["seq"]) + 1
+            gone = _is_marker(message.get("hdrs"))
+            value = None if gone else base64.b64decode(message.get("data", ""))
+            yield Change(kv_key(self.name, message["subject"]), value, int(message["seq"]))
 
     async def remove(self, key: str, *, expected: int) -> None:
         """Delete a key that is still at `expected`, leaving a marker that listeners hear of."""

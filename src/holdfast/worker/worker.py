@@ -17,17 +17,20 @@ import contextlib
 import dataclasses
 import inspect
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 from holdfast import errors
 from holdfast.app import Holdfast, Hook
 from holdfast.broker import Broker, Received
+from holdfast.broker.grouped import GroupedBucket
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig, WorkerConfig, load
 from holdfast.errors import NodeLost
 from holdfast.health import Health, HealthServer
 from holdfast.model.liveness import Liveness, from_config
+from holdfast.model.settings import Settings
 from holdfast.ownership.claims import Claims
 from holdfast.ownership.heartbeat import new_node_id
 from holdfast.ownership.membership import Membership
@@ -102,6 +105,7 @@ class Worker:
         async with self._broker:
             self._assemble()
             await self._client.topology.ensure()
+            await self._runs.calibrate()
             self._broker.on_reconnect(self.telemetry.reconnects.inc)
             await self._member.start()
             try:
@@ -137,8 +141,9 @@ class Worker:
             held=lambda: self._intake.index(),
             metrics=self._figures,
         )
+        self._runs = GroupedBucket(broker, broker.names.runs)
         self._claims = Claims(
-            self._client.runs,
+            self._runs,
             self.node,
             broker.clock,
             self.telemetry,
@@ -159,6 +164,7 @@ class Worker:
             node=self.node,
             now=broker.server_now,
             short_wait=config.short_wait_seconds,
+            settings=_settings_of(config),
         )
         self._canary = Canary(broker, self._client.topology, config, self.node)
         self._intake = Intake(
@@ -303,6 +309,14 @@ class Worker:
             },
             metrics=self.telemetry.render,
         )
+
+
+def _settings_of(config: WorkerConfig) -> Callable[[], Settings] | None:
+    if not config.settings_file:
+        return None
+    from holdfast.settings.resolving import SettingsFile
+
+    return SettingsFile(Path(config.settings_file))
 
 
 async def _call_hooks(hooks: list[Hook]) -> None:
