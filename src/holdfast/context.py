@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Coroutine, MutableMapping
+from collections.abc import Callable, Coroutine, MutableMapping
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
-from holdfast.errors import InvalidInput, InvalidName, NoRecord
+from holdfast.errors import InvalidInput, InvalidName, NoRecord, SettingsError
 from holdfast.model.job import JobSpec
+from holdfast.model.settings import Settings
 from holdfast.model.slot import parse_stamp
 from holdfast.names import check_event, parse_slot_run
 
@@ -71,6 +72,7 @@ class _Facts:
         epoch: int | None,
         headers: dict[str, str],
         deadline: float | None,
+        settings: Callable[[], Settings] | None = None,
     ) -> None:
         self.run = run
         self.job = spec.name
@@ -84,6 +86,7 @@ class _Facts:
         """For middlewares: whatever they want to hand to the handler."""
         self._epoch = epoch
         self._execution = execution
+        self._settings = settings
         self._log: _RunLogger | None = None
 
     @property
@@ -105,6 +108,17 @@ class _Facts:
             return datetime.fromtimestamp(parse_stamp(found[1]), UTC) if found else None
         except InvalidName:  # somebody's own run id that only looks like a slot's
             return None
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force on this host, as its agent has rendered them."""
+        if self._settings is None:
+            raise SettingsError(
+                "this process has no settings: set HOLDFAST_WORKER_SETTINGS_FILE to the file that "
+                "the agent on this host keeps (settings.json in its data_dir)",
+                reason="none",
+            )
+        return self._settings()
 
     @property
     def logger(self) -> _RunLogger:

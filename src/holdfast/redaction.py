@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 SHORTEST: Final = 4
@@ -44,6 +44,18 @@ class Redactor:
     def scrub(self, text: str) -> str:
         """The text with every secret blanked out."""
         return self._pattern.sub(BLANK, text) if self._pattern else text
+
+    def scrub_values(self, value: Any) -> Any:
+        """Plain values with every secret in their texts blanked out."""
+        if self._pattern is None:
+            return value
+        if isinstance(value, str):
+            return self.scrub(value)
+        if isinstance(value, dict):
+            return {self.scrub_values(k): self.scrub_values(v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.scrub_values(inner) for inner in value]
+        return value
 
 
 def _forms(secret: str) -> Iterable[str]:

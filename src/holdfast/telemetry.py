@@ -21,6 +21,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client import Metric as PrometheusMetric
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
+from holdfast.redaction import scrub
+
 log = logging.getLogger("holdfast.events")
 
 RUN_FIELDS: Final = ("run", "job", "attempt", "node", "epoch")
@@ -460,7 +462,7 @@ class JsonFormatter(logging.Formatter):
         line.update({k: getattr(record, k) for k in RUN_FIELDS if hasattr(record, k)})
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        return scrub(json.dumps(line, default=str))
 
 
 class TextFormatter(logging.Formatter):
@@ -474,7 +476,7 @@ class TextFormatter(logging.Formatter):
         line += record.getMessage() + (f"  [{fields}]" if fields else "")
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
-        return line
+        return scrub(line)
 
 
 def configure_logging(level: str = "info", style: str = "text") -> None:

@@ -39,6 +39,7 @@ from holdfast.config import AgentConfig, ConnectionConfig, RecordConfig
 from holdfast.errors import BrokerError, ConfigError, NotConnected
 from holdfast.health import Health, HealthServer
 from holdfast.identity import AgentCredentials, CommandVerifier, ReportSigner
+from holdfast.model.settings import Settings
 from holdfast.names import check_name
 from holdfast.ownership.membership import Pong
 from holdfast.telemetry import Telemetry
@@ -65,6 +66,10 @@ class Extension(Protocol):
 
     def describe(self) -> dict[str, float]:
         """Numbers for the agent's record."""
+        ...
+
+    def settings(self) -> Settings:
+        """What jobs on the agent get as `ctx.settings`."""
         ...
 
 
@@ -133,7 +138,7 @@ class Agent:
         for function in (*own, *functions, *added):
             offered.add(function)
         if app is not None:
-            offered.add_jobs(app)
+            offered.add_jobs(app, next((e.settings for e in self._extensions), None))
         return offered
 
     # ---- life

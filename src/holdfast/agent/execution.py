@@ -21,6 +21,7 @@ import msgspec
 from holdfast.agent.functions import Call, Function, Functions
 from holdfast.errors import HoldfastError
 from holdfast.model.fleet import Order, Outcome, Return
+from holdfast.redaction import REDACTOR
 
 log = logging.getLogger("holdfast.agent")
 
@@ -157,7 +158,7 @@ class Executor:
         self._works.pop(work.call.run, None)
         call = work.call
         try:
-            msgspec.json.encode(value)
+            value = REDACTOR.scrub_values(msgspec.json.decode(msgspec.json.encode(value)))
         except (TypeError, ValueError, OverflowError, RecursionError) as problem:
             outcome, value, error = "failed", None, f"what it returned is not JSON: {problem}"
         self._finished(
@@ -166,7 +167,7 @@ class Executor:
                 call.agent,
                 outcome,
                 value,
-                error,
+                REDACTOR.scrub(error),
                 round(seconds, 6),
                 self._now(),
                 call.epoch,

@@ -21,6 +21,7 @@ from holdfast.app import Holdfast, Job
 from holdfast.context import Context, SyncContext
 from holdfast.errors import ConfigError, InvalidInput, NoRecord
 from holdfast.model.fleet import Order
+from holdfast.model.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Function:
     mutating: bool = True
     quick: bool = False
     job: Job[Any, Any] | None = None
+    settings: Callable[[], Settings] | None = None
+    """Where a job on an agent finds `ctx.settings`."""
 
     @property
     def doc(self) -> str:
@@ -89,6 +92,7 @@ class Function:
             epoch=call.epoch,
             headers={},
             deadline=call.deadline,
+            settings=self.settings,
         )
         own = context if job.is_async else SyncContext.beside(context, asyncio.get_running_loop())
         return {**kwargs, **dict.fromkeys(job.signature.contexts, own)}
@@ -158,10 +162,10 @@ class Functions:
             raise ConfigError(f"function {function.name!r} is offered twice by this agent")
         self._known[function.name] = function
 
-    def add_jobs(self, app: Holdfast) -> None:
+    def add_jobs(self, app: Holdfast, settings: Callable[[], Settings] | None = None) -> None:
         """Offer the jobs of an app."""
         for job in app.jobs.values():
-            self.add(Function(job.name, job.func, job=job))
+            self.add(Function(job.name, job.func, job=job, settings=settings))
 
     def get(self, name: str) -> Function:
         """A function by its name; `InvalidInput` says which there are."""

@@ -225,14 +225,22 @@ class AgentSettings:
             resolving.resolve(
                 values, found, lambda id: self._opener.open(boxes, id, version_of(manifest, id))
             )
-        now = self._broker.server_now()
         where = [list(position) for position, _ in found]
-        snapshot = Snapshot(self.agent, *revision.order, now, values, where)
-        await asyncio.to_thread(resolving.save, self._folder / resolving.FILE, snapshot)
+        snapshot = Snapshot(self.agent, *revision.order, self._broker.server_now(), values, where)
+        await self._enforce(snapshot)
         self._rendered_from = revision.order, facts
+
+    async def _enforce(self, snapshot: Snapshot) -> None:
+        """Keep it, then use it, then say so; facts that changed nothing are not worth a word."""
+        before = self._snapshot
+        if before and (before.order, before.values) == (snapshot.order, snapshot.values):
+            if self.report.number == snapshot.number and not self._failed:
+                return
+        else:
+            await asyncio.to_thread(resolving.save, self._folder / resolving.FILE, snapshot)
+            self.telemetry.settings_applied.inc()
         self._put_into_force(snapshot)
-        self.telemetry.settings_applied.inc()
-        await self._tell(Report(*revision.order, at=now))
+        await self._tell(Report(*snapshot.order, at=snapshot.at))
 
     def _put_into_force(self, snapshot: Snapshot) -> None:
         before, self._snapshot = self._snapshot, snapshot

@@ -36,6 +36,8 @@ NOUNS = (
     "fleet",
     "dispatcher",
     "auth",
+    "settings",
+    "secrets",
     "doctor",
     "enqueue",
     "runs",

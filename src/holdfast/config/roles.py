@@ -152,6 +152,11 @@ class WorkerConfig(Role):
         least=0,
         most=3600,
     )
+    settings_file: str = option(
+        "",
+        "File in which the agent on this host keeps the settings (`settings.json` in its "
+        "`data_dir`): handlers read them as `ctx.settings`. Read again when it changes.",
+    )
 
     def _check_relations(self) -> None:
         checked_by(names.check_name, self.group, "group")

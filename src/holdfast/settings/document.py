@@ -89,13 +89,18 @@ def secrets(file: str, text: str) -> list[Secret]:
     masked = mask(text)
     counts: dict[str, int] = {}
     found = []
-    marked = [(p, node) for p, node in _walk(file, compose(file, masked), text) if node.tag == TAG]
+    marked = [(path, node) for path, node in nodes(file, text) if node.tag == TAG]
     for path, node in sorted(marked, key=lambda pair: int(pair[1].start_mark.index)):
         value = _value(file, node, text, masked)
         count = counts[path] = counts.get(path, 0) + 1
         name = path if count == 1 else f"{path}~{count}"
         found.append(Secret(name, value, node.start_mark.index, node.end_mark.index))
     return found
+
+
+def nodes(file: str, text: str) -> Iterator[tuple[str, yaml.Node]]:
+    """Every value of a document with its path, templates masked."""
+    return _walk(file, compose(file, mask(text)), text)
 
 
 def compose(file: str, text: str) -> yaml.Node | None:

@@ -151,10 +151,16 @@ def verify(data: bytes, keys: Mapping[int, bytes], namespace: str) -> Revision:
     return decode(Revision, signed.revision.encode(), "the revision of the settings")
 
 
+def claimed(data: bytes) -> Revision:
+    """A stored revision as it stands, for people to look at: nothing is proved of it."""
+    signed = decode(_Signed, data, "the revision of the settings")
+    return decode(Revision, signed.revision.encode(), "the revision of the settings")
+
+
 def signers(data: bytes) -> list[int]:
     """The generations with which a stored revision says it is signed; it proves nothing yet."""
-    claimed = decode(_Signed, data, "the revision of the settings").signatures
-    return [generation for generation in claimed if 1 <= generation < 2**32]
+    named = decode(_Signed, data, "the revision of the settings").signatures
+    return [generation for generation in named if 1 <= generation < 2**32]
 
 
 def _message(text: str, namespace: str) -> bytes:

@@ -11,12 +11,13 @@ context. `make_sync_context` is for plain handlers, which get a `SyncContext`.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
 from holdfast.context import Context, SyncContext
 from holdfast.model.job import JobSpec
+from holdfast.model.settings import Settings
 from holdfast.names import DEFAULT_GROUP
 from holdfast.payload import encode_value
 
@@ -93,6 +94,7 @@ def make_context(
     headers: dict[str, str] | None = None,
     deadline: datetime | None = None,
     owner: bool = True,
+    settings: Mapping[str, Any] | None = None,
 ) -> FakeContext:
     """A context for an `async def` handler; `owner` is what `still_owner()` answers.
 
@@ -100,7 +102,7 @@ def make_context(
     """
     return FakeContext(
         _Noted(owner),
-        **_facts(run, job, group, node, attempt, epoch, headers, deadline),
+        **_facts(run, job, group, node, attempt, epoch, headers, deadline, settings),
     )
 
 
@@ -115,11 +117,12 @@ def make_sync_context(
     headers: dict[str, str] | None = None,
     deadline: datetime | None = None,
     owner: bool = True,
+    settings: Mapping[str, Any] | None = None,
 ) -> FakeSyncContext:
     """The same for a plain handler."""
     return FakeSyncContext(
         _Noted(owner),
-        **_facts(run, job, group, node, attempt, epoch, headers, deadline),
+        **_facts(run, job, group, node, attempt, epoch, headers, deadline, settings),
     )
 
 
@@ -132,6 +135,7 @@ def _facts(
     epoch: int | None,
     headers: dict[str, str] | None,
     deadline: datetime | None,
+    settings: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     return {
         "run": run,
@@ -142,4 +146,5 @@ def _facts(
         "epoch": epoch,
         "headers": dict(headers or {}),
         "deadline": deadline.timestamp() if deadline else None,
+        "settings": (lambda: Settings(settings)) if settings is not None else None,
     }

@@ -10,6 +10,7 @@ from holdfast.model.run import Progress
 from holdfast.names import H_CAUSE, H_MSG_ID, event_message_id
 from holdfast.ownership.claims import Claim, Claims
 from holdfast.payload import encode_value
+from holdfast.redaction import scrub
 from holdfast.telemetry import Telemetry
 from holdfast.worker.held import Held
 from holdfast.worker.outbox import Outbox
@@ -67,4 +68,4 @@ class CurrentAttempt:
             return
         self._progressed = now
         at = self._clock.utc()
-        await self._claims.progress(claim, Progress(fraction, note[:500], at))
+        await self._claims.progress(claim, Progress(fraction, scrub(note)[:500], at))

@@ -36,6 +36,7 @@ from holdfast.errors import (
 )
 from holdfast.model import run as runs
 from holdfast.model.run import Outcome, RunRecord, State, Verdict
+from holdfast.model.settings import Settings
 from holdfast.names import H_CAUSE
 from holdfast.ownership.claims import Claims
 from holdfast.telemetry import Telemetry
@@ -66,6 +67,7 @@ class Executor:
         node: str,
         now: Callable[[], float],
         short_wait: float = 10.0,
+        settings: Callable[[], Settings] | None = None,
     ) -> None:
         self.claims = claims
         self._clock = clock
@@ -74,6 +76,7 @@ class Executor:
         self._telemetry = telemetry
         self._won = telemetry.claims.labels("won")
         self._node = node
+        self._settings = settings
         self._now = now
         self._settle = Settler(
             claims, outbox, clock, telemetry, node=node, now=now, short_wait=short_wait
@@ -254,6 +257,7 @@ class Executor:
             epoch=held.claim.epoch if held.claim else None,
             headers=held.message.headers,
             deadline=self._clock.utc() + limit if limit else None,
+            settings=self._settings,
         )
 
     # ---- how it ended

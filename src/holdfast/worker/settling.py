@@ -25,6 +25,7 @@ from holdfast.model import run as runs
 from holdfast.model.run import Outcome, RunRecord, State
 from holdfast.ownership.claims import Claims
 from holdfast.payload import encode_result
+from holdfast.redaction import scrub
 from holdfast.telemetry import Telemetry
 from holdfast.worker import envelope
 from holdfast.worker.held import Held
@@ -227,7 +228,7 @@ def line_of(error: BaseException) -> str:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - the user's own __str__ may do anything
         text = f"{type(error).__name__} (which cannot be shown)"
-    return text.encode("utf-8", "backslashreplace").decode()
+    return scrub(text.encode("utf-8", "backslashreplace").decode())
 
 
 def story_of(error: BaseException) -> str:
@@ -235,7 +236,8 @@ def story_of(error: BaseException) -> str:
     frames = error.__traceback__
     while frames and "holdfast" in frames.tb_frame.f_globals.get("__name__", "").split("."):
         frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames or error.__traceback__))
+    lines = traceback.format_exception(type(error), error, frames or error.__traceback__)
+    return scrub("".join(lines))
 
 
 async def quietly(acknowledgement: Any) -> None:

@@ -1,0 +1,87 @@
+"""Settings as a part of an agent: `settings.get`, `settings.items`, and following the server.
+
+What the functions return is stored with the run, so secrets are masked in it, always. An agent
+without credentials has no keys to know a publisher by: it takes no settings, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from holdfast.agent.functions import Function
+from holdfast.agent.settings import AgentSettings
+from holdfast.errors import SettingsError
+from holdfast.model.settings import Settings
+
+if TYPE_CHECKING:
+    from holdfast.agent.agent import Agent
+
+log = logging.getLogger("holdfast.agent.settings")
+
+
+class SettingsExtension:
+    """The settings of the agent that it is given to."""
+
+    def __init__(self) -> None:
+        self._own: AgentSettings | None = None
+        self._run: asyncio.Task[None] | None = None
+
+    def functions(self) -> Iterable[Function]:
+        """What operators may ask."""
+
+        def settings_get(path: str) -> Any:
+            """A value of this agent's settings by its dotted path; secrets are masked."""
+            return self._needed().shown(path)
+
+        def settings_items() -> Any:
+            """All settings of this agent; secrets are masked."""
+            return self._needed().shown()
+
+        return [
+            Function("settings.get", settings_get, mutating=False, quick=True),
+            Function("settings.items", settings_items, mutating=False, quick=True),
+        ]
+
+    async def start(self, agent: Agent) -> None:
+        """Take up what was in force, and follow the server."""
+        if agent.credentials is None:
+            log.info("agent %s has no credentials, and so takes no settings", agent.id)
+            return
+        self._own = AgentSettings(
+            agent.broker,
+            agent.id,
+            agent.credentials.keys,
+            agent.facts.items,
+            agent.folder,
+            telemetry=agent.telemetry,
+        )
+        self._own.load()
+        self._run = asyncio.create_task(self._own.run(), name="holdfast-settings")
+
+    async def stop(self) -> None:
+        """The agent ends."""
+        if self._run is not None:
+            self._run.cancel()
+            await asyncio.gather(self._run, return_exceptions=True)
+
+    def describe(self) -> dict[str, float]:
+        """Numbers for the agent's record."""
+        if self._own is None:
+            return {}
+        report = self._own.report
+        return {
+            "settings_revision": float(report.number),
+            "settings_refused": float(self._own.refused),
+        }
+
+    def settings(self) -> Settings:
+        """The settings in force, for jobs that run on the agent."""
+        return self._needed().settings
+
+    def _needed(self) -> AgentSettings:
+        if self._own is None:
+            raise SettingsError("this agent has no credentials, and so takes no settings")
+        return self._own

@@ -1,0 +1,210 @@
+"""`holdfast secrets`: the secrets of a tree of settings, and the keys that they are sealed with.
+
+No value is ever an argument: it is asked for without showing it, read from standard input, or
+edited in a private file that is gone afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.common import Cli, connected, emit, given, note, say, table
+from holdfast.cli.settings import SeedOption, sealer
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A file of the tree.")]
+
+
+def register(app: Cli) -> None:
+    """Add `holdfast secrets`."""
+    secrets = app.noun("secrets", "Keep the secrets of the settings, and rotate their keys.")
+    secrets.command("list")(list_secrets)
+    secrets.command("set")(set_secret)
+    secrets.command("edit")(edit)
+    secrets.command("seal")(seal)
+    secrets.command("rotate")(rotate)
+
+
+async def list_secrets(
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="A tree; without: what is published.")
+    ] = None,
+    seed: SeedOption = None,
+) -> None:
+    """List the secrets of a tree, or the published ones with how many agents have them."""
+    rows = _in_tree(folder) if folder else await _published(seed)
+    if given().json:
+        emit(rows)
+        return
+    columns = ("secret", "kept") if folder else ("secret", "version", "agents")
+    table(
+        columns, [[row[column] for column in columns] for row in rows], empty="there are no secrets"
+    )
+
+
+def _in_tree(folder: Path) -> list[dict[str, str]]:
+    from holdfast.settings import document
+    from holdfast.settings.document import secret_id
+    from holdfast.settings.sealing import AT_REST
+    from holdfast.settings.top import NAME
+    from holdfast.settings.tree import read_text, yaml_files
+
+    return [
+        {
+            "secret": secret_id(name, secret.path),
+            "kept": "sealed" if secret.value.startswith(AT_REST) else "in plain",
+        }
+        for name, path in yaml_files(folder)
+        if name != NAME
+        for secret in document.secrets(name, read_text(path))
+    ]
+
+
+async def _published(seed: Path | None) -> list[dict[str, str]]:
+    from holdfast.settings.document import secret_id
+    from holdfast.settings.store import Store
+
+    own = sealer(seed)
+    async with connected() as client:
+        there = await Store(client.broker).published(own)
+    rows = []
+    for name, entry in sorted(there.manifest.files.items()):
+        for path, secret in entry.secrets.items():
+            id = secret_id(name, path)
+            having = [
+                a for a, (_, s) in there.sealed.items() if secret.version in s.boxes.get(id, {})
+            ]
+            rows.append({"secret": id, "version": secret.version, "agents": str(len(having))})
+    return rows
+
+
+def set_secret(
+    file: FileArgument,
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Where it stands: db.password.")],
+    seed: SeedOption = None,
+) -> None:
+    """Write a secret into a file of the tree, sealed so that only this account can read it.
+
+    The value is asked for, or read from standard input when that is not a terminal.
+    """
+    from holdfast.settings.editing import set_secrets
+
+    own = sealer(seed)
+    set_secrets(file, {path: _asked(path)}, own)
+    say(f"{path} is set in {file}: 'holdfast settings push' publishes it")
+
+
+def _asked(path: str) -> str:
+    from holdfast.errors import SettingsError
+
+    if sys.stdin.isatty():
+        import getpass
+
+        value = getpass.getpass(f"{path}: ")
+        if getpass.getpass(f"{path} again: ") != value:
+            raise SettingsError("the two are not the same: nothing was written")
+    else:
+        value = sys.stdin.read().removesuffix("\n")
+    if not value:
+        raise SettingsError("the value is empty: nothing was written")
+    return value
+
+
+def edit(file: FileArgument, seed: SeedOption = None) -> None:
+    """Open the secrets of a file in $EDITOR, and write back those that were changed, sealed."""
+    from holdfast.errors import SettingsError
+    from holdfast.settings.document import secret_id
+    from holdfast.settings.editing import secrets_in, set_secrets
+
+    own = sealer(seed)
+    name, found = secrets_in(file)
+    values = {s.path: own.open_at_rest(secret_id(name, s.path), s.value) for s in found}
+    if not values:
+        raise SettingsError(f"{file} has no secrets: 'holdfast secrets set' adds one")
+    edited = _edited(name, values)
+    for path in edited.keys() - values.keys():
+        raise SettingsError(f"{path} is not a secret of {file}: 'holdfast secrets set' adds one")
+    changed = {path: value for path, value in edited.items() if value != values[path]}
+    if changed:
+        set_secrets(file, changed, own)
+    say(f"{', '.join(changed)} written" if changed else "nothing was changed")
+
+
+def _edited(name: str, values: dict[str, str]) -> dict[str, str]:
+    """The values after the editor; the file lies in memory where there is such a place."""
+    import shlex
+    import subprocess
+    import tempfile
+
+    import yaml
+
+    from holdfast.errors import SettingsError
+    from holdfast.settings.rendering import load
+
+    memory = Path("/dev/shm")
+    place = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+    command = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
+    with tempfile.TemporaryDirectory(prefix="holdfast-", dir=place) as folder:
+        path = Path(folder) / "secrets.yaml"
+        path.touch(mode=0o600)
+        path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+        try:
+            code = subprocess.run([*command, str(path)], check=False).returncode
+        except OSError as error:
+            raise SettingsError(f"{command[0]} cannot be started: {error.strerror}") from None
+        if code != 0:
+            raise SettingsError(f"{command[0]} ended with code {code}: nothing was changed")
+        found = load(name, path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or not all(
+        isinstance(v, (str, int, float)) for v in found.values()
+    ):
+        raise SettingsError("each line must be a path and its value: nothing was changed")
+    return {str(path): str(value) for path, value in found.items()}
+
+
+def seal(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A tree of settings.")],
+    seed: SeedOption = None,
+) -> None:
+    """Seal the secrets of a tree that stand there in plain, so that it may live in git."""
+    from holdfast.settings.editing import seal_tree
+
+    done = seal_tree(folder, sealer(seed))
+    for id in done:
+        say(f"sealed     {id}")
+    if not done:
+        say("every secret is sealed already")
+
+
+async def rotate(
+    finish: Annotated[
+        bool, typer.Option("--finish", help="Drop the old keys, once every agent has the new.")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Finish although some agents do not have the new keys.")
+    ] = False,
+    seed: SeedOption = None,
+) -> None:
+    """Begin to use a new generation of keys beside the old one; --finish ends with the new one.
+
+    Agents are sent their new keys, and read their secrets all the while.
+    """
+    from holdfast.settings.publisher import Publisher
+
+    async with connected() as client:
+        publisher = Publisher(client.broker, sealer(seed), client.records)
+        plan = await publisher.rotate(finish=finish, force=force)
+    if given().json:
+        emit({"generations": plan.generations})
+        return
+    in_use = " and ".join(map(str, plan.generations))
+    say(f"generation {in_use} in use")
+    if not finish:
+        note(
+            "when 'holdfast settings status' shows every agent on it, end it with "
+            "'holdfast secrets rotate --finish'"
+        )
