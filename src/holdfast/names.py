@@ -450,6 +450,12 @@ class Names:
         return self.bucket("returns")
 
     @property
+    def agents(self) -> str:
+        """The records of agents. Not among the nodes: what stands there is acted upon, and an
+        agent could write there that it is a worker, and what to give back when it is lost."""
+        return self.bucket("agents")
+
+    @property
     def facts(self) -> str:
         return self.bucket("facts")
 

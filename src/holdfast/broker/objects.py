@@ -9,22 +9,26 @@ from nats.js.object_store import ObjectStore
 from holdfast import errors
 from holdfast.broker.connection import Broker
 
+KEPT_SECONDS = 30 * 86_400
+
 
 class Objects:
-    """The namespace's object bucket; made on first use."""
+    """An object bucket, the namespace's own unless another is named; made on first use."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, bucket: str = "", ttl: float | None = KEPT_SECONDS) -> None:
         self._broker = broker
+        self._bucket = bucket or broker.names.objects
+        self._ttl = ttl
         self._store: ObjectStore | None = None
 
     async def _open(self) -> ObjectStore:
         if self._store is None:
             js = self._broker._nc.jetstream()
-            name = self._broker.names.objects
+            name = self._bucket
             try:
                 self._store = await js.object_store(name)
             except nats.js.errors.NotFoundError:
-                config = ObjectStoreConfig(bucket=name, ttl=30 * 86_400)
+                config = ObjectStoreConfig(bucket=name, ttl=self._ttl)
                 self._store = await js.create_object_store(name, config=config)
         return self._store
 
@@ -45,6 +49,16 @@ class Objects:
         except (nats.errors.Error, OSError) as error:
             raise errors.Unavailable(f"object {name} could not be read: {error}") from None
         return found.data or b""
+
+    async def exists(self, name: str) -> bool:
+        """Whether a value is there, without reading it."""
+        try:
+            await (await self._open()).get_info(name)
+        except nats.js.errors.NotFoundError:
+            return False
+        except (nats.errors.Error, OSError) as error:
+            raise errors.Unavailable(f"object {name} could not be read: {error}") from None
+        return True
 
     async def delete(self, name: str) -> None:
         """Remove a value; it not being there is fine."""

@@ -1,0 +1,67 @@
+"""Values as they are stored: JSON, and what taskiq-nats had pickled before, if told to read it.
+
+taskiq-nats pickles what `model_dump(mode="json")` gives: dicts, lists, texts, numbers. A pickle of
+these names no class and no function. So the one that is read here may not name any, and a pickle
+that does, which is how a pickle executes code, is refused before anything of it is called.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from typing import Any
+
+from taskiq.abc.serializer import TaskiqSerializer
+from taskiq.serializers import JSONSerializer
+
+from holdfast.errors import Unreadable
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it names {module}.{name}, and only plain values are read")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("it names an object outside of it")
+
+
+class PlainSerializer(TaskiqSerializer):
+    """JSON; with `read_pickled`, pickles of plain values are read too and never written."""
+
+    def __init__(self, *, read_pickled: bool = False) -> None:
+        self._json = JSONSerializer()
+        self._read_pickled = read_pickled
+
+    def dumpb(self, value: Any) -> bytes:
+        """As JSON."""
+        return self._json.dumpb(value)
+
+    def loadb(self, value: bytes) -> Any:
+        """From JSON, or from a plain pickle."""
+        if not is_pickle(value):
+            return self._json.loadb(value)
+        if not self._read_pickled:
+            raise Unreadable(
+                "it is pickled, as taskiq-nats does by default: say read_pickled=True to read it "
+                "(plain values only), and it is JSON from its next write on"
+            )
+        try:
+            return _PlainUnpickler(io.BytesIO(value)).load()
+        except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError) as error:
+            raise Unreadable(f"a pickle was refused: {error}") from None
+
+
+def is_pickle(value: bytes) -> bool:
+    """Whether bytes are a pickle of protocol 2 or newer: no JSON begins like that."""
+    return value[:1] == b"\x80"
+
+
+def readable(serializer: TaskiqSerializer, value: bytes) -> Any:
+    """What was stored; whatever is wrong with it is `Unreadable`."""
+    try:
+        return serializer.loadb(value)
+    except Unreadable:
+        raise
+    except (ValueError, TypeError, LookupError, RecursionError, json.JSONDecodeError) as error:
+        raise Unreadable(f"it cannot be read: {error}") from None
