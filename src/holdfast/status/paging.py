@@ -64,6 +64,8 @@ class RunPage(msgspec.Struct, frozen=True):
     """How many records and messages were looked at."""
     back_to: float
     """The time of the oldest among them; 0 when everything was looked at."""
+    places: dict[str, int] = {}
+    """Where in the jobs stream those are that wait there: saves whoever looks at one a search."""
 
 
 class _Walk:
@@ -188,4 +190,5 @@ def _merged(walks: list[_Walk], held: list[RunInfo], limit: int) -> RunPage:
     cursor = Cursor(*(end or 1 for end in ends)).text() if more else ""
     looked = sum(walk.looked for walk in walks)
     back_to = max((walk.oldest for walk in used if not walk.ended), default=0.0) if more else 0.0
-    return RunPage(runs, cursor, looked, back_to)
+    places = {info.run: sequence for info, sequence in walks[1].found if info.run in taken}
+    return RunPage(runs, cursor, looked, back_to, places)

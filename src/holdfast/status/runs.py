@@ -198,7 +198,10 @@ class Runs:
 
     async def show(self, run: str) -> RunDetail:
         """One run: its record and where it is."""
-        found = await self._finder.find(run)
+        return await self.describe(await self._finder.find(run))
+
+    async def describe(self, found: Found) -> RunDetail:
+        """The same of a run that was found already."""
         letter = found.letter.sequence if found.letter else 0
         return RunDetail(self._info(found), await self._where(found), found.record, letter)
 

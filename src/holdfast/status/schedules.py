@@ -131,7 +131,7 @@ class SlotHistory:
             schedule.name,
             rfc3339(moment),
             slot.state,
-            _explain(schedule, slot),
+            explain(schedule, slot),
             run=run if slot.state != "skipped" else "",
             run_state=record.state if record else "",
             slot=slot,
@@ -169,7 +169,8 @@ def _judge(schedule: Schedule, moment: int, now: float, progress: Progress) -> t
     return "expired", "it was recorded, and the record has expired since: see slots_kept"
 
 
-def _explain(schedule: Schedule, slot: Slot) -> str:
+def explain(schedule: Schedule, slot: Slot) -> str:
+    """What became of a recorded slot, in a sentence."""
     if slot.state == "skipped":
         text = _SKIPPED[slot.reason].format(
             catch_up=schedule.catch_up, limit=schedule.limit, overlap=schedule.overlap

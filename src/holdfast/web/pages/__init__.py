@@ -1,54 +1,70 @@
-"""The pages, rendered on the server.
+"""The pages: what a person sees, rendered on the server, one module for each.
 
-Whoever renders a page uses what is here: `include` adds the routes and the files, `render` fills a
-template with what all of them need, `render_login` and `render_problem` are called by the guard in
-front of the routes. In a template: `{{ csrf }}` is the value of the hidden field `csrf` that every
-form must have, `{{ root }}` goes in front of every address (the app may be mounted), `{{ user }}`
-is who is asking, and `user.may('operator')` whether they may.
+`include` adds the routes, the files and the feed; `render_login` and `render_problem` are called by
+the guard in front of the routes. A page reads through `holdfast.status` and `holdfast.client`, as
+the API does, and is bounded: it costs the same however much there is. What changes state is asked
+about first, on a page of its own that says what will happen (`Question`), and is then a form with a
+CSRF token.
 """
 
 from __future__ import annotations
 
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI, Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
-from starlette.templating import Jinja2Templates
 
-from holdfast.web.sessions import csrf_token
+from holdfast.web.live import Feed
+from holdfast.web.pages import (
+    cluster,
+    dead,
+    events,
+    jobs,
+    overview,
+    run_detail,
+    runs,
+    schedule_detail,
+    schedules,
+)
+from holdfast.web.pages.rendering import page
+from holdfast.web.pages.visit import Shared
+from holdfast.web.services import Services
 
 HERE = Path(__file__).parents[1]
-templates = Jinja2Templates(HERE / "templates")
-router = APIRouter(include_in_schema=False)
+MODULES = (
+    overview,
+    jobs,
+    runs,
+    run_detail,
+    schedules,
+    schedule_detail,
+    dead,
+    cluster,
+    events,
+)
 
 
 def include(app: FastAPI) -> None:
-    """Add the pages and their files."""
-    app.mount("/static", StaticFiles(directory=HERE / "static", check_dir=False), "static")
-    app.include_router(router)
-
-
-def render(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
-    """A page."""
-    shared = {
-        "user": request.state.user,
-        "csrf": csrf_token(request),
-        "root": request.scope.get("root_path", ""),
-    }
-    return templates.TemplateResponse(request, template, {**shared, **values}, status)
+    """Add the pages, their files, and the feed that keeps them up to date."""
+    services: Services = app.state.services
+    app.state.feed = Feed(services.client)
+    app.state.shared = Shared(services.broker.clock)
+    services.before_close.append(app.state.feed.aclose)
+    app.mount("/static", StaticFiles(directory=HERE / "static"), "static")
+    for module in MODULES:
+        app.include_router(module.router)
 
 
 def render_login(
     request: Request, *, status: int = 200, message: str = "", next: str = ""
 ) -> Response:
     """The page that asks for a token."""
-    return render(request, "login.html", status=status, message=message, next=next)
+    return page(request, "login.html", status=status, message=message, next=next)
 
 
 def render_problem(request: Request, status: int, detail: str) -> Response:
     """The page that says what went wrong."""
     title = HTTPStatus(status).phrase
-    return render(request, "problem.html", status=status, title=title, detail=detail, code=status)
+    return page(request, "problem.html", status=status, title=title, detail=detail, code=status)

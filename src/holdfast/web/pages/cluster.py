@@ -1,0 +1,174 @@
+"""`/cluster`: every node with its state, settings and history on a line of time; drain one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import msgspec
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from holdfast.errors import NotFound
+from holdfast.model.lifecycle import ALIVE
+from holdfast.model.node import Transition
+from holdfast.names import check_name
+from holdfast.status.nodes import NodeInfo
+from holdfast.web.pages.charts import Block, lane
+from holdfast.web.pages.rendering import Question, exact, look, many
+from holdfast.web.pages.visit import OperatorVisit, ViewerVisit
+from holdfast.web.security import checked_form
+
+router = APIRouter(include_in_schema=False)
+Fields = Annotated[dict[str, str], Depends(checked_form)]
+
+SHOWN: Final = 50
+LANE_SECONDS: Final = 3600.0
+DOTS: Final = 400
+_ORDER: Final = ("ERROR", "DISCONNECTED", "TERMINATING", "CREATED", "RUNNING")
+_OVER: Final = ("NOT_RUNNING", "INACTIVE", "TERMINATED_GRACEFULLY", "TERMINATED_FORCED")
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One node in the list, with the last hour of its life."""
+
+    node: NodeInfo
+    lane: list[Block]
+
+
+@router.get("/cluster")
+async def list_nodes(
+    visit: ViewerVisit, q: str = "", role: str = "", ended: bool = False, start: int = 0
+) -> Response:
+    """The nodes that match, those in trouble first."""
+    every = await visit.nodes()
+    known = [n for n in every if ended or n.state not in _OVER]
+    found = [n for n in known if (not role or n.role == role) and _has(n, q)]
+    found.sort(key=_trouble)
+    start = max(0, start)
+    recent = await visit.desk.nodes.recent()
+    steps = by_node(recent)
+    now = visit.now
+    lines = [
+        Line(n, life(steps.get(n.id, []), n, now - LANE_SECONDS, now))
+        for n in found[start : start + SHOWN]
+    ]
+    return await visit.show(
+        "cluster.html",
+        "cluster",
+        lines=lines,
+        count=len(found),
+        every=len(every),
+        over=sum(n.state in _OVER for n in every),
+        states=Counter(n.state for n in known).most_common(),
+        dots=sorted(known, key=_trouble)[:DOTS],
+        roles=sorted({n.role for n in every}),
+        running=sum(n.running for n in known),
+        chosen={"q": q, "role": role, "ended": "1" if ended else ""},
+        recent=recent[:12],
+        start=start,
+        older=start + SHOWN if start + SHOWN < len(found) else 0,
+        lane_from=now - LANE_SECONDS,
+    )
+
+
+def _has(node: NodeInfo, text: str) -> bool:
+    return text.lower() in f"{node.id} {node.group} {node.host} {node.state}".lower()
+
+
+def _trouble(node: NodeInfo) -> tuple[int, str, str, str]:
+    place = _ORDER.index(node.state) if node.state in _ORDER else len(_ORDER)
+    return place, node.role, node.group, node.id
+
+
+@router.get("/cluster/{node}")
+async def show(visit: ViewerVisit, node: str) -> Response:
+    """One node and its whole history, also when only that is left."""
+    info, history = await visit.desk.nodes.show(node)
+    now = visit.now
+    first = history[0].at if history else now - LANE_SECONDS
+    return await visit.show(
+        "node.html",
+        "cluster",
+        id=node,
+        info=info,
+        history=list(history)[::-1][:200],
+        lane=life(history, info, min(first, now - 60), now),
+        lane_from=min(first, now - 60),
+        settings=settings(info.settings) if info else [],
+        over=info is None or info.state not in ALIVE,
+    )
+
+
+def settings(described: str) -> list[tuple[str, str]]:
+    """The liveness numbers one by one."""
+    found = []
+    for part in described.split(", "):
+        name, _, value = part.rpartition(" ") if " × " not in part else part.partition(" ")
+        found.append((name or "liveness", value))
+    return found
+
+
+def by_node(steps: Sequence[Transition]) -> dict[str, list[Transition]]:
+    """Transitions of each node, oldest first."""
+    found: dict[str, list[Transition]] = {}
+    for step in reversed(steps):
+        found.setdefault(step.node, []).append(step)
+    return found
+
+
+def life(
+    steps: Sequence[Transition], node: NodeInfo | None, start: float, end: float
+) -> list[Block]:
+    """The states of a node between two times; what came before the first known step is its past."""
+    spans: list[tuple[float, float, str, str]] = []
+    if not steps and node:
+        since = node.started or start
+        spans.append((since, end, look(node.state), f"{node.state} since {exact(since)}"))
+    elif steps and steps[0].before and steps[0].before != steps[0].after:
+        spans.append((start, steps[0].at, look(steps[0].before), steps[0].before))
+    for n, step in enumerate(steps):
+        until = steps[n + 1].at if n + 1 < len(steps) else end
+        if step.after not in _OVER:
+            title = f"{step.after} from {exact(step.at)}: {step.reason}"
+            spans.append((step.at, until, look(step.after), title))
+    return lane(spans, start, end)
+
+
+# ---- drain
+
+
+@router.get("/do/cluster/drain")
+async def ask_drain(visit: OperatorVisit, node: str) -> Response:
+    """Say what a drain does."""
+    info, _ = await visit.desk.nodes.show(check_name(node, "node"))
+    if info is None or info.state not in ALIVE:
+        raise NotFound(f"node {node!r} has ended: there is nothing to drain")
+    effects = [
+        "Its process takes nothing new, finishes what it runs within its grace period, and ends, "
+        "as SIGTERM would do.",
+        f"{many(info.running, 'run')} in flight there now; what does not finish starts elsewhere.",
+        "An orchestrator may start it again. Nothing here does.",
+    ]
+    question = Question(
+        f"Drain {node}?",
+        effects,
+        "Drain it",
+        "/do/cluster/drain",
+        [("node", node)],
+        f"/cluster/{node}",
+        danger=True,
+    )
+    return visit.ask(question, "cluster")
+
+
+@router.post("/do/cluster/drain")
+async def drain(visit: OperatorVisit, fields: Fields) -> Response:
+    """Ask a node to end."""
+    node = fields.get("node", "")
+    try:
+        await visit.desk.nodes.drain(node)
+    except NotFound as error:
+        return visit.done("/cluster", str(error), "bad")
+    return visit.done(f"/cluster/{node}", f"{node} drains: it ends when its runs have ended")

@@ -1,0 +1,198 @@
+"""`/`: how it goes, at a glance: what is wrong, how much is done, what waits, what comes next."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from holdfast.model.schedule import Schedule, due_at, next_after
+from holdfast.status.dead import DeadFilter
+from holdfast.status.jobs import JobInfo
+from holdfast.status.nodes import NodeInfo
+from holdfast.web.pages import charts
+from holdfast.web.pages.rendering import many, span
+from holdfast.web.pages.visit import ViewerVisit
+
+router = APIRouter(include_in_schema=False)
+
+RANGES: Final = {"5m": 300, "15m": 900, "1h": 3600}
+BARS: Final = 60
+DUE_SHOWN: Final = 7
+SHOWN: Final = 6
+OLD_SECONDS: Final = 60.0
+OVERDUE_SECONDS: Final = 5.0
+RECENT_SECONDS: Final = 3600.0
+RATE_SECONDS: Final = 300.0
+TROUBLE: Final = ("DISCONNECTED", "ERROR")
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something that a person should look at."""
+
+    level: str
+    text: str
+    path: str
+
+
+class Due(msgspec.Struct, frozen=True, order=True):
+    """A slot to come."""
+
+    at: float
+    name: str
+    job: str
+    rule: str
+
+
+@router.get("/")
+async def overview(visit: ViewerVisit, range: str = "15m") -> Response:
+    """The first page."""
+    chosen = range if range in RANGES else "15m"
+    seconds = RANGES[chosen]
+    jobs, nodes, schedules, progress, letters = await asyncio.gather(
+        visit.jobs(),
+        visit.nodes(),
+        visit.schedules(),
+        visit.desk.slots.progress(),
+        visit.desk.dead.list(DeadFilter(since=visit.now - RECENT_SECONDS), SHOWN),
+    )
+    now, rates = visit.now, visit.feed.rates
+    overdue = overdue_since(schedules, progress.watermark, now)
+    recent = rates.totals(now, RATE_SECONDS)
+    return await visit.show(
+        "overview.html",
+        "overview",
+        findings=findings(jobs, nodes, schedules, overdue, len(letters)),
+        jobs=sorted(jobs, key=lambda j: -(j.waiting + j.in_flight))[:SHOWN],
+        most=max((j.waiting + j.in_flight for j in jobs), default=0),
+        waiting=sum(j.waiting for j in jobs),
+        in_flight=sum(j.in_flight for j in jobs),
+        oldest=max((j for j in jobs if j.oldest_seconds), key=_age, default=None),
+        per_minute=recent.total() / (RATE_SECONDS / 60),
+        failed=sum(rates.totals(now, seconds)[kind] for kind in ("failed", "dead", "lost")),
+        roles=by_role(nodes),
+        due=coming(schedules, now),
+        letters=letters,
+        totals=await visit.dead_totals(),
+        throughput=charts.bars(rates.bars(now, seconds, BARS), seconds // BARS),
+        lag=charts.lines(visit.feed.samples, now, seconds),
+        ranges=list(RANGES),
+        chosen=chosen,
+        counted_since=rates.since if rates.since > now - seconds else 0.0,
+    )
+
+
+def _age(job: JobInfo) -> float:
+    return job.oldest_seconds or 0.0
+
+
+# ---- what is wrong
+
+
+def findings(
+    jobs: Sequence[JobInfo],
+    nodes: Sequence[NodeInfo],
+    schedules: Sequence[Schedule],
+    overdue: float,
+    died: int,
+) -> list[Finding]:
+    """What a person should look at, the worst first."""
+    found = [*_of_jobs(jobs, nodes), *_of_nodes(nodes)]
+    if overdue:
+        text = (
+            f"a slot is due for {span(overdue)} and was not fired: is 'holdfast scheduler' running?"
+        )
+        found.append(Finding("bad", text, "/schedules"))
+    if died:
+        more = f"{died} or more" if died >= SHOWN else str(died)
+        text = f"{more} dead letter{'s' if died != 1 else ''} in the last hour"
+        found.append(Finding("warn", text, "/dead"))
+    paused = [s for s in schedules if s.paused]
+    if paused:
+        found.append(Finding("note", f"{many(len(paused), 'schedule')} paused", "/schedules"))
+    return sorted(found, key=lambda f: ("bad", "warn", "note").index(f.level))
+
+
+def _of_jobs(jobs: Sequence[JobInfo], nodes: Sequence[NodeInfo]) -> list[Finding]:
+    serving = {n.group for n in nodes if n.role == "worker" and n.state == "RUNNING"}
+    stuck = Counter(dict[str, int]())
+    for job in jobs:
+        if job.waiting and job.group not in serving:
+            stuck[job.group] += job.waiting
+    found = [
+        Finding(
+            "bad",
+            f"{many(count, 'run')} of group {group} waiting, and no worker of it is alive: start "
+            f"one with 'holdfast worker APP{'' if group == 'default' else f' --group {group}'}'",
+            f"/jobs?q={group}",
+        )
+        for group, count in stuck.items()
+    ]
+    slow = [j for j in jobs if (j.oldest_seconds or 0) > OLD_SECONDS and j.group in serving]
+    found += [
+        Finding("warn", f"{j.job} has a run that waits for {span(_age(j))}", f"/jobs?q={j.job}")
+        for j in slow[:3]
+        if not j.paused
+    ]
+    found += [
+        Finding("warn", f"{j.job} is paused, with {many(j.waiting, 'run')} waiting", "/jobs")
+        for j in jobs
+        if j.paused and j.waiting
+    ]
+    return found
+
+
+def _of_nodes(nodes: Sequence[NodeInfo]) -> list[Finding]:
+    lost = [n for n in nodes if n.state in TROUBLE]
+    found = [
+        Finding("bad", f"{n.id} is {n.state}: {n.reason}", f"/cluster/{n.id}") for n in lost[:3]
+    ]
+    if len(lost) > 3:
+        found.append(Finding("bad", f"{len(lost) - 3} more nodes are in trouble", "/cluster"))
+    alive = {n.role for n in nodes if n.state == "RUNNING"}
+    if "worker" in alive and "coordinator" not in alive:
+        text = (
+            "no coordinator is alive: a dead worker is noticed late; start 'holdfast coordinator'"
+        )
+        found.append(Finding("warn", text, "/cluster"))
+    return found
+
+
+def overdue_since(schedules: Sequence[Schedule], watermark: float, now: float) -> float:
+    """For how long a slot that nobody recorded has been due; 0: none is."""
+    worst = 0.0
+    for schedule in schedules:
+        if schedule.active:
+            moment = next_after(schedule, watermark)
+            late = now - due_at(schedule, moment) if moment is not None else 0.0
+            worst = max(worst, late)
+    return worst if worst > OVERDUE_SECONDS else 0.0
+
+
+# ---- what comes, who is there
+
+
+def coming(schedules: Sequence[Schedule], now: float) -> list[Due]:
+    """The next slots of all schedules, the first one first."""
+    found = []
+    for schedule in schedules:
+        moment = next_after(schedule, now) if schedule.active else None
+        if moment is not None:
+            due = due_at(schedule, moment)
+            found.append(Due(due, schedule.name, schedule.job, schedule.rule))
+    return heapq.nsmallest(DUE_SHOWN, found)
+
+
+def by_role(nodes: Sequence[NodeInfo]) -> list[tuple[str, Counter[str]]]:
+    """How many nodes of each role are in which state; those that have ended are left out."""
+    found: dict[str, Counter[str]] = {}
+    for node in nodes:
+        if node.state not in ("NOT_RUNNING", "INACTIVE"):
+            found.setdefault(node.role, Counter())[node.state] += 1
+    return sorted(found.items())

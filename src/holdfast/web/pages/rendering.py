@@ -1,0 +1,266 @@
+"""How a page is made: templates that escape everything, times, numbers, states, and flashes.
+
+Every template escapes by default and fails on a name that it was not given. No template has a
+script or a style of its own: the content policy would refuse it. Times are written twice, relative
+for reading and exact for hovering, and are the server's.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+import jinja2
+import msgspec
+from fastapi import Request
+from markupsafe import Markup
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from holdfast import durations
+from holdfast.version import __version__
+from holdfast.web.masking import hides, masked_text
+from holdfast.web.sessions import csrf_token
+
+THEME_COOKIE: Final = "hf_theme"
+FLASH_COOKIE: Final = "hf_said"
+SHOWN_BYTES: Final = 64 * 1024
+
+NAV: Final = (
+    ("overview", "/", "Overview", "o"),
+    ("jobs", "/jobs", "Jobs", "j"),
+    ("runs", "/runs", "Runs", "r"),
+    ("schedules", "/schedules", "Schedules", "s"),
+    ("dead", "/dead", "Dead letters", "d"),
+    ("cluster", "/cluster", "Cluster", "c"),
+    ("fleet", "/fleet", "Fleet", "f"),
+)
+
+_LOOKS: Final = {
+    "done": "done",
+    "dispatched": "done",
+    "RUNNING": "done",
+    "ok": "done",
+    "replayed": "done",
+    "running": "running",
+    "CREATED": "running",
+    "started": "running",
+    "failed": "failed",
+    "timeout": "failed",
+    "TERMINATING": "failed",
+    "paused": "failed",
+    "dead": "dead",
+    "crashed": "dead",
+    "DISCONNECTED": "dead",
+    "ERROR": "dead",
+    "dead letter": "dead",
+    "overdue": "dead",
+    "invalid": "dead",
+    "refused": "dead",
+    "lost": "lost",
+}
+
+
+def look(state: object) -> str:
+    """The colour in which a state is shown: one of the names in the style sheet."""
+    return _LOOKS.get(str(state), "waiting")
+
+
+# ---- times and numbers
+
+
+def exact(at: float) -> str:
+    """A time as people compare it: `2026-11-16 05:04:03 UTC`."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def clock(at: float) -> str:
+    """Only the time of day."""
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")
+
+
+def span(seconds: float) -> str:
+    """How long, in one unit; `static/times.js` says the same."""
+    if seconds < 60:
+        return f"{max(0, int(seconds))} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min"
+    return f"{int(seconds // 3600)} h" if seconds < 172_800 else f"{int(seconds // 86_400)} d"
+
+
+def long(seconds: float) -> str:
+    """How long, exactly: `1m30s`; to the millisecond below a minute."""
+    return durations.text(seconds) if seconds > 0 else "0s"
+
+
+def relative(now: float, at: float) -> str:
+    """A time seen from now."""
+    if abs(at - now) < 1:
+        return "now"
+    return f"in {span(at - now)}" if at > now else f"{span(now - at)} ago"
+
+
+def when(now: float, at: float, kind: str = "time") -> Markup:
+    """A time for reading, with the exact one on hover; `age` leaves out "ago"."""
+    if not at:
+        return Markup('<span class="zero">–</span>')
+    text = span(now - at) if kind == "age" else relative(now, at)
+    iso = datetime.fromtimestamp(at, UTC).isoformat()
+    return Markup('<time datetime="{}" title="{}" data-relative="{}">{}</time>').format(
+        iso, exact(at), kind, text
+    )
+
+
+def grouped(number: float) -> str:
+    """A number with thin spaces between its thousands."""
+    return f"{number:,.0f}".replace(",", "\u202f")
+
+
+def many(count: int, one: str, more: str = "") -> str:
+    """`1 run`, `2 runs`."""
+    return f"{grouped(count)} {one if count == 1 else more or one + 's'}"
+
+
+# ---- data that people sent
+
+
+def shown(body: bytes | str) -> str:
+    """Bytes for reading: JSON on several lines, other text as it is, the rest as base64."""
+    data = body.encode("utf-8", "replace") if isinstance(body, str) else body
+    cut = f"\n… {len(data) - SHOWN_BYTES:,} bytes more" if len(data) > SHOWN_BYTES else ""
+    if not cut:
+        try:
+            return json.dumps(json.loads(data), indent=2, ensure_ascii=False)
+        except (ValueError, RecursionError):
+            pass  # not JSON: shown as it is
+    try:
+        return data[:SHOWN_BYTES].decode("utf-8", "strict" if not cut else "replace") + cut
+    except UnicodeDecodeError:
+        return base64.b64encode(data[:SHOWN_BYTES]).decode() + cut
+
+
+def first_line(text: str) -> str:
+    """The part of an error that fits into a row."""
+    return text.strip().split("\n", 1)[0][:300]
+
+
+# ---- pages
+
+
+_templates = jinja2.Environment(
+    loader=jinja2.PackageLoader("holdfast.web"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_templates.filters |= {
+    "look": look,
+    "exact": exact,
+    "clock": clock,
+    "span": span,
+    "long": long,
+    "grouped": grouped,
+    "shown": shown,
+    "first_line": first_line,
+    "part": lambda text: quote(str(text), safe=""),
+    "path": lambda text: quote(str(text), safe="/="),
+}
+_templates.globals |= {"many": many, "nav": NAV, "version": __version__}
+
+
+def page(request: Request, template: str, *, status: int = 200, **data: Any) -> Response:
+    """A whole page; `now`, `link`, `when` and the rest of the frame are added here."""
+    root = str(request.scope.get("root_path", ""))
+    services = request.app.state.services
+    now = services.broker.server_now()
+
+    def link(path: str, **query: object) -> str:
+        given = [(k, str(v)) for k, v in query.items() if v not in ("", None, 0, False)]
+        return root + path + (f"?{urlencode(given)}" if given else "")
+
+    frame = {
+        "request_path": request.scope["path"].removeprefix(root) or "/",
+        "root": root,
+        "link": link,
+        "now": now,
+        "when": lambda at, kind="time": when(now, at, kind),
+        "clean": _cleaner(request),
+        "theme": _theme(request),
+        "user": getattr(request.state, "user", None),
+        "namespace": services.names,
+        "csrf": csrf_token(request),
+        "flash": _flash(request),
+        "section": "",
+        "dead_count": 0,
+    }
+    html = _templates.get_template(template).render(frame | data)
+    response = HTMLResponse(html, status)
+    if FLASH_COOKIE in request.cookies:
+        response.delete_cookie(FLASH_COOKIE, path=root or "/")
+    return response
+
+
+def _cleaner(request: Request) -> Callable[[str], str]:
+    """What is done to texts that others wrote: secrets are masked for those who only look."""
+    user = getattr(request.state, "user", None)
+    return masked_text if user is not None and hides(user) else str
+
+
+def _theme(request: Request) -> str:
+    given = request.cookies.get(THEME_COOKIE, "")
+    return given if given in ("light", "dark") else ""
+
+
+# ---- what was just done
+
+
+class Said(msgspec.Struct, frozen=True, array_like=True):
+    """What an action has to tell on the next page."""
+
+    level: str
+    text: str
+
+
+def done(request: Request, to: str, text: str, level: str = "good") -> Response:
+    """Go on to a page of ours and tell there what was done."""
+    root = str(request.scope.get("root_path", ""))
+    response = RedirectResponse(root + to, 303)
+    told = base64.urlsafe_b64encode(msgspec.json.encode(Said(level, text[:1_000]))).decode()
+    response.set_cookie(
+        FLASH_COOKIE, told, max_age=60, path=root or "/", httponly=True, samesite="strict"
+    )
+    return response
+
+
+def _flash(request: Request) -> Said | None:
+    try:
+        told = base64.urlsafe_b64decode(request.cookies.get(FLASH_COOKIE, ""))
+        return msgspec.json.decode(told, type=Said) if told else None
+    except (ValueError, msgspec.MsgspecError):
+        return None
+
+
+# ---- questions
+
+
+class Question(msgspec.Struct, frozen=True):
+    """What is asked before something is changed: it says what will happen."""
+
+    title: str
+    effects: Sequence[str]
+    button: str
+    action: str
+    fields: Sequence[tuple[str, str]]
+    back: str
+    danger: bool = False
+    listed: Sequence[str] = ()
+    """What it is about, when that is more than one thing."""
+
+
+def ask(request: Request, question: Question, section: str) -> Response:
+    """The page of a question; with scripts it is shown as a dialog."""
+    return page(request, "confirm.html", question=question, section=section)

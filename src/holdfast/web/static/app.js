@@ -1,0 +1,14 @@
+// Everything here only makes a page nicer that works without it.
+import { keepTimes } from "./times.js";
+import { keepLive } from "./live.js";
+import { askFirst } from "./asking.js";
+import { listenToKeys } from "./keys.js";
+import { chooseMany } from "./choosing.js";
+import { switchTheme } from "./theme.js";
+
+keepTimes();
+askFirst();
+listenToKeys();
+chooseMany();
+switchTheme();
+keepLive();
