@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 MINUTES ?= 5
 REPORTS := build/reports/$(shell date +%Y%m%d-%H%M%S)
 # A suite joins `make test` as soon as its directory exists.
-SUITES := $(wildcard tests/unit tests/conformance tests/integration tests/faults tests/docs)
+SUITES := $(wildcard tests/unit tests/conformance tests/integration tests/faults tests/docs tests/uptime)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check static unit bench bench-full chaos soak docs clean system
@@ -16,7 +16,7 @@ help: ## list these commands
 
 setup: $(STAMP) ## make .venv with everything, pinned (quick when nothing changed)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt apps/uptime/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "$(PYTHON) is missing or older than 3.11: install Python 3.11+," \
 	       "or name one: make setup PYTHON=python3.12"; exit 1; }
@@ -25,11 +25,11 @@ $(STAMP): pyproject.toml constraints.txt
 	       "(Debian, Ubuntu: apt install python3-venv)"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  --editable '.[dev]' --constraint constraints.txt
+	  --editable '.[dev]' --editable apps/uptime --constraint constraints.txt
 	@touch $@
 
-demo: setup ## see it work: a server, workers, and faults, on this machine
-	$(BIN)/holdfast demo
+demo: setup ## see it work: an uptime monitor whose processes are killed now and then (ARGS=--seconds=60)
+	$(BIN)/python -m uptime.demo $(ARGS)
 
 test: static system ## everything: lint, format, types, layers, then every test suite
 	$(BIN)/python -m pytest $(SUITES)

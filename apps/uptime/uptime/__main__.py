@@ -1,0 +1,33 @@
+"""`python -m uptime`: serve the pages and the API."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until a signal; returns the exit code: 78 when the configuration cannot work."""
+    import uvicorn
+
+    from uptime.web import create_app
+
+    parser = argparse.ArgumentParser(prog="holdfast-uptime", description="Serve the status page.")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8090)
+    given = parser.parse_args(arguments)
+    try:
+        app = create_app(host=given.host)
+    except ValueError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 78
+    config = uvicorn.Config(
+        app, host=given.host, port=given.port, log_level="warning", server_header=False
+    )
+    uvicorn.Server(config).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

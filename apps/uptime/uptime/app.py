@@ -1,0 +1,138 @@
+"""The Holdfast app: what runs, and what is kept.
+
+`holdfast worker uptime.app:app` looks and tells, `holdfast control uptime.app:app` fires checks.
+
+`probe` is one slot of one check. It looks, keeps the result under the slot's instant, moves the
+state by compare-and-swap, and sends what the state has to tell: each notice to each channel is a
+run of `notify` whose key is the notice's id, so it is one run whoever asks for it, however often.
+
+`reconcile` runs each minute and makes the schedules what the checks say: a process that died
+between storing a check and its schedule leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from holdfast import Backoff, Bucket, Context, Holdfast, Schedules
+from uptime import notices, record
+from uptime.check import Check, Id
+from uptime.config import load
+from uptime.guard import Guard
+from uptime.probes import look, trust
+from uptime.record import Incident, Notice, Result, Rules, State
+
+INCIDENT_DAYS = 90
+PREFIX = "check-"
+
+app = Holdfast("uptime")
+
+
+class Channel(BaseModel):
+    """Somebody who is told of incidents."""
+
+    model_config = ConfigDict(extra="forbid", str_strip_whitespace=True)
+
+    id: Id
+    kind: Literal["webhook", "email"]
+    target: Annotated[str, StringConstraints(min_length=3, max_length=2_000), Field()]
+    """A URL, or an address."""
+
+
+checks: Bucket[Check] = app.bucket("uptime-checks", Check)
+states: Bucket[State] = app.bucket("uptime-states", State)
+results: Bucket[Result] = app.bucket("uptime-results", Result)
+incidents: Bucket[Incident] = app.bucket("uptime-incidents", Incident)
+channels: Bucket[Channel] = app.bucket("uptime-channels", Channel)
+
+
+@app.job(retry=Backoff.exponential(first="1s", last="10s", attempts=8), timeout="90s")
+async def probe(check: str, ctx: Context) -> str | None:
+    """Look at a target once, and write down what came of it."""
+    found = await checks.get(check)
+    if found is None or found.value.paused:
+        return None
+    definition, config = found.value, load()
+    at = int(ctx.slot.timestamp()) if ctx.slot else int(time.time())
+    outcome = await look(definition, Guard(config.allow_private), trust(config.ca_file))
+    kept = Result(
+        at, outcome.verdict, outcome.ms, outcome.detail, outcome.code, ctx.node, ctx.attempt
+    )
+    await results.put(f"{check}.{at}", kept, ttl=config.results_kept)
+    rules = Rules(check, definition.name, definition.failures, definition.recoveries)
+    state = await states.change(check, lambda old: record.apply(old or State(), at, outcome, rules))
+    await tell(check, state)
+    return outcome.verdict
+
+
+async def tell(check: str, state: State) -> None:
+    """Send what the state has to tell; what is left of a crash is sent by the next who comes."""
+    if not state.outbox:
+        return
+    known = [entry.value async for entry in channels.entries()]
+    for notice in state.outbox:
+        await _write_down(notice.incident)
+        for channel in known if not notice.quiet else ():
+            key = f"{notice.id}.{channel.id}"
+            await notify.options(key=key).enqueue(channel.id, asdict(notice))
+    done = state.outbox
+    await states.change(check, lambda now: record.sent(now or State(), done))
+
+
+async def _write_down(incident: Incident) -> None:
+    """Keep an incident; one that has ended is not opened again by somebody slow."""
+
+    def write(old: Incident | None) -> Incident:
+        return old if old is not None and old.ended else incident
+
+    await incidents.change(incident.id, write, ttl=f"{INCIDENT_DAYS}d")
+
+
+@app.job(retry=Backoff.exponential(first="2s", last="5m", attempts=15), timeout="45s")
+async def notify(channel: str, notice: Notice, ctx: Context) -> str | None:
+    """Tell one channel of one notice."""
+    found = await channels.get(channel)
+    if found is None:
+        return None
+    config = load()
+    if found.value.kind == "webhook":
+        await notices.webhook(found.value.target, notice, ctx.attempt, config)
+    else:
+        await notices.mail(found.value.target, notice, config)
+    return notice.id
+
+
+@app.every("1m", catch_up="last", overlap="skip")
+async def reconcile() -> int:
+    """Make the schedules what the checks say; returns how many had to be changed."""
+    schedules = await Schedules.of(app)
+    wanted = {entry.value.schedule: entry.value async for entry in checks.entries()}
+    there = {s.name: s for s in await schedules.list() if s.name.startswith(PREFIX)}
+    changed = 0
+    for name, check in wanted.items():
+        old = there.get(name)
+        if old is None or (old.every, bool(old.paused)) != (check.interval, check.paused):
+            await set_schedule(schedules, check)
+            changed += 1
+    for name in there.keys() - wanted.keys():
+        if await checks.get(name.removeprefix(PREFIX)) is None:  # it may have come meanwhile
+            await schedules.remove(name)
+            changed += 1
+    return changed
+
+
+async def set_schedule(schedules: Schedules, check: Check) -> None:
+    """Make a check's schedule what the check says."""
+    rule = probe.schedule(
+        check.schedule,
+        every=check.interval,
+        start=check.phase,
+        payload={"check": check.id},
+        catch_up="last",
+    )
+    await schedules.add(rule, replace=True)
+    await (schedules.pause if check.paused else schedules.resume)(check.schedule)

@@ -1,0 +1,87 @@
+"""What is configured from outside: `UPTIME_…` variables, read when something asks for them.
+
+Where NATS is, and everything else about the machinery, is Holdfast's own configuration.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+class ConfigError(ValueError):
+    """A variable has a value that cannot work; the message says which, and what would."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One process's configuration."""
+
+    title: str = "Status"
+    """What the status page is called."""
+    allow_private: tuple[Network, ...] = ()
+    """Networks that may be checked although they are not public, as 10.0.0.0/8."""
+    shortest_interval: int = 10
+    """Seconds between two checks of one target, at least."""
+    results_kept: str = "1d"
+    """How long every single result is kept; days and incidents are kept for 90 days."""
+    cache_seconds: float = 3.0
+    """How old the status page may be."""
+    ca_file: str = ""
+    """Certificates to trust besides the system's, as those of a private authority."""
+    smtp_url: str = ""
+    """The mail server: smtp://user:password@host:587 (STARTTLS when offered) or smtps://…"""
+    mail_from: str = "uptime@localhost"
+    token: str = ""
+    """Who changes things shows this; needed off loopback."""
+    hosts: tuple[str, ...] = ()
+    """Names under which the pages are reached; others are refused."""
+
+
+def load(env: Mapping[str, str] | None = None) -> Config:
+    """The configuration of the environment."""
+    given = os.environ if env is None else env
+
+    def text(name: str, default: str) -> str:
+        return given.get(f"UPTIME_{name}", default).strip()
+
+    default = Config()
+    return Config(
+        title=text("TITLE", default.title),
+        allow_private=networks(text("ALLOW_PRIVATE", "")),
+        shortest_interval=_number("SHORTEST_INTERVAL", text("SHORTEST_INTERVAL", "10")),
+        results_kept=text("RESULTS_KEPT", default.results_kept),
+        cache_seconds=_number("CACHE_SECONDS", text("CACHE_SECONDS", "3")),
+        ca_file=text("CA_FILE", ""),
+        smtp_url=text("SMTP_URL", ""),
+        mail_from=text("MAIL_FROM", default.mail_from),
+        token=text("TOKEN", ""),
+        hosts=tuple(part for part in _parts(text("HOSTS", "").lower())),
+    )
+
+
+def networks(text: str) -> tuple[Network, ...]:
+    """Networks with commas between them."""
+    found: list[Network] = []
+    for part in _parts(text):
+        try:
+            found.append(ipaddress.ip_network(part))
+        except ValueError:
+            raise ConfigError(
+                f"UPTIME_ALLOW_PRIVATE: {part!r} is no network: write 10.0.0.0/8 or 127.0.0.1"
+            ) from None
+    return tuple(found)
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _number(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 86_400):
+        raise ConfigError(f"UPTIME_{name} must be whole seconds from 1 to 86400, not {text!r}")
+    return int(text)

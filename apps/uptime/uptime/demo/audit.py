@@ -1,0 +1,104 @@
+"""The audit: was every check made, was every incident told once?
+
+It trusts nobody's counters. What had to happen follows from the schedules (an instant every so many
+seconds since they were added) and is compared with the results in their bucket; what had to be told
+follows from the incidents, and is compared with what the receiver got.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from holdfast import Schedules
+from uptime.app import app, checks, incidents, results
+from uptime.check import Check
+from uptime.demo.sites import Receiver
+from uptime.record import Incident
+
+LATE_SECONDS = 12.0
+"""After so long without a result a check counts as missed: a worker died and its run came back."""
+
+
+@dataclass
+class Report:
+    """What was found."""
+
+    due: int = 0
+    made: int = 0
+    missed: list[str] = field(default_factory=list)
+    repeated: int = 0
+    """Attempts that followed a crash; the same slot, counted once."""
+    incidents: int = 0
+    told: int = 0
+    untold: list[str] = field(default_factory=list)
+    known_repeats: int = 0
+    """Deliveries that carried an id and an attempt by which the receiver knew them as repeats."""
+    unknown_repeats: list[str] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        return not (self.missed or self.untold or self.unknown_repeats)
+
+    def __str__(self) -> str:
+        return (
+            f"checks due {self.due:,}, made {self.made:,}, missed {len(self.missed)}; "
+            f"incidents {self.incidents}, alerts {self.told}, "
+            f"told twice {len(self.unknown_repeats)}, not told {len(self.untold)}"
+        )
+
+
+class Audit:
+    """Compares what had to happen with what did."""
+
+    def __init__(self, receiver: Receiver, late: float = LATE_SECONDS) -> None:
+        self._receiver = receiver
+        self._late = late
+
+    async def look(self, until: float | None = None) -> Report:
+        """One look at everything that was due until then; else until a while ago."""
+        until = time.time() - self._late if until is None else until
+        report = Report()
+        schedules = await Schedules.of(app)
+        for check in [entry.value async for entry in checks.entries()]:
+            if not check.paused:
+                since = (await schedules.show(check.schedule)).since
+                await self._look_at(check, since, until, report)
+        for incident in [entry.value async for entry in incidents.entries()]:
+            self._look_told(incident, until, report)
+        self._look_repeats(report)
+        return report
+
+    async def _look_at(self, check: Check, since: float, until: float, report: Report) -> None:
+        found = {entry.value.at: entry.value async for entry in results.entries(check.id)}
+        expected = list(instants(check, since, until))
+        report.due += len(expected)
+        report.made += sum(at in found for at in expected)
+        report.repeated += sum(result.attempt > 1 for result in found.values())
+        report.missed += [f"{check.id} at {at}" for at in expected if at not in found]
+
+    def _look_told(self, incident: Incident, until: float, report: Report) -> None:
+        report.incidents += 1
+        counts = self._receiver.counts
+        must = [f"{incident.id}.opened"] if incident.started < until else []
+        if incident.ended and incident.ended < until and incident.status == "down":
+            must.append(f"{incident.id}.closed")
+        report.untold += [id for id in must if not counts[id]]
+
+    def _look_repeats(self, report: Report) -> None:
+        first: dict[str, int] = {}
+        for told in self._receiver.told:
+            if told.id not in first:
+                first[told.id] = told.attempt
+            elif told.attempt > first[told.id]:
+                report.known_repeats += 1
+            else:
+                report.unknown_repeats.append(told.id)
+        report.told = len(first)
+
+
+def instants(check: Check, since: float, until: float) -> Iterator[int]:
+    """Every instant at which a check was due after `since`, up to `until`."""
+    first = int(since) - (int(since) - check.phase) % check.interval + check.interval
+    yield from range(first, int(until) + 1, check.interval)

@@ -1,0 +1,115 @@
+"""What the status page and `/status.json` show, made from checks, states and incidents.
+
+Plain values only: it is what the cache keeps. Of a check's definition only its name and kind are in
+it, so its target, its headers and why it failed are told to nobody who may not manage checks.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from uptime.app import checks, states
+from uptime.check import Check
+from uptime.record import DAYS, Day, Incident, State
+from uptime.service import Service
+
+DAY_SECONDS = 86_400
+PATIENCE = 3
+"""A check is of unknown state after so many intervals without a result."""
+GRACE_SECONDS = 15
+RECENT_INCIDENTS = 15
+_ORDER = ("down", "degraded", "unknown", "up", "paused")
+
+
+async def status(service: Service) -> dict[str, Any]:
+    """The whole status page."""
+    now = int(time.time())
+    known = {entry.key: entry.value async for entry in states.entries()}
+    shown = [entry.value async for entry in checks.entries() if entry.value.public]
+    rows = [_row(check, known.get(check.id, State()), now) for check in shown]
+    rows.sort(key=lambda row: (row["name"].lower(), row["id"]))
+    public = {check.id for check in shown}
+    recent = [i for i in await service.incidents(limit=200) if i.check in public]
+    return {
+        "title": service.config.title,
+        "made": now,
+        "overall": _overall([row["status"] for row in rows]),
+        "checks": rows,
+        "incidents": [_incident(i) for i in recent[:RECENT_INCIDENTS]],
+    }
+
+
+async def detail(service: Service, id: str) -> dict[str, Any]:
+    """One check's page; empty when it is not for the public."""
+    check = await service.check(id)
+    if not check.public:
+        return {}
+    now = int(time.time())
+    state = await service.state(id)
+    return {
+        **_row(check, state, now),
+        "title": service.config.title,
+        "made": now,
+        "points": [[p.at, p.ms, p.verdict] for p in state.points],
+        "spans": [[s.at, round(s.ms / s.answers), s.worst] for s in state.spans],
+        "incidents": [_incident(i) for i in await service.incidents(id, 30)],
+    }
+
+
+def _row(check: Check, state: State, now: int) -> dict[str, Any]:
+    days = _calendar(state.days, now)
+    answers = [p for p in state.points if p.verdict != "failed"]
+    return {
+        "id": check.id,
+        "name": check.name,
+        "kind": check.kind,
+        "status": current(check, state, now),
+        "since": state.since,
+        "last": state.points[-1].at if state.points else 0,
+        "ms": answers[-1].ms if answers else None,
+        "expires": state.expires,
+        "uptime": {str(n): uptime(days[-n:]) for n in (1, 7, DAYS)},
+        "days": [list(day) for day in days],
+    }
+
+
+def current(check: Check, state: State, now: int) -> str:
+    """What is shown: a state that nobody has renewed is not known any more."""
+    if check.paused:
+        return "paused"
+    newest = state.points[-1].at if state.points else 0
+    if now - newest > PATIENCE * check.interval + check.timeout + GRACE_SECONDS:
+        return "unknown"
+    return state.status
+
+
+def uptime(days: list[Day]) -> float | None:
+    """The share of results that had an answer, in percent."""
+    total = sum(day.total for day in days)
+    return round(100 * (1 - sum(day.failed for day in days) / total), 3) if total else None
+
+
+def _calendar(days: tuple[Day, ...], now: int) -> list[Day]:
+    """The last 90 days, also those without a result."""
+    found = {day.day: day for day in days}
+    today = now // DAY_SECONDS
+    return [found.get(n, Day(n)) for n in range(today - DAYS + 1, today + 1)]
+
+
+def _overall(found: list[str]) -> str:
+    """The worst of what is looked at."""
+    return next((status for status in _ORDER if status in found), "unknown")
+
+
+def _incident(incident: Incident) -> dict[str, Any]:
+    told = asdict(incident)
+    del told["reason"]  # it may name what only those who manage checks should know
+    return told
+
+
+def date_of(day: int) -> str:
+    """A day as people write it."""
+    return datetime.fromtimestamp(day * DAY_SECONDS, UTC).strftime("%Y-%m-%d")
