@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
+from holdfast import tracing
 from holdfast.broker import Broker
 from holdfast.client import Client, Run
 from holdfast.client.bucket import Bucket, Data
@@ -158,7 +159,9 @@ class Sender(Generic[R]):
     def request(self, *args: Any, **kwargs: Any) -> Request:
         """Check arguments and options."""
         body = self._job.signature.encode(args, kwargs)
-        return make_request(self._job.spec, body, self._options, current_run.get())
+        request = make_request(self._job.spec, body, self._options, current_run.get())
+        tracing.sent(f"enqueue {self._job.name}", request.headers, run=request.run)
+        return request
 
     async def enqueue(self, *args: Any, **kwargs: Any) -> Run[R]:
         """Send a run with these arguments."""
@@ -318,6 +321,7 @@ class Holdfast:
         body = encode_value(data)
         backend = await self.backend()
         headers = {H_MSG_ID: id or _make_event_id("e")}
+        tracing.sent(f"publish {event}", headers, event=event)
         await backend.publish_event(check_event(event), body, headers)
 
     # ---- a program's own records

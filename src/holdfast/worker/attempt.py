@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from holdfast import tracing
 from holdfast.clock import Clock
 from holdfast.errors import ClaimLost, NoRecord
 from holdfast.model.run import Progress
@@ -43,6 +44,7 @@ class CurrentAttempt:
             H_MSG_ID: event_message_id(self._held.run, event, number),
             H_CAUSE: self._held.run,
         }
+        tracing.sent(f"publish {event}", headers, event=event, run=self._held.run)
         subscribed = await self._outbox.event(event, encode_value(data), headers)
         self._telemetry.published.labels(event).inc()
         if not subscribed:

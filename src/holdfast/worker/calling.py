@@ -13,6 +13,7 @@ from collections.abc import Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from holdfast import tracing
 from holdfast.app import Job, Middleware
 from holdfast.context import Context, SyncContext, current_run
 from holdfast.payload import Bound
@@ -59,7 +60,11 @@ class Caller:
         """Run one attempt."""
         context = contextvars.copy_context()
         context.run(current_run.set, ctx.run)
-        return await InContext(self._chain(job, ctx, bound), context)
+        if not tracing.on():
+            return await InContext(self._chain(job, ctx, bound), context)
+        facts = {"run": ctx.run, "group": ctx.group, "attempt": ctx.attempt, "node": ctx.node}
+        with tracing.attempting(f"run {ctx.job}", ctx.headers, context, **facts):
+            return await InContext(self._chain(job, ctx, bound), context)
 
     def _chain(self, job: Job[Any, Any], ctx: Context, bound: Bound) -> Coroutine[Any, Any, Any]:
         if not self._middlewares:
