@@ -49,8 +49,8 @@ RETRY: Final = Backoff.exponential(first="1s", last="1m", attempts=3)
 
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
 
-message_id: ContextVar[str] = ContextVar("message_id", default="")
-"""Under which id the next message is sent: a scheduler names the slot, which is stored once."""
+message_id: ContextVar[tuple[str, str]] = ContextVar("message_id", default=("", ""))
+"""A schedule and the id of the message that is sent for it: the slot's, so it is stored once."""
 
 
 class ResilientPullBroker(AsyncBroker):
@@ -161,7 +161,9 @@ class ResilientPullBroker(AsyncBroker):
         if held is not None and held.message and held.message.task_id == message.task_id:
             held.resent = True
         headers = {k: str(v) for k, v in message.labels.items() if _HEADER_NAME.fullmatch(k)}
-        headers.setdefault(H_MSG_ID, message_id.get() or self._ids("t"))
+        schedule, slot = message_id.get()
+        is_slot = bool(slot) and message.labels.get("schedule_id") == schedule
+        headers.setdefault(H_MSG_ID, slot if is_slot else self._ids("t"))
         await patiently(
             broker,
             lambda: broker.store(self.subject, message.message, headers),

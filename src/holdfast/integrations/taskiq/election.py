@@ -1,0 +1,213 @@
+"""`LeaderElection`: one of several processes leads, and knows when it must not any more.
+
+Holdfast's election (`ownership.election`) with a connection of its own, for code that has none.
+What it guarantees and what not is said there; in short: a leader stops itself before its lease can
+expire, a process that is gone is replaced within about half a second, one that leaves hands over
+within milliseconds, and nobody may rely on being the *only* one who believes to lead.
+
+    async with LeaderElection("nats://localhost:4222", "reports") as election:
+        await election.wait_until_leader()
+
+Several may share one election (each source of a scheduler does): the last to shut it down ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from typing import Any, Final
+
+from holdfast.broker import Broker, Received
+from holdfast.broker.streams import Topology, bucket_config
+from holdfast.config import RecordConfig
+from holdfast.errors import NotConnected
+from holdfast.integrations.taskiq.connection import Servers, connect, patiently
+from holdfast.names import DEFAULT_NAMESPACE, encode
+from holdfast.ownership.election import LeaderElection as Election
+from holdfast.ownership.heartbeat import new_node_id
+from holdfast.process import handle_signals
+
+log = logging.getLogger("holdfast.taskiq")
+
+ROLE_SECONDS: Final = 30.0
+LOOK_SECONDS: Final = 0.01
+
+
+class LeaderElection:
+    """A candidate for one role."""
+
+    def __init__(
+        self,
+        servers: Servers,
+        leader_key: str = "taskiq-scheduler",
+        *,
+        ttl_seconds: float = 5.0,
+        renew_seconds: float = 2.0,
+        namespace: str = DEFAULT_NAMESPACE,
+        handle_sigterm: bool = False,
+        **connect_options: Any,
+    ) -> None:
+        """`leader_key` names the role: candidates with the same one compete.
+
+        `handle_sigterm`: SIGTERM and SIGINT cancel the asyncio task that calls `startup`, so that
+        it ends in good order; and a connection that is closed for good ends the process.
+        """
+        self.leader_key = leader_key
+        self.node = new_node_id("taskiq")
+        self._servers = servers
+        self._options = connect_options
+        self._namespace = namespace
+        self._lease = (ttl_seconds, renew_seconds)
+        self._handle_sigterm = handle_sigterm
+        self._users = 0
+        self._broker: Broker | None = None
+        self._election: Election | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._listeners: list[Callable[[], None]] = []
+
+    # ---- asking
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether to act now."""
+        return self._election is not None and self._election.leader
+
+    @property
+    def holder(self) -> str:
+        """The node that leads, as last heard; empty when nobody is known to."""
+        return self._election.holder if self._election else ""
+
+    @property
+    def epoch(self) -> int:
+        """The number of the current term, while leading; it only grows."""
+        return self._election.epoch if self._election else 0
+
+    @property
+    def established(self) -> bool:
+        """Whether this process is connected and knows its place: leading, or behind a leader."""
+        election, broker = self._election, self._broker
+        return bool(election and broker and broker.connected and election.established)
+
+    @property
+    def connection(self) -> Broker:
+        """The connection to NATS."""
+        if self._broker is None:
+            raise NotConnected("the election has not been started: await startup() first")
+        return self._broker
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call back when this process begins or ceases to lead, or another one does."""
+        self._listeners.append(listener)
+
+    async def wait_until_leader(self) -> None:
+        """Return as soon as this process leads."""
+        changed = asyncio.Event()
+        self.on_change(changed.set)
+        try:
+            while not self.is_leader:
+                changed.clear()
+                await changed.wait()
+        finally:
+            self._listeners.remove(changed.set)
+
+    # ---- life
+
+    async def __aenter__(self) -> LeaderElection:
+        await self.startup()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.shutdown()
+
+    async def startup(self) -> None:
+        """Connect, take part, and return when a role is known."""
+        self._users += 1
+        if self._users > 1:
+            return
+        if self._handle_sigterm:
+            self._catch_signals()
+        broker = self._broker = await connect(
+            self._servers, self._options, name=self.node, namespace=self._namespace, check=True
+        )
+        try:
+            await patiently(broker, lambda: ensure_bucket(broker, "leases"))
+            await broker.subscribe(broker.names.node(self.node, "ping"), self._answer)
+            self._begin(broker)
+            async with asyncio.timeout(ROLE_SECONDS):
+                while not self.established:
+                    await broker.clock.sleep(LOOK_SECONDS)
+        except BaseException:
+            await self._end()
+            raise
+
+    def _begin(self, broker: Broker) -> None:
+        ttl, renew = self._lease
+        self._election = Election(
+            broker,
+            encode(self.leader_key),
+            self.node,
+            ttl_seconds=ttl,
+            renew_seconds=renew,
+            on_change=self._changed,
+        )
+        self._tasks = [
+            asyncio.create_task(self._election.run(), name="holdfast-taskiq-election"),
+            asyncio.create_task(self._watch(broker), name="holdfast-taskiq-connection"),
+        ]
+
+    def _catch_signals(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # a coroutine runs in one
+
+        def stop() -> None:
+            task.cancel()
+
+        handle_signals(stop)
+
+    async def resign(self) -> None:
+        """Hand over now and stay out; the connection stays."""
+        if self._election:
+            await self._election.resign()
+
+    async def shutdown(self) -> None:
+        """Hand over and disconnect, when nobody else uses this election any more."""
+        self._users -= 1
+        if self._users == 0:
+            await self._end()
+
+    async def _end(self) -> None:
+        self._users = 0
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._broker is not None:
+            await self._broker.close()
+
+    # ---- callbacks
+
+    def _changed(self) -> None:
+        for listener in list(self._listeners):
+            listener()
+
+    async def _answer(self, message: Received) -> None:
+        """Who asks whether this process is there gets an answer while it is."""
+        if message.reply:
+            await self.connection.publish(message.reply, b"{}")
+
+    async def _watch(self, broker: Broker) -> None:
+        await broker.closed.wait()
+        self._changed()
+        if self._handle_sigterm:
+            log.critical("the connection to NATS is closed for good, ending this process")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+async def ensure_bucket(broker: Broker, noun: str) -> None:
+    """Make one of the namespace's buckets unless it is there."""
+    topology = Topology(broker, RecordConfig())
+    replicas = await topology.wanted_replicas()
+    await topology.ensure_stream(bucket_config(broker.names, noun, replicas))
