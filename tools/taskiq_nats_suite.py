@@ -1,10 +1,10 @@
 """Run taskiq-nats' own test suite against Holdfast's classes: `… taskiq_nats_suite.py CHECKOUT`.
 
-CHECKOUT is a clone of taskiq-nats; its package on the index has no tests in it, and nothing of it is
-copied here. `tests/integration/test_taskiq_like_nats.py` tests the same behaviour in our own words,
-in every build; this is for whoever wants to see the original pass. The pull broker, the schedule
-source and the result backend in the suite are ours. Left out, by name: the core and the push broker,
-for which there is no counterpart (`ResilientPullBroker` is the one to use).
+CHECKOUT is a clone of taskiq-nats; its package on the index has no tests in it, and nothing of it
+is copied here. `tests/integration/test_taskiq_like_nats.py` tests the same behaviour in our own
+words, in every build; this is for whoever wants to see the original pass. The pull broker, the
+schedule source and the result backend in the suite are ours. Left out, by name: the core and the
+push broker, for which there is no counterpart (`ResilientPullBroker` is the one to use).
 """
 
 from __future__ import annotations
