@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import chart, document, measures, peers, report
+from benchmarks import chart, document, measures, peers, report, schedules
 from benchmarks.measures import Figures
 from benchmarks.plan import ROOT, Subject, floors, holdfast
 from benchmarks.results import Results, machine
@@ -54,7 +54,9 @@ def main() -> int:
     results.subjects = [(s.system, s.variant) for s in subjects]
     begin = time.monotonic()
     Bench(extent, subjects, results, options.measures).run()
-    print(f"\n{report.table(results)}\n\n{report.goals(results)}\n\n{report.spread(results)}\n")
+    print(
+        f"\n{report.table(results)}\n\n{report.schedules(results)}\n\n{report.goals(results)}\n\n{report.spread(results)}\n"
+    )
     print(report.notes(results))
     print(f"\n{time.monotonic() - begin:.0f} s; load before {results.machine['load_before']}")
     if options.dry:
@@ -105,6 +107,7 @@ class Bench:
         self._rounds("io", few, lambda s: measures.naps(s, extent.seconds))
         self._together("memory_idle", lambda s: measures.idle(s, extent.idle_seconds))
         self._together("recovery", lambda s: measures.recovery(s, extent.recovery_seconds))
+        self._rounds("schedules", 1, schedules.schedules)
 
     def _wanted(self, measure: str) -> list[Subject]:
         if self._only and measure not in self._only:

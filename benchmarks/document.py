@@ -28,6 +28,7 @@ def _body(results: Results) -> str:
         f"Python {machine['python']}; load before the run {machine['load_before']}. {versions}.",
         report.goals(results),
         report.table(results),
+        report.schedules(results),
         report.spread(results),
         report.notes(results),
     ]

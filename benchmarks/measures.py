@@ -38,6 +38,11 @@ UNITS = {
     "memory_loaded": "MB",
     "cpu_idle": "%",
     "recovery": "s",
+    "lateness_1000": "s",
+    "lateness_10000": "s",
+    "slots_due": "slots",
+    "slots_missed": "slots",
+    "slots_doubled": "slots",
 }
 MORE_IS_BETTER = frozenset({"enqueue", "enqueue_bulk", "drain", "drain_2", "io"})
 

@@ -73,12 +73,13 @@ class Subject:
 
     def synced(self) -> Subject:
         """The same on a server that writes to disk before it answers."""
-        some = {"enqueue", "enqueue_bulk", "drain", "drain_2", "latency"} & self.measures
+        some = {"enqueue", "enqueue_bulk", "drain", "drain_2", "latency", "schedules"}
         return replace(
             self,
             variant=f"{self.variant}+always",
             always=True,
-            measures=frozenset(some),
+            measures=self.measures & some,
+            in_full=SCHEDULES,
             speed=min(self.speed, self.synced_speed),
         )
 
@@ -98,6 +99,7 @@ ALL = frozenset(
     }
 )
 RECOVERY = frozenset({"recovery"})
+SCHEDULES = frozenset({"schedules"})
 
 
 def floors() -> list[Subject]:
@@ -162,4 +164,10 @@ def holdfast() -> list[Subject]:
         beside=[],
         measures=RECOVERY,
     )
+    found[1] = replace(found[1], measures=found[1].measures | SCHEDULES)
     return [*found, alone, synced_floor(), *(subject.synced() for subject in found)]
+
+
+def scheduler() -> Command:
+    """One scheduler of Holdfast."""
+    return _product("holdfast", "scheduler", "--health-port", "0")

@@ -22,6 +22,13 @@ COLUMNS = {
     "cpu_idle": "idle CPU %",
     "recovery": "recovery s",
 }
+SCHEDULES = {
+    "lateness_1000": "1,000 due at once, last late by s",
+    "lateness_10000": "10,000 due at once, last late by s",
+    "slots_due": "slots due while schedulers were killed",
+    "slots_missed": "missed",
+    "slots_doubled": "doubled",
+}
 RATIO = "× raw-fetch"
 FLOOR = "raw-fetch"
 
@@ -31,6 +38,16 @@ def table(results: Results) -> str:
     head = ["system", "variant", *COLUMNS.values()]
     head.insert(3, RATIO)
     return _aligned([head, *(_line(results, s, v) for s, v in results.subjects)])
+
+
+def schedules(results: Results) -> str:
+    """What Holdfast's schedulers did; the peers have none that could be compared."""
+    lines = [["system", "variant", *SCHEDULES.values()]]
+    for system, variant in results.subjects:
+        if (next(iter(SCHEDULES)), system, variant) in results.samples:
+            cells = [_cell(results, measure, system, variant) for measure in SCHEDULES]
+            lines.append([system, variant, *cells])
+    return _aligned(lines) if len(lines) > 1 else ""
 
 
 def _line(results: Results, system: str, variant: str) -> list[str]:
@@ -60,7 +77,7 @@ def number(value: float, measure: str) -> str:
         return f"{value:,.0f}"
     return (
         f"{value:.0f}"
-        if measure.startswith("memory")
+        if measure.startswith(("memory", "slots"))
         else f"{value:.2g}"
         if value < 10
         else f"{value:.0f}"

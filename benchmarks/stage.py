@@ -29,6 +29,7 @@ class Stage:
 
     def __init__(self, subject: Subject, url: str, folder: Path) -> None:
         self.subject = subject
+        self.url = url
         self.folder = folder
         self.tallies = tally.Tallies(folder / "tally")
         self.workers: list[subprocess.Popen[bytes]] = []
@@ -76,7 +77,20 @@ class Stage:
     def start_beside(self) -> None:
         """Start what watches over the workers."""
         if self.subject.beside:
-            self._beside.append(self._start(self.subject.beside))
+            self.start(self.subject.beside)
+
+    def start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        """Start a process that is no worker."""
+        self._beside.append(self._start(command))
+        return self._beside[-1]
+
+    def replace(
+        self, process: subprocess.Popen[bytes], command: list[str]
+    ) -> subprocess.Popen[bytes]:
+        """kill -9 one of those, and start another in its place."""
+        self._beside.remove(process)
+        _kill(process)
+        return self.start(command)
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / "worker.log").open("ab") as log:
