@@ -1,6 +1,6 @@
 """Schedules, as their users meet them: many due at once, two schedulers, one of them killed.
 
-lateness_1000   s      from the instant at which 1,000 schedules are due to the last run in the queue
+lateness_1000   s      from the instant at which 1,000 schedules are due to the last queued run
 lateness_10000  s      the same of 10,000
 slots_due       slots  of 50 schedules that are due every second, on two schedulers, of which one or
 slots_missed    slots  the other is killed (kill -9) every few seconds: not in the queue afterwards,
