@@ -72,6 +72,10 @@ class Extension(Protocol):
         """What jobs on the agent get as `ctx.settings`."""
         ...
 
+    async def answer(self, verb: str, message: Received) -> None:
+        """Somebody asks this node; what is meant for others is ignored."""
+        ...
+
 
 class Agent:
     """One agent."""
@@ -225,6 +229,8 @@ class Agent:
         if verb == "drain":
             log.info("asked to drain by an operator")
             self._stop.set()
+        for extension in self._extensions:
+            await extension.answer(verb, message)
         if message.reply and verb in ("ping", "drain"):
             body = b"draining" if verb == "drain" else msgspec.json.encode(Pong(0, "RUNNING"))
             with contextlib.suppress(BrokerError):

@@ -49,6 +49,9 @@ JITTER_SECONDS: Final = 1.5
 LOOK_SECONDS: Final = 60.0
 RETRY_SECONDS: Final = 2.0
 KEYS_FILE: Final = "keys.json"
+ASKED: Final = "settings"
+"""What operators ask a node for. In an agent it hears that with everything else: the server lets
+a login answer only what reached it on one subscription."""
 _AWAY: Final = (errors.NotConnected, errors.Unavailable, errors.OutcomeUnknown)
 
 
@@ -66,6 +69,7 @@ class AgentSettings:
         telemetry: Telemetry | None = None,
         renderer: Renderer | None = None,
         jitter: float = JITTER_SECONDS,
+        asked: bool = True,
     ) -> None:
         self.agent = agent
         self.telemetry = telemetry or Telemetry()
@@ -79,6 +83,7 @@ class AgentSettings:
         self._renderer = renderer or Renderer()
         self._own_renderer = renderer is None
         self._jitter = jitter
+        self._asked = asked
         self._snapshot: Snapshot | None = None
         self._texts: dict[str, str] = {}
         self._rendered_from: tuple[tuple[int, int], dict[str, Any]] | None = None
@@ -126,8 +131,10 @@ class AgentSettings:
                 names.changed(names.settings, SETTINGS_REVISION), self._on_revision
             ),
             await self._broker.subscribe(own, self._on_secrets),
-            await self._broker.subscribe(names.agent(self.agent, "settings"), self._on_question),
         ]
+        if self._asked:
+            questions = names.node(self.agent, ASKED)
+            subscriptions.append(await self._broker.subscribe(questions, self.answer))
         forget = self._broker.on_reconnect(self._wake.set)
         try:
             await self._follow()
@@ -157,7 +164,7 @@ class AgentSettings:
         if self._failed:
             self._wake.set()
 
-    async def _on_question(self, message: Received) -> None:
+    async def answer(self, message: Received) -> None:
         """An operator asks; the body is a path, or nothing for all of it."""
         try:
             answer = {"values": self.shown(message.body.decode("utf-8", "replace"))}

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent.functions import Function
-from holdfast.agent.settings import AgentSettings
+from holdfast.agent.settings import ASKED, AgentSettings
+from holdfast.broker import Received
 from holdfast.errors import SettingsError
 from holdfast.model.settings import Settings
 
@@ -57,6 +58,7 @@ class SettingsExtension:
             agent.facts.items,
             agent.folder,
             telemetry=agent.telemetry,
+            asked=False,
         )
         self._own.load()
         self._run = asyncio.create_task(self._own.run(), name="holdfast-settings")
@@ -80,6 +82,11 @@ class SettingsExtension:
     def settings(self) -> Settings:
         """The settings in force, for jobs that run on the agent."""
         return self._needed().settings
+
+    async def answer(self, verb: str, message: Received) -> None:
+        """Answer operators' questions."""
+        if verb == ASKED and self._own is not None:
+            await self._own.answer(message)
 
     def _needed(self) -> AgentSettings:
         if self._own is None:

@@ -159,7 +159,7 @@ async def get(
 
     check_name(agent, "agent")
     async with connected() as client:
-        subject = client.broker.names.agent(agent, "settings")
+        subject = client.broker.names.node(agent, "settings")
         try:
             answer = await client.broker.request(subject, path.encode(), timeout=_ASK_SECONDS)
         except Unavailable:

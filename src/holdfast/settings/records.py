@@ -136,7 +136,8 @@ def verify(data: bytes, keys: Mapping[int, bytes], namespace: str) -> Revision:
         made = ", ".join(map(str, sorted(signed.signatures))) or "none"
         raise SettingsError(
             f"the settings are signed with generation {made} of the account's keys and this agent "
-            f"has {', '.join(map(str, sorted(keys)))}: issue its credentials again",
+            f"has {', '.join(map(str, sorted(keys)))}: issue its credentials again "
+            "('holdfast auth agent ID --generation N')",
             reason="signature",
         )
     try:
