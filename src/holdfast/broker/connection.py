@@ -178,7 +178,15 @@ class Broker:
                 await self._nc.flush(timeout=2)
         with contextlib.suppress(Exception):
             await self._nc.close()
+        await self._end_reconnecting()
         self._fail_waiting(errors.NotConnected("the connection was closed"))
+
+    async def _end_reconnecting(self) -> None:
+        """The library's reconnecting may miss that it was cancelled, and would go on for ever."""
+        task = self._nc._reconnection_task
+        while task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=0.1)
 
     async def leave(self) -> None:
         """Leave this server for another: it is there, and of no use. Chance may choose it again."""
