@@ -250,38 +250,6 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         ("what",),
     ),
     Metric("agents", "holdfast_agents", "gauge", "Agents, by whether they are online.", ("state",)),
-    Metric(
-        "commands",
-        "holdfast_commands",
-        "counter",
-        "Commands that an agent got, by what became of them: accepted, known (asked again), stale "
-        "(of a dispatcher that was replaced), busy, cancel, refused and why, returned and how.",
-        ("verdict",),
-    ),
-    Metric(
-        "fleet_runs",
-        "holdfast_fleet_runs",
-        "counter",
-        "Fan-out runs ended, by status.",
-        ("status",),
-    ),
-    Metric("fleet_seconds", "holdfast_fleet_seconds", "histogram", "Duration of fan-out runs."),
-    Metric("fleet_active", "holdfast_fleet_active", "gauge", "Fan-out runs that this one owns."),
-    Metric(
-        "fleet_adoptions",
-        "holdfast_fleet_adoptions",
-        "counter",
-        "Fan-out runs taken over from another dispatcher: lost, or left.",
-        ("why",),
-    ),
-    Metric(
-        "fleet_refused",
-        "holdfast_fleet_refused",
-        "counter",
-        "Acks and returns that were not the agent's own, dropped.",
-        ("what",),
-    ),
-    Metric("agents", "holdfast_agents", "gauge", "Agents, by whether they are online.", ("state",)),
 )
 
 TALLIED: Final = frozenset({"started", "ended", "seconds", "waited"})
@@ -383,13 +351,6 @@ class Telemetry:
     lost_nodes: Counter
     recovered: Counter
     recovery_seconds: Histogram
-    commands: Counter
-    fleet_runs: Counter
-    fleet_seconds: Histogram
-    fleet_active: Gauge
-    fleet_adoptions: Counter
-    fleet_refused: Counter
-    agents: Gauge
     commands: Counter
     fleet_runs: Counter
     fleet_seconds: Histogram
