@@ -21,6 +21,7 @@ from holdfast.model.liveness import Liveness
 from holdfast.version import __version__
 from holdfast.web import api, login, pages, probes
 from holdfast.web.auth import Authenticate
+from holdfast.web.live import Feed
 from holdfast.web.problems import handle_problems
 from holdfast.web.security import Guard
 from holdfast.web.services import Services
@@ -75,6 +76,9 @@ def create_app(
     if with_pages:
         login.include(web)
         pages.include(web)
+    else:
+        web.state.feed = Feed(services.client)
+        services.before_close.append(web.state.feed.aclose)
     web.add_middleware(Guard, services=services)
     return web
 

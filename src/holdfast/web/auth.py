@@ -84,7 +84,7 @@ def parse_token(text: str, where: str) -> Token:
     """A configured token; its text is never repeated in an error."""
     name, _, rest = text.strip().partition(":")
     role, _, digest = rest.partition(":")
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or not rest:
         raise ConfigError(f"{where}: a token is NAME:ROLE:HASH; 'holdfast web token' makes one")
     if role not in ROLES:
         raise ConfigError(f"{where}: the role of {name!r} must be {', '.join(ROLES)}")

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from holdfast.web.wire import describe
 
 PREFIX = "/api/v1"
-NOUNS = ("runs", "jobs", "dead", "schedules", "slots", "nodes", "audit")
+NOUNS = ("runs", "jobs", "dead", "schedules", "slots", "nodes", "audit", "stats")
 
 
 def include(app: FastAPI) -> None:

@@ -12,12 +12,12 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
 
 from holdfast.client.request import Options, make_request
-from holdfast.errors import NoRecord, RunNotFound
+from holdfast.errors import NoRecord, NotFound, RunNotFound
 from holdfast.model.job import JobSpec
 from holdfast.model.run import Attempt, Progress
 from holdfast.names import DEFAULT_GROUP
 from holdfast.status.dead import Body, as_text
-from holdfast.status.finding import Finder
+from holdfast.status.finding import Finder, Found
 from holdfast.status.paging import RunPages
 from holdfast.status.payloads import payload_of
 from holdfast.status.runs import RunFilter, RunInfo
@@ -31,7 +31,7 @@ from holdfast.web.wire import Cursor, Limit, answer, raw, reads, returns, takes,
 router = APIRouter(tags=["runs"])
 
 WAIT_MOST = 30.0
-SEARCH_MOST = 5_000
+SEARCH_MOST = 2_000
 """What a story's consequences are searched among: the newest so many."""
 
 RunPart = Annotated[
@@ -177,11 +177,9 @@ def _info(desk: Desk, info: RunInfo) -> RunInfo:
 @router.get("/runs/{run}", summary="Show a run", **returns(RunShown))
 async def show(request: Request, desk: ViewerDesk, part: RunPart) -> Response:
     """Its record, where it is, and its payload while that is kept."""
-    run = run_of(part)
-    detail = await desk.runs.show(run)
-    found = await Finder(desk.client).find(run)
-    payload = await payload_of(desk.client, found)
-    body, headers = (as_text(payload[0]), payload[1]) if payload else (None, {})
+    found = await Finder(desk.client).find(run_of(part))
+    detail = await desk.runs.describe(found)
+    body, headers = await _payload(desk, found)
     attempts = detail.record.attempts if detail.record else ()
     if hides(desk.user):
         body = Body(body.encoding, masked_body(body.text)) if body else None
@@ -200,6 +198,14 @@ async def show(request: Request, desk: ViewerDesk, part: RunPart) -> Response:
             detail.dead_letter,
         ),
     )
+
+
+async def _payload(desk: Desk, found: Found) -> tuple[Body | None, dict[str, str]]:
+    try:
+        payload = await payload_of(desk.client, found)
+    except NotFound:  # it has just been removed
+        payload = None
+    return (as_text(payload[0]), payload[1]) if payload else (None, {})
 
 
 @router.get(
