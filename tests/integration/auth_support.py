@@ -28,18 +28,20 @@ class Site:
 
     server: Server
     folder: UserFolder
+    open_as: str = ""
+    """On a server without logins: the namespace."""
 
     @property
     def names(self) -> Names:
-        return Names(NAMESPACE)
+        return Names(self.open_as or NAMESPACE)
 
     def file(self, user: str) -> str:
         return str(self.folder.credentials(user))
 
     def connection(self, user: str, **more: Any) -> ConnectionConfig:
         """How a process of that user connects."""
-        given = {"nats_url": self.server.url, "namespace": NAMESPACE, **more}
-        return ConnectionConfig(**given, credentials_file=self.file(user))
+        given = {"nats_url": self.server.url, "namespace": self.names.namespace, **more}
+        return ConnectionConfig(**given, credentials_file="" if self.open_as else self.file(user))
 
     def environment(self, user: str) -> dict[str, str]:
         """The same for a process."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from holdfast.broker.streams import Topology
 from holdfast.config import ConnectionConfig, RecordConfig, SchedulerConfig, WorkerConfig
 from holdfast.coordinator import Coordinator
 from holdfast.errors import BrokerError, NotConnected, PermissionDenied
-from holdfast.identity import grants
+from holdfast.identity import grants, load_credentials
 from holdfast.identity.users import UserFolder
 from holdfast.names import kv_stream, kv_subject
 from holdfast.scheduler import Scheduler
@@ -227,7 +228,7 @@ async def test_wrong_login_is_tried_once_per_server(site: Site, tmp_path: Path) 
 def reachable(site: Site, agent: str) -> tuple[list[str], list[str]]:
     """Every subject that concerns one agent: to publish, and to hear."""
     names = site.names
-    buckets = (names.nodes, names.facts, names.applied, names.secrets)
+    buckets = (names.agents, names.nodes, names.facts, names.applied, names.secrets)
     publish = [kv_subject(bucket, agent) for bucket in buckets]
     publish += [kv_subject(names.returns, f"r1.{agent}"), names.returned("r1", agent)]
     publish += [names.ack("r1", agent), names.log("node", agent)]
@@ -247,7 +248,7 @@ def reachable(site: Site, agent: str) -> tuple[list[str], list[str]]:
 def wholesale(site: Site) -> tuple[list[str], list[str]]:
     """Subjects that concern all agents at once, or the core."""
     names, ns = site.names, NAMESPACE
-    nouns = "nodes facts applied secrets settings returns fleet runs leases slots schedules"
+    nouns = "agents nodes facts applied secrets settings returns fleet runs leases slots schedules"
     streams = [kv_stream(names.bucket(noun)) for noun in nouns.split()]
     streams += [names.jobs, names.events, names.dead, names.ledger]
     verbs = "STREAM.INFO STREAM.MSG.GET STREAM.PURGE STREAM.DELETE STREAM.CREATE DIRECT.GET"
@@ -340,7 +341,7 @@ async def test_reflection_is_real_in_one_account() -> None:
 async def test_reflected_answers_reach_nothing_that_counts(site: Site) -> None:
     """An agent names others' subjects as the reply: the server's answers never reach the core."""
     names = site.names
-    aims = [kv_subject(b, "beta") for b in (names.nodes, names.facts, names.applied)]
+    aims = [kv_subject(b, "beta") for b in (names.agents, names.nodes, names.facts, names.applied)]
     aims += [kv_subject(names.secrets, "beta"), kv_subject(names.settings, "revision")]
     aims += [kv_subject(names.leases, "scheduler"), kv_subject(names.fleet, "run.r1")]
     aims += [names.job("default", "j"), names.event("e"), names.dead_letter("g", "j")]
@@ -350,7 +351,7 @@ async def test_reflected_answers_reach_nothing_that_counts(site: Site) -> None:
     async with site.broker("operator") as operator:
         topology = Topology(operator, RecordConfig())
         await topology.ensure()
-        for noun in ("facts", "applied", "secrets", "settings", "fleet", "returns"):
+        for noun in ("agents", "facts", "applied", "secrets", "settings", "fleet", "returns"):
             await topology.ensure_bucket(noun)
         heard: list[str] = []
 
@@ -372,7 +373,7 @@ async def test_reflected_answers_reach_nothing_that_counts(site: Site) -> None:
         assert asked == len(own) * len(aims) > 100
         aimed = {a for a in aims if a.startswith("hf.")}
         assert aimed & set(heard) == set()
-        for bucket in (names.nodes, names.facts, names.applied, names.secrets):
+        for bucket in (names.agents, names.nodes, names.facts, names.applied, names.secrets):
             stored = await operator.api(
                 f"STREAM.INFO.{kv_stream(bucket)}", {"subjects_filter": kv_subject(bucket, ">")}
             )
@@ -385,48 +386,31 @@ async def test_reflected_answers_reach_nothing_that_counts(site: Site) -> None:
 # ---- changes while the server runs
 
 
-async def test_revoked_agent_is_cut_off(site: Site) -> None:
+async def test_revoked_agent_is_cut_off(site: Site, tmp_path: Path) -> None:
     """After a reload its connection is gone, it cannot come back, and others notice nothing."""
     site.folder.add_agents(["gamma", "delta"])
     site.server.reload()
     broken: list[str] = []
 
-    async def connect(agent: str) -> Broker:
-        broker = Broker(site.connection(f"agent-{agent}"))
-        await until(lambda: _opened(broker), 10, "a login that was just issued")
-        return broker
-
-    gamma, delta = await connect("gamma"), await connect("delta")
-    async with site.broker("worker") as worker:
+    gamma = Broker(site.connection("agent-gamma"))
+    await gamma.open()
+    async with site.broker("worker") as worker, site.broker("agent-delta") as delta:
         for name, broker in (("delta", delta), ("worker", worker)):
             broker.on_disconnect(lambda name=name: broken.append(name))  # type: ignore[misc]
-        lost = asyncio.Event()
-        gamma.on_disconnect(lost.set)
-        config = site.connection("agent-gamma")
-        kept = Path(site.file("agent-gamma")).read_bytes()
+        stolen = tmp_path / "stolen.json"
+        load_credentials(site.file("agent-gamma")).save(stolen)
         site.folder.revoke("gamma")
         assert not Path(site.file("agent-gamma")).exists()
         site.server.reload()
-        await until(lambda: lost.is_set() or gamma.closed.is_set(), 10, "the end of gamma")
-        Path(site.file("agent-gamma")).write_bytes(kept)
-        Path(site.file("agent-gamma")).chmod(0o600)
+        await until(lambda: not gamma.connected, 10, "the end of gamma's connection")
         with pytest.raises(NotConnected, match="refuses the login"):
-            await Broker(config).open()
+            await Broker(replace(gamma.config, credentials_file=str(stolen))).open()
         with pytest.raises(BrokerError):
             await gamma.request("$JS.API.INFO")
         assert (await delta.request("$JS.API.INFO")).body
         assert (await worker.request("$JS.API.INFO")).body
         assert broken == []
     await gamma.close()
-    await delta.close()
-
-
-async def _opened(broker: Broker) -> bool:
-    try:
-        await broker.open()
-    except NotConnected:
-        return False
-    return True
 
 
 def test_agents_of_the_site_are_two() -> None:

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast import names
@@ -165,7 +165,11 @@ def test_credentials_round_trip(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert AgentCredentials.load(path) == issued
     login = load_credentials(path)
-    assert (login.user, login.role, login.inbox) == ("agent-web1", "agent", "_INBOX.agents.agent-web1")
+    assert (login.user, login.role, login.inbox) == (
+        "agent-web1",
+        "agent",
+        "_INBOX.agents.agent-web1",
+    )
     assert login.public_nkey.startswith("U")
 
 
@@ -288,6 +292,7 @@ def test_command_expires() -> None:
     assert refusal(signed(), by=one, now=NOW) is Refusal.EXPIRED
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=80))
 def test_command_with_any_other_signature_is_refused(text: bytes) -> None:
     """No made-up signature passes, and none raises anything else."""
@@ -313,6 +318,7 @@ def test_generations_overlap() -> None:
     assert refusal(signed(generation=2), by=verifier()) is Refusal.FOREIGN
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(1, 8))
 def test_replay_cache_is_bounded_and_forgets_nothing_that_is_good(
     expiries: list[int], limit: int
@@ -332,6 +338,7 @@ def test_replay_cache_is_bounded_and_forgets_nothing_that_is_good(
         assert refusal(headers, by=one) in (Refusal.REPLAYED, Refusal.EXPIRED)
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(max_size=5), max_size=4), st.lists(st.text(max_size=5), max_size=4))
 def test_framing_can_be_read_in_one_way_only(one: list[str], other: list[str]) -> None:
     """Two different lists never give the same bytes."""

@@ -20,7 +20,7 @@ import logging
 import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -34,8 +34,7 @@ from holdfast.agent.outbox import Outbox
 from holdfast.agent.presence import Presence
 from holdfast.app import Holdfast
 from holdfast.broker import Broker, Received
-from holdfast.broker.streams import Topology
-from holdfast.config import AgentConfig, ConnectionConfig, RecordConfig
+from holdfast.config import AgentConfig, ConnectionConfig
 from holdfast.errors import BrokerError, ConfigError, NotConnected
 from holdfast.health import Health, HealthServer
 from holdfast.identity import AgentCredentials, CommandVerifier, ReportSigner
@@ -134,6 +133,7 @@ class Agent:
         )
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._subscriptions: list[Any] = []
 
     def _offered(self, app: Holdfast | None, functions: Iterable[Function]) -> Functions:
         offered = Functions()
@@ -174,8 +174,6 @@ class Agent:
         await self._check_alone()
         self._journal.open()
         self.facts.open()
-        with contextlib.suppress(BrokerError):  # without it the server's clock counts as ours
-            await Topology(self.broker, RecordConfig()).measure_clock()
         if self.credentials is None:
             log.warning(
                 "agent %s has no credentials: it obeys whoever can reach this server. For anything "
@@ -184,8 +182,11 @@ class Agent:
                 self.id,
             )
         names = self.broker.names
-        await self.broker.listen(names.agent(self.id, "*"), self._commands.on_message)
-        await self.broker.subscribe(names.node(self.id, "*"), self._on_node)
+        commands = names.agent(self.id, "*")
+        self._subscriptions = [
+            await self.broker.listen(commands, self._commands.on_message),
+            await self.broker.subscribe(names.node(self.id, "*"), self._on_node),
+        ]
         await self._presence.start()
         for extension in self._extensions:
             await extension.start(self)
@@ -208,6 +209,8 @@ class Agent:
     async def close(self) -> None:
         """Take nothing more, finish or report what runs, and say goodbye."""
         self._commands.closed = True
+        for subscription in self._subscriptions:
+            await self.broker.unsubscribe(subscription)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

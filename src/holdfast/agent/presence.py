@@ -1,4 +1,4 @@
-"""Presence: the agent's record among the nodes, and its facts, published and kept fresh.
+"""Presence: the agent's record, and its facts, published and kept fresh.
 
 The record says that the agent is there; it expires by itself when the agent falls silent. Unlike
 that of a worker it is judged by nobody: an agent that was away for an hour comes back and goes on,
@@ -11,13 +11,13 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
 
 from holdfast.agent.facts import LARGEST, HostFacts
-from holdfast.broker import Broker
+from holdfast.broker import Broker, Bucket
 from holdfast.broker.kv import ttl_text
 from holdfast.config import AgentConfig
 from holdfast.errors import BrokerError
@@ -66,7 +66,7 @@ class Presence:
         while True:
             try:
                 await self.publish_facts()
-                await self.beat()
+                await self.measure_clock()
                 return
             except BrokerError as error:
                 if not self._warned:
@@ -74,8 +74,8 @@ class Presence:
                     log.warning("waiting for a dispatcher to prepare the namespace (%s)", error)
             await self._broker.clock.sleep(RETRY_SECONDS)
 
-    async def beat(self, state: NodeState = "RUNNING") -> None:
-        """Renew the record."""
+    async def beat(self, state: NodeState = "RUNNING") -> int:
+        """Renew the record; returns its revision."""
         sent = self._broker.clock.monotonic()
         now = self._broker.server_now()
         record = NodeRecord(
@@ -98,9 +98,23 @@ class Presence:
             metrics=self._metrics(),
         )
         ttl = self._config.timeout_seconds if state == "RUNNING" else ENDED_SECONDS
-        subject = kv_subject(self._broker.names.nodes, self._agent)
-        await self._broker.store(subject, nodes.encode(record), {H_TTL: ttl_text(ttl)})
+        subject = kv_subject(self._broker.names.agents, self._agent)
+        stored = await self._broker.store(subject, nodes.encode(record), {H_TTL: ttl_text(ttl)})
         self.confirmed = sent
+        return stored.seq
+
+    async def measure_clock(self) -> None:
+        """Learn the server's time from its stamp on our own record.
+
+        Whether a command has expired is judged by it. An agent may ask for no other stamp; one of
+        an older heartbeat, from a copy that is behind, says nothing.
+        """
+        before = self._broker.clock.utc()
+        written = await self.beat()
+        middle = (before + self._broker.clock.utc()) / 2
+        entry = await Bucket(self._broker, self._broker.names.agents).peek(self._agent)
+        if entry is not None and entry.revision == written:
+            self._broker.server_offset = entry.stored - middle
 
     async def publish_facts(self) -> None:
         """Publish the facts if they are others than before."""
@@ -121,14 +135,16 @@ class Presence:
         while True:
             await clock.sleep(self._pause())
             now = clock.monotonic()
+            beat: Callable[[], Awaitable[object]] = self.beat
             if now - read >= self._config.facts_seconds:
                 read = now
                 self._facts.refresh()
+                beat = self.measure_clock
             if now - looked >= self._config.facts_file_seconds:
                 looked = now
                 self._facts.look_at_file()
             try:
-                await self.beat()
+                await beat()
                 await self.publish_facts()
             except BrokerError as error:
                 log.debug("heartbeat not written: %s", error)

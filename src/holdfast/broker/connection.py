@@ -142,6 +142,7 @@ class Broker:
             self._closing = True
             with contextlib.suppress(Exception):
                 await self._nc.close()
+            self._nc.abandon()
             raise self._not_connected(error) from None
 
     def _usual(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ MARKED: Final = ("leases",)
 """Buckets in which an expiry leaves a marker, so that those who wait for it hear of it. Only
 leases: in the others every record expires some day, and each would cost one more write."""
 MARKER_SECONDS: Final = 60
-FLEET_BUCKETS: Final = ("fleet", "returns", "facts")
+FLEET_BUCKETS: Final = ("fleet", "returns", "facts", "agents")
 """Made by the first dispatcher."""
 RETURNS_DAYS: Final = 7
 SETTINGS_BUCKETS: Final = ("settings", "secrets", "applied")

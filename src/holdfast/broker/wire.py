@@ -11,6 +11,7 @@ A listener must not block and must not raise: it hands the message on.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -67,6 +68,12 @@ class WireClient(Client):
         if self.is_connected:
             await self._flush_pending(force_flush=True)
         await super().flush(timeout)
+
+    def abandon(self) -> None:
+        """Let the socket go: the library leaves it open when its own closing fails half-way."""
+        if self._transport is not None:
+            with contextlib.suppress(OSError):
+                self._transport.close()  # type: ignore[no-untyped-call]
 
     def forget(self, subscription: Subscription) -> None:
         """A subscription has ended."""

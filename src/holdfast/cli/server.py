@@ -6,7 +6,6 @@ node puts the node that ended: nothing is polled, and whichever comes first deci
 
 from __future__ import annotations
 
-import contextlib
 import os
 import queue
 import signal
@@ -147,11 +146,16 @@ def _reload_on_change(path: Path, nodes: Sequence[Server]) -> None:
     seen = path.stat().st_mtime_ns
     while True:
         time.sleep(LOOK_SECONDS)
-        with contextlib.suppress(OSError, ServerError):  # being replaced, or a node that ended
-            if (now := path.stat().st_mtime_ns) != seen:
-                for node in nodes:
+        try:
+            if (now := path.stat().st_mtime_ns) == seen:
+                continue
+            seen = now
+            for node in nodes:
+                if node.running:
                     node.reload()
-                seen = now
+            note(f"the users in {path} have changed: taken")
+        except (OSError, ServerError) as error:
+            note(f"error: the users in {path} have changed and were not taken: {error}")
 
 
 def _make(

@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.broker import Broker, Bucket
 from holdfast.broker.wire import parse_headers
-from holdfast.errors import BrokerError
+from holdfast.errors import BrokerError, Unreadable
 from holdfast.model import node as nodes
 from holdfast.model.node import NodeRecord
 from holdfast.model.target import Target
@@ -38,12 +38,13 @@ class AgentIndex:
         self._heard: dict[str, tuple[float, float]] = {}
         """When an agent's heartbeat came, and how long it is good."""
         self._facts = Bucket(broker, broker.names.facts)
-        self._nodes = Bucket(broker, broker.names.nodes)
+        self._agents = Bucket(broker, broker.names.agents)
 
     async def open(self) -> None:
         """Listen, then list."""
         names = self._broker.names
         await self._broker.listen(names.changed(names.facts, ">"), self._on_facts)
+        await self._broker.listen(names.changed(names.agents, ">"), self._on_agent)
         await self._broker.listen(names.changed(names.nodes, ">"), self._on_record)
         await self.refresh()
 
@@ -52,9 +53,9 @@ class AgentIndex:
         try:
             async for entry in self._facts.entries():
                 self._learn_facts(entry.key, entry.value)
-            async for entry in self._nodes.entries():
+            async for entry in self._agents.entries():
                 age = max(0.0, self._broker.server_now() - entry.stored)
-                self._learn_node(entry.value, age)
+                self._learn_agent(entry.key, entry.value, age)
         except BrokerError as error:
             log.warning("agents not listed: %s", error)
 
@@ -77,20 +78,21 @@ class AgentIndex:
         except msgspec.DecodeError as error:
             log.warning("the facts of agent %s are unreadable: %s", agent, error)
 
-    def _on_record(self, _: bytes, __: bytes, body: bytes, headers: bytes | None) -> None:
-        if body:
-            self._learn_node(body, 0.0)
+    def _on_agent(self, _: bytes, __: bytes, body: bytes, headers: bytes | None) -> None:
+        agent = kv_key(self._agents.name, parse_headers(headers).get("Nats-Subject", ""))
+        if agent and body:
+            self._learn_agent(agent, body, 0.0)
 
-    def _learn_node(self, body: bytes, age: float) -> None:
-        try:
-            record = nodes.decode(body)
-        except msgspec.DecodeError as error:
-            log.debug("a node's record is unreadable: %s", error)
-            return
-        if record.role == "agent":
+    def _learn_agent(self, agent: str, body: bytes, age: float) -> None:
+        """Who it is says the key, which permissions guard; the record may say anything."""
+        record = _record(body)
+        if record is not None:
             good = record.liveness.timeout_seconds if record.alive else 0.0
-            self._heard[record.id] = (self._broker.clock.monotonic() - age, good)
-        else:
+            self._heard[agent] = (self._broker.clock.monotonic() - age, good)
+
+    def _on_record(self, _: bytes, __: bytes, body: bytes, headers: bytes | None) -> None:
+        record = _record(body) if body else None
+        if record is not None:
             self._on_node(record)
 
     # ---- asking
@@ -113,3 +115,11 @@ class AgentIndex:
         else:
             found = target.select(self.facts)
         return sorted(found)
+
+
+def _record(body: bytes) -> NodeRecord | None:
+    try:
+        return nodes.decode(body)
+    except (msgspec.DecodeError, Unreadable) as error:
+        log.debug("a node's record is unreadable: %s", error)
+        return None

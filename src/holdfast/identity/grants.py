@@ -205,7 +205,7 @@ def dispatcher(names: Names) -> Grants:
     """Fans runs out to agents, and keeps what they return."""
     ns = names.namespace
     found = _core(names).join([_founder(names), _node(names), _holder(names)])
-    for bucket in (names.fleet, names.returns, names.facts):
+    for bucket in (names.fleet, names.returns, names.facts, names.agents):
         found.bucket(bucket, "info create read write purge").may_hear(names.changed(bucket, ">"))
     found.may_publish(names.agent("*", "*"), names.log("fleet", ">"), names.handover)
     found.may_hear(
@@ -231,7 +231,8 @@ def operator(names: Names) -> Grants:
     found = worker(names).join([control(names)]).may_publish(f"{ns}.>").may_hear(f"{ns}.>")
     for stream in (names.jobs, names.events, names.dead, names.ledger):
         found.stream(stream, "info create read purge delete update list pause pull ack")
-    nouns = "runs schedules slots leases nodes fleet returns facts settings secrets applied"
+    nouns = "runs schedules slots leases nodes fleet returns facts agents"
+    nouns += " settings secrets applied"
     for noun in nouns.split():
         found.bucket(names.bucket(noun), "info create read write purge delete update")
     return found
@@ -268,8 +269,8 @@ def agent(names: Names, id: str) -> Grants:
         f"{_API}INFO",
         names.ack("*", id),
         names.returned("*", id),
-        *(kv_subject(bucket, id) for bucket in (names.nodes, names.facts, names.applied)),
-        _own_key(names.nodes, id),
+        *(kv_subject(bucket, id) for bucket in (names.agents, names.facts, names.applied)),
+        _own_key(names.agents, id),
         _own_key(names.secrets, id),
         _own_key(names.settings, ">"),
     )

@@ -27,10 +27,13 @@ from holdfast.server.process import (
 MAX_PAYLOAD = 1024 * 1024
 READY_SECONDS = 20.0
 STOP_SECONDS = 10.0
+RELOAD_SECONDS = 10.0
 ATTEMPTS = 5  # starts, when others keep taking the port that we chose
 
 _PACE_SECONDS = 0.005
 _LOG_LINES = 12
+_RELOADED = "Reloaded server configuration"
+_NOT_RELOADED = "Failed to reload server configuration"
 _IN_USE = re.compile(r"listen tcp \S*:(\d+): bind: address already in use")
 
 
@@ -164,8 +167,24 @@ class Server:
         self._settled = True
 
     def reload(self) -> None:
-        """Read the configuration again: users that are gone from it are cut off at once."""
+        """Read the configuration again; returns when users that are gone from it are cut off."""
+        before = self._reloads()
         os.kill(self.pid, signal.SIGHUP)
+        deadline = time.monotonic() + RELOAD_SECONDS
+        while (found := self._reloads()) == before:
+            if time.monotonic() > deadline or not self.running:
+                raise ServerError(f"the nats-server {self.name!r} did not reload")
+            time.sleep(_PACE_SECONDS)
+        if found[1] != before[1]:
+            raise ServerError(
+                f"the nats-server {self.name!r} keeps its old configuration, because it cannot use "
+                f"the new one; its log ends with:\n{self.log_tail()}"
+            )
+
+    def _reloads(self) -> tuple[int, int]:
+        """How often it has taken a new configuration, and refused one."""
+        text = self.log_path.read_text(encoding="utf-8", errors="replace")
+        return text.count(_RELOADED), text.count(_NOT_RELOADED)
 
     def wait_ended(self) -> None:
         """Return when the process that was started is gone, for whatever reason."""

@@ -1,7 +1,7 @@
 """Agents as an operator sees them: who is there, since when, with which facts.
 
-An agent is known by its facts, which stay; it is online while its record among the nodes is there,
-which expires by itself. `forget` takes an agent that will not come back out of every target.
+An agent is known by its facts, which stay; it is online while its record is there, which expires
+by itself. `forget` takes an agent that will not come back out of every target.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Agents:
         self._client = client
         self._who = who
         self._facts = Bucket(client.broker, client.broker.names.facts)
-        self._nodes = Bucket(client.broker, client.broker.names.nodes)
+        self._records = Bucket(client.broker, client.broker.names.agents)
 
     async def list(self, target: str = "*", *, online: bool = False) -> Sequence[AgentInfo]:
         """The agents that a target means, by id."""
         wanted = parse(target)
         facts = await self._entries(self._facts)
-        records = await self._entries(self._nodes)
+        records = await self._entries(self._records)
         found = []
         for agent, entry in facts.items():
             said = _facts(entry)
@@ -70,7 +70,7 @@ class Agents:
         if entry is None:
             raise errors.NotFound(f"no agent {agent!r} is known: see 'holdfast agents list'")
         said = _facts(entry)
-        return _info(agent, said, entry, await self._nodes.get(agent)), said
+        return _info(agent, said, entry, await self._records.get(agent)), said
 
     async def forget(self, agent: str) -> None:
         """Take an agent out of the index, so that no target means it any more."""
