@@ -39,7 +39,8 @@ class World:
     broker: Broker
     root: Path
     seed: AccountSeed = SEED
-    agents: dict[str, AgentSettings] = field(default_factory=dict)
+    renderer: Renderer = field(default_factory=lambda: Renderer(seconds=3))
+    """Shared by the agents of a test."""
 
     @property
     def folder(self) -> Path:
@@ -73,7 +74,14 @@ class World:
         keys = (seed or self.seed).agent_keys(as_agent or id)
         known = dict(facts or {"name": id, "os": "debian"})
         made = AgentSettings(
-            self.broker, id, keys, lambda: known, self.root / "state" / id, jitter=0, **options
+            self.broker,
+            id,
+            keys,
+            lambda: known,
+            self.root / "state" / id,
+            renderer=self.renderer,
+            jitter=0,
+            **options,
         )
         made.load()
         return made
@@ -89,7 +97,10 @@ async def world(server: Server, namespace: str, root: Path) -> AsyncIterator[Wor
     async with Broker(ConnectionConfig(nats_url=server.url, namespace=namespace)) as broker:
         made = World(broker, root)
         made.write(**FILES)
-        yield made
+        try:
+            yield made
+        finally:
+            await made.renderer.close()
 
 
 @contextlib.asynccontextmanager
@@ -107,6 +118,3 @@ async def following(*agents: AgentSettings) -> AsyncIterator[None]:
 async def reaches(agent: AgentSettings, number: int) -> None:
     """Wait until a revision is in force on an agent."""
     await until(lambda: agent.report.number == number, 30, f"revision {number} on {agent.agent}")
-
-
-__all__ = ["CANARY", "FILES", "SEED", "Renderer", "World", "following", "reaches", "world"]
