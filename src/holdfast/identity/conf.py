@@ -28,7 +28,7 @@ _TOKEN: Final = re.compile(
     | (?P<mark>[{}\[\]=:])
     | "(?P<double>(?:\\.|[^"\\])*)"
     | '(?P<single>[^']*)'
-    | (?P<bare>(?:(?![{}\[\],;="'\#\s]|:(?=[\s{\["'])|//).)+)
+    | (?P<bare>(?:(?![{}\[\],;="'\s]|:(?=[\s{\["'])).)+)
     """,
     re.VERBOSE,
 )
@@ -109,7 +109,7 @@ class _Parser:
                 self._scopes.pop()
                 return values
             if kind not in ("bare", "double", "single"):
-                raise self._wrong(f"{text or 'the end'!r} where a name is expected", line)
+                raise self._wrong(f"{_shown(text)} where a name is expected", line)
             if (kind, text) == ("bare", "include"):
                 values |= read(self._path.parent / self._text(*self._take()), self._depth + 1)
             else:
@@ -142,7 +142,7 @@ class _Parser:
 
     def _text(self, kind: str, text: str, line: int) -> str:
         if kind not in ("bare", "double", "single"):
-            raise self._wrong(f"{text or 'the end'!r} where a text is expected", line)
+            raise self._wrong(f"{_shown(text)} where a text is expected", line)
         if kind != "double":
             return text
         return re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), text)
@@ -159,3 +159,7 @@ class _Parser:
         if lowered in ("false", "no", "off", "disabled"):
             return False
         return int(text) if re.fullmatch(r"-?\d+", text) else text
+
+
+def _shown(text: str) -> str:
+    return repr(text) if text else "the end"

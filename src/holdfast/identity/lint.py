@@ -98,12 +98,18 @@ def _logins(values: Mapping[str, Any]) -> Iterator[Login]:
             yield from _users(content, account, bool(find(content, "jetstream")))
 
 
+def _name(user: Mapping[str, Any]) -> str:
+    """How to speak of a user; a seed that should not be there is not repeated."""
+    name = str(find(user, "user", "username") or find(user, "nkey") or "")
+    return f"{name[:4]}…" if name.startswith("SU") else name
+
+
 def _users(content: Mapping[str, Any], account: str, streams: bool) -> Iterator[Login]:
     default = find(content, "default_permissions")
     single = {k: v for k, v in content.items() if k.lower() in ("user", *_SECRETS)}
     users = [*(find(content, "users") or []), *([single] if single else [])]
     for number, user in enumerate(users, 1):
-        name = str(find(user, "user", "username", "nkey") or f"number {number}")
+        name = _name(user) or f"number {number}"
         permissions = find(user, "permissions", "permission", "authorization") or default
         yield Login(name, account, streams, user, permissions)
 
@@ -145,7 +151,7 @@ def _login_flaws(login: Login) -> Iterator[Flaw]:
     if nkey.startswith("S"):
         yield Flaw(
             "fail",
-            f"account {login.account}, user {nkey[:4]}…",
+            where,
             "a private key (seed) stands in the file",
             "put the public key there, which starts with U, and issue a new one: this one is known",
         )

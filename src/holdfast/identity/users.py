@@ -112,7 +112,7 @@ class UserFolder:
         with self._alone():
             self._write(_List(namespace=names.namespace, users=[]))
             self._write_config(self.path / EXAMPLE, render_server(names))
-        return [self.add_user(role) for role in ROLES]
+        return self._add([(_login(role), ()) for role in ROLES])
 
     def add_user(self, role: str, name: str = "", buckets: Sequence[str] = ()) -> Path:
         """Issue a login of a role; returns its file."""
@@ -120,11 +120,9 @@ class UserFolder:
             known = ", ".join(ROLES)
             todo = ": agents are issued by 'holdfast auth agent ID'" if role == AGENT else ""
             raise InvalidInput(f"role {role!r} is not one of {known}{todo}")
-        user = wire.check_user(f"{role}-{wire.check_name(name, 'name')}" if name else role)
         for bucket in buckets:
             wire.check_name(bucket, "bucket")
-        login = Credentials(user=user, role=role, nkey_seed=new_nkey_seed())
-        return self._add([(login, tuple(buckets))])[0]
+        return self._add([(_login(role, name), tuple(buckets))])[0]
 
     def add_agents(
         self, agents: Sequence[str], generations: Sequence[int] = (FIRST_GENERATION,)
@@ -198,3 +196,9 @@ class UserFolder:
         with (self.path / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def _login(role: str, name: str = "") -> Credentials:
+    """A fresh login."""
+    user = wire.check_user(f"{role}-{wire.check_name(name, 'name')}" if name else role)
+    return Credentials(user=user, role=role, nkey_seed=new_nkey_seed())
