@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ from holdfast.broker.wire import Headers, parse_headers
 from holdfast.names import H_EXPECTED, H_KV_OPERATION, H_TTL, kv_key, kv_stream, kv_subject
 
 _PAGE = 1000
+LOOK_SECONDS = 0.5
+"""How long to ask whether a bucket that nobody answers for is there at all."""
 
 
 class Entry(NamedTuple):
@@ -217,6 +220,10 @@ async def direct_page(
             f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(request), reply=inbox
         )
         return await _read_page(queue, broker.config.request_timeout_seconds)
+    except errors.Unavailable:
+        with contextlib.suppress(errors.OutcomeUnknown, errors.Unavailable):
+            await broker.api(f"STREAM.INFO.{stream}", timeout=LOOK_SECONDS)  # `NotFound`, if so
+        raise
     finally:
         await broker.unsubscribe(subscription)
 

@@ -36,6 +36,7 @@ Verb = Literal[
     "remove",
     "trigger",
     "backfill",
+    "command",
     "login",
     "logout",
 ]

@@ -27,8 +27,10 @@ from holdfast.config import ConnectionConfig, RecordConfig, WebConfig
 from holdfast.errors import BrokerError
 from holdfast.model.liveness import Liveness
 from holdfast.ownership.membership import Membership
+from holdfast.status.agents import Agents
 from holdfast.status.audit import Audit
 from holdfast.status.dead import DeadLetters
+from holdfast.status.fleet import FleetStatus
 from holdfast.status.jobs import Jobs
 from holdfast.status.nodes import Nodes
 from holdfast.status.runs import Runs
@@ -70,6 +72,14 @@ class Desk:
     @cached_property
     def nodes(self) -> Nodes:
         return Nodes(self.client, self.audit)
+
+    @cached_property
+    def fleet(self) -> FleetStatus:
+        return FleetStatus(self.client, self.user.name)
+
+    @cached_property
+    def agents(self) -> Agents:
+        return Agents(self.client, self.user.name)
 
     @cached_property
     def schedules(self) -> Schedules:

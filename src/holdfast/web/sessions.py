@@ -20,7 +20,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.broker import Bucket
-from holdfast.broker.streams import bucket_config
 from holdfast.client import Client
 from holdfast.web.auth import Token, Tokens, User
 
@@ -48,10 +47,7 @@ class Sessions:
 
     async def ensure(self) -> None:
         """Make the bucket unless it is there."""
-        topology = self._client.topology
-        replicas = await topology.wanted_replicas()
-        config = bucket_config(self._client.broker.names, BUCKET, replicas)
-        await topology.ensure_stream(config)
+        await self._client.topology.ensure_bucket(BUCKET)
 
     async def start(self, token: Token) -> str:
         """A new session of a token's owner; returns its secret id."""

@@ -9,7 +9,19 @@ from fastapi import FastAPI
 from holdfast.web.wire import describe
 
 PREFIX = "/api/v1"
-NOUNS = ("runs", "jobs", "dead", "schedules", "slots", "nodes", "audit", "stats")
+NOUNS = (
+    "runs",
+    "jobs",
+    "dead",
+    "schedules",
+    "slots",
+    "nodes",
+    "fleet",
+    "agents",
+    "settings",
+    "audit",
+    "stats",
+)
 
 
 def include(app: FastAPI) -> None:
