@@ -128,8 +128,8 @@ def _of_jobs(jobs: Sequence[JobInfo], nodes: Sequence[NodeInfo]) -> list[Finding
     found = [
         Finding(
             "bad",
-            f"{many(count, 'run')} of group {group} waiting, and no worker of it is alive: start "
-            f"one with 'holdfast worker APP{'' if group == 'default' else f' --group {group}'}'",
+            f"group {group} has {many(count, 'run')} waiting and no live worker: start one with "
+            f"'holdfast worker APP{'' if group == 'default' else f' --group {group}'}'",
             f"/jobs?q={group}",
         )
         for group, count in stuck.items()

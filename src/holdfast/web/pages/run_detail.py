@@ -68,8 +68,7 @@ async def show(visit: ViewerVisit, run: str, at: int = 0) -> Response:
         letter=detail.dead_letter,
         record=found.record,
         gantt=gantt(found.record, visit.now) if found.record else None,
-        steps=told.steps,
-        sentences=[sentence(step) for step in told.steps],
+        lines=log(told.steps),
         payload=payload,
         headers=headers,
         result=await _result(visit, found.record),
@@ -155,6 +154,23 @@ def _waits(
 
 
 # ---- the story as sentences
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One line of the log; an error that was told just before is not told again."""
+
+    step: Step
+    text: str
+    error: str
+
+
+def log(steps: Sequence[Step]) -> list[Line]:
+    """The story of a run, line by line."""
+    found, told = [], ""
+    for step in steps:
+        found.append(Line(step, sentence(step), step.error if step.error != told else ""))
+        told = step.error or told
+    return found
 
 
 def sentence(step: Step) -> str:

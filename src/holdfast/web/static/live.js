@@ -137,6 +137,7 @@ function close() {
 }
 
 export function keepLive() {
+  if (!regions().length) light()?.setAttribute("hidden", "");
   open();
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) { close(); } else { open(); dirty = true; plan(); }

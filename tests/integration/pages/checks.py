@@ -1,0 +1,46 @@
+"""What is true of every page, asked of the browser itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from playwright.sync_api import Page
+
+SCRIPT = (Path(__file__).parent / "checks.js").read_text(encoding="utf-8")
+
+
+def wrong(tab: Page, what: str) -> list[str]:
+    """What one of the checks finds; they run beside the page's own scripts, past its policy."""
+    tab.evaluate(SCRIPT)
+    found: list[str] = tab.evaluate(f"window.checks.{what}()")
+    return found
+
+
+def check_page(tab: Page) -> None:
+    """Landmarks, names, contrast, nothing inline, nothing from elsewhere."""
+    assert tab.locator("main").count() == 1
+    assert tab.locator("h1").count() == 1
+    assert tab.locator("nav[aria-label]").count() >= 1
+    assert tab.locator("html").get_attribute("lang") == "en"
+    assert wrong(tab, "nameless") == []
+    assert wrong(tab, "inline") == []
+    assert wrong(tab, "foreign") == []
+    check_contrast(tab)
+
+
+def check_contrast(tab: Page) -> None:
+    """Every visible text has the contrast of WCAG AA."""
+    assert wrong(tab, "faint") == []
+
+
+def check_fits(tab: Page) -> None:
+    """Nothing must be scrolled sideways."""
+    wide = tab.evaluate(
+        "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    )
+    assert wide == 0, f"{wide} px too wide"
+
+
+def wait_live(tab: Page) -> None:
+    """The page is connected to the feed."""
+    tab.wait_for_selector('[data-light][data-state="live"]')

@@ -1,0 +1,158 @@
+"""Every page in a real Chromium: what it shows, in light and dark, on a desk and on a phone."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.integration.pages.checks import (
+    check_contrast,
+    check_fits,
+    check_page,
+    wait_live,
+    wrong,
+)
+from tests.integration.pages.conftest import Open, shoot
+from tests.integration.pages.world import PROBE, World
+
+PAGES = {
+    "overview": ("/", ["Overview", "Throughput", "Due next", "every-second", "no live worker"]),
+    "jobs": ("/jobs", ["Jobs and queues", "charge", "order-paid", "no worker"]),
+    "runs": ("/runs", ["Runs", "every-second"]),
+    "run-done": (
+        "/runs/{done}",
+        ["charge/order-0", "done", "Result", "receipt", "This one is gone"],
+    ),
+    "run-dead": (
+        "/runs/{dead}",
+        ["dead", "Attempts", "epoch", "given up", "X-Note", "Run it again"],
+    ),
+    "run-failed": ("/runs/{failed}", ["failed", "the bank does not answer", "Next attempt"]),
+    "run-running": ("/runs/{running}", ["running", "40 %", "halfway", "Cancel", "Held by"]),
+    "run-queued": ("/runs/{queued}", ["queued", "No attempt yet", "X-Note"]),
+    "run-delayed": ("/runs/{delayed}", ["delayed", "Put off until", "Due"]),
+    "schedules": ("/schedules", ["every-second", "nightly", "Europe/Paris", "paused", "Run now"]),
+    "schedule": ("/schedules/every-second", ["every 1s", "Newest slots", "Next", "X-Note", "done"]),
+    "dead": ("/dead", ["Dead letters", "broken", "page -N cannot be read"]),
+    "letter": ("/dead/1", ["Dead letter 1", "Traceback", "Attempts", "X-Note", "Replay"]),
+    "cluster": ("/cluster", ["Cluster", "worker", "scheduler", "coordinator", "heartbeat 2.5s"]),
+    "node": ("/cluster/{node}", ["CREATED", "RUNNING", "Liveness", "timeout", "Drain"]),
+}
+
+
+def path_of(world: World, name: str) -> str:
+    return PAGES[name][0].format(node=world.worker.node, **world.runs)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page_shows_its_things_accessibly(world: World, open_tab: Open, name: str) -> None:
+    """Content, landmarks, names, contrast in both themes, nothing inline, a clean console."""
+    tab = open_tab()
+    answer = tab.goto(world.site.url + path_of(world, name))
+    assert answer
+    assert answer.status == 200
+    for text in PAGES[name][1]:
+        expect(tab.locator("main")).to_contain_text(text)
+    if name != "letter":
+        wait_live(tab)
+    check_page(tab)
+    check_fits(tab)
+    shoot(tab, name)
+    tab.emulate_media(color_scheme="dark", reduced_motion="reduce")
+    check_contrast(tab)
+    shoot(tab, f"{name}-dark")
+    tab.set_viewport_size({"width": 390, "height": 844})
+    check_fits(tab)
+    expect(tab.locator("nav.nav a").last).to_be_in_viewport()
+    tab.emulate_media(color_scheme="light", reduced_motion="reduce")
+    shoot(tab, f"{name}-phone")
+
+
+def test_checks_find_what_they_look_for(world: World, open_tab: Open) -> None:
+    """A page with faults is not taken for a good one."""
+    tab = open_tab()
+    tab.goto(f"{world.site.url}/jobs")
+    tab.evaluate("""() => {
+        const main = document.querySelector("main");
+        const faint = document.createElement("p");
+        faint.textContent = "hardly to be read";
+        faint.style.color = "rgb(200, 200, 200)";
+        main.append(faint, document.createElement("button"), document.createElement("table"));
+        document.body.append(Object.assign(document.createElement("p"), { id: "jobs" }));
+    }""")
+    assert [text.split(":")[0] for text in wrong(tab, "faint")] == ["hardly to be read"]
+    assert len(wrong(tab, "nameless")) == 3
+    assert len(wrong(tab, "inline")) == 1
+
+
+def test_probe_is_shown_as_text_wherever_others_write(world: World, open_tab: Open) -> None:
+    """Payload, result, error, header, progress: the probe stands there, letter by letter."""
+    tab = open_tab()
+    seen = {
+        "run-dead": ["pre[aria-label=Payload]", ".error-text >> nth=0", "dd:has-text('img')"],
+        "run-done": ["pre[aria-label=Result]"],
+        "run-running": ["progress + span"],
+        "run-delayed": ["pre[aria-label=Payload]"],
+        "letter": ["textarea", "pre[aria-label=Traceback]"],
+    }
+    for name, places in seen.items():
+        tab.goto(world.site.url + path_of(world, name))
+        for place in places:
+            found = tab.locator(place).first
+            text = found.input_value() if place == "textarea" else found.inner_text()
+            assert "<script>window.pwned=1</script>" in text.replace('\\"', '"'), (name, place)
+        assert tab.locator("main img, main script").count() == 0
+    assert PROBE.startswith('">')
+
+
+def test_page_of_what_is_not_there_says_so(world: World, open_tab: Open) -> None:
+    """Unknown runs, letters, nodes, schedules and addresses are pages too, with a way on."""
+    tab = open_tab()
+    for path in ("/runs/nope", "/dead/999999", "/cluster/nobody", "/schedules/none", "/nowhere"):
+        answer = tab.goto(world.site.url + path)
+        assert answer
+        assert answer.status == 404, path
+        expect(tab.get_by_role("link", name="To the overview")).to_be_visible()
+    check_page(tab)
+    answer = tab.goto(f"{world.site.url}/runs/%3Cscript%3Ewindow.pwned=1%3C%2Fscript%3E")
+    assert answer
+    assert answer.status in (404, 422)
+
+
+def test_runs_are_filtered_while_one_types(world: World, open_tab: Open) -> None:
+    """The list follows the filters without a button, the address keeps them, nonsense is told."""
+    tab = open_tab()
+    tab.goto(f"{world.site.url}/runs")
+    wait_live(tab)
+    tab.get_by_label("State").select_option("dead")
+    expect(tab.locator("#runs tbody tr")).to_have_count(3)
+    tab.wait_for_url(re.compile(r"state=dead"))
+    tab.get_by_label("State").select_option("")
+    tab.get_by_label("Run or key").fill("order-7")
+    expect(tab.locator("#runs")).to_contain_text("charge/order-7")
+    expect(tab.locator("#runs tbody tr")).to_have_count(1)
+    tab.get_by_label("Job").fill("no such job!")
+    expect(tab.locator("#runs")).to_contain_text("is not usable")
+    tab.get_by_label("Job").fill("charge")
+    tab.get_by_label("Run or key").fill("")
+    expect(tab.locator("#runs tbody tr")).to_have_count(30)
+    tab.reload()
+    expect(tab.locator("#runs tbody tr")).to_have_count(30)
+
+
+def test_schedule_tells_why(world: World, open_tab: Open) -> None:
+    """A slot of the strip, a time in the future, a time that is none: each has an answer."""
+    tab = open_tab()
+    tab.goto(f"{world.site.url}/schedules/every-second")
+    tab.locator(".strip a").first.click()
+    expect(tab.locator("#why")).to_contain_text("dispatched")
+    expect(tab.locator("#why")).to_contain_text("in the term of epoch")
+    tab.goto(f"{world.site.url}/schedules/nightly")
+    tab.get_by_label("At").fill("2027-01-05T02:30:00Z")
+    tab.get_by_role("button", name="Tell me").click()
+    expect(tab.locator("#why")).to_contain_text("It is due in")
+    tab.get_by_label("At").fill("yesterday")
+    tab.get_by_role("button", name="Tell me").click()
+    expect(tab.locator("#why")).to_contain_text("is not a time")

@@ -1,0 +1,199 @@
+"""A small world with everything that a page shows: server, worker, scheduler, coordinator, web.
+
+It lives on an event loop in a thread of its own, because the browser's driver is synchronous. Every
+text that others can write carries a probe: if a page ever lets one through, its script runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import uvicorn
+
+from holdfast import Backoff, Context, Holdfast, Worker
+from holdfast.client import Client
+from holdfast.client.schedules import Schedules
+from holdfast.config import ConnectionConfig, SchedulerConfig, WebConfig, WorkerConfig
+from holdfast.coordinator import Coordinator
+from holdfast.model.schedule import define
+from holdfast.scheduler import Scheduler
+from holdfast.status.paging import RunPages
+from holdfast.status.runs import RunFilter
+from holdfast.web import create_app
+from tests.support import until
+
+T = TypeVar("T")
+
+PROBE = '"><img src=x onerror="window.pwned=1"><script>window.pwned=1</script>\''
+
+
+class Thread:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="world", daemon=True)
+        self._thread.start()
+
+    def call(self, work: Coroutine[Any, Any, T], limit: float = 60) -> T:
+        """Run a coroutine there and wait for it."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(limit)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+        self.loop.close()
+
+
+class Site:
+    """The web app on a free port."""
+
+    def __init__(self, thread: Thread, app: Any) -> None:
+        self.app = app
+        self._thread = thread
+        config = uvicorn.Config(app, port=0, log_level="warning", access_log=False, lifespan="on")
+        config.timeout_graceful_shutdown = 5
+        self._server = uvicorn.Server(config)
+        self._serving = asyncio.run_coroutine_threadsafe(self._server._serve(), thread.loop)
+        thread.call(until(lambda: self._server.started or self._serving.done(), 20, "a server"))
+        if not self._server.started:
+            self._serving.result()
+        self.port = self._server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.loop.call_soon_threadsafe(self.app.state.feed.close)
+        self._serving.result(20)
+
+
+def make_app(url: str, namespace: str, gate: asyncio.Event) -> Holdfast:
+    """Jobs for each way that a run can go."""
+    app = Holdfast("shop", nats_url=url, namespace=namespace)
+
+    @app.job
+    async def charge(order: int, ctx: Context) -> dict[str, Any]:
+        await ctx.publish("order-paid", {"order": order})
+        return {"receipt": f"no {order}", "note": PROBE}
+
+    @app.job(on="order-paid")
+    async def ship(order: int) -> None: ...
+
+    @app.job(retry=Backoff.list(["1h", "1h"]))
+    async def flaky(n: int) -> None:
+        raise ConnectionError(f"the bank does not answer {PROBE}")
+
+    @app.job(retry=Backoff.list(["10ms"]))
+    async def broken(n: int, note: str = "") -> int:
+        if n < 0:
+            raise ValueError(f"page {n} cannot be read {PROBE}")
+        return n
+
+    @app.job
+    async def hold(n: int, ctx: Context) -> int:
+        await ctx.progress(0.4, note=f"halfway {PROBE}")
+        await gate.wait()
+        return n
+
+    @app.job(group="other")
+    async def unserved(n: int) -> None: ...
+
+    @app.job
+    async def tidy(what: str = "") -> str:
+        return what
+
+    return app
+
+
+class World:
+    """Everything at once."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self.thread = Thread()
+        self.url = url
+        self.namespace = namespace
+        self.runs: dict[str, str] = {}
+        self._roles: list[tuple[Any, asyncio.Task[None]]] = []
+        self.thread.call(self._start())
+        self.site = Site(
+            self.thread,
+            create_app(connection=self.connection(), config=WebConfig(), open_to_all=True),
+        )
+
+    def connection(self) -> ConnectionConfig:
+        return ConnectionConfig(nats_url=self.url, namespace=self.namespace)
+
+    def call(self, work: Coroutine[Any, Any, T], limit: float = 60) -> T:
+        return self.thread.call(work, limit)
+
+    async def _start(self) -> None:
+        self.gate = asyncio.Event()
+        self.app = make_app(self.url, self.namespace, self.gate)
+        connection = self.connection()
+        self.worker = self._run(Worker(self.app, WorkerConfig(group="default", concurrency=8)))
+        await until(lambda: self.worker.pulling, 20, "a worker that pulls")
+        self._run(Coordinator(connection))
+        await self._schedules()
+        self._run(Scheduler(None, SchedulerConfig(), connection=connection))
+        await self._send()
+
+    def _run(self, role: T) -> T:
+        self._roles.append((role, asyncio.create_task(role.run())))  # type: ignore[attr-defined]
+        return role
+
+    async def client(self) -> Client:
+        backend = await self.app.backend()
+        assert isinstance(backend, Client)
+        return backend
+
+    async def _schedules(self) -> None:
+        schedules = Schedules(await self.client())
+        body = b'{"what": "<img src=x onerror=window.pwned=1>"}'
+        headers = {"X-Note": PROBE}
+        await schedules.add(define("every-second", "tidy", every="1s", body=body, headers=headers))
+        await schedules.add(define("nightly", "tidy", cron="30 3 * * *", tz="Europe/Paris"))
+        await schedules.add(define("quiet", "tidy", every="1h"))
+        await schedules.pause("quiet")
+
+    async def _send(self) -> None:
+        jobs = self.app.jobs
+        headers = {"X-Note": PROBE, "X-Password": "hunter2"}
+        done = [(await jobs["charge"].enqueue(n, key=f"order-{n}")) for n in range(30)]
+        self.runs["done"] = done[0].id
+        self.runs["failed"] = (await jobs["flaky"].enqueue(1, key="f", headers=headers)).id
+        for n in range(3):
+            run = await jobs["broken"].enqueue(-n - 1, note=PROBE, headers=headers)
+            self.runs["dead"] = run.id
+        self.runs["running"] = (await jobs["hold"].enqueue(1, key="h")).id
+        self.runs["queued"] = (await jobs["unserved"].enqueue(1, key="u", headers=headers)).id
+        self.runs["delayed"] = (await jobs["tidy"].enqueue(PROBE, key="d", delay="1h")).id
+        for run in done:
+            await run.result(timeout=30)
+        await until(self._settled, 30, "runs in every state")
+
+    async def _settled(self) -> bool:
+        pages = RunPages(await self.client())
+        for state, count in {"dead": 3, "failed": 1, "running": 1, "delayed": 1}.items():
+            if len((await pages.page(RunFilter(state=state), 10)).runs) < count:
+                return False
+        return True
+
+    async def _stop(self) -> None:
+        self.gate.set()
+        for role, _ in self._roles:
+            role.stop()
+        await asyncio.gather(*(task for _, task in self._roles), return_exceptions=True)
+        await self.app.close()
+
+    def close(self) -> None:
+        self.site.close()
+        self.thread.call(self._stop())
+        self.thread.close()
+
+
+async def eventually(check: Callable[[], Awaitable[Any]], what: str) -> Any:
+    """Wait for something to be true."""
+    return await until(check, 20, what)
