@@ -25,6 +25,7 @@ from holdfast.errors import ConfigError
 
 KEPT: Final = 4096
 LARGEST_KEPT_RETURN: Final = 64 * 1024
+LARGEST_FILE: Final = 16 * 1024 * 1024
 
 State = Literal["accepted", "done", "sent", "cancelled"]
 
@@ -46,7 +47,7 @@ class Journal:
         self._folder = folder
         self._path = folder / "runs.jsonl"
         self._seen: dict[str, Seen] = {}
-        self._lines = 0
+        self._size = 0
         self._file: IO[bytes] | None = None
         self._lock: IO[bytes] | None = None
 
@@ -56,7 +57,7 @@ class Journal:
         """Lock the folder and read what is there."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = (self._folder / "lock").open("wb")
+            self._lock = open(self._folder / "lock", "wb", opener=_private)  # noqa: SIM115
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.close()
@@ -126,13 +127,15 @@ class Journal:
 
     def _put(self, entry: Seen, *, sync: bool) -> None:
         self._seen[entry.run] = entry
-        assert self._file is not None
-        self._file.write(msgspec.json.encode(entry) + b"\n")
+        if self._file is None:
+            return  # closed: a command that could not be stopped has ended after the agent
+        line = msgspec.json.encode(entry) + b"\n"
+        self._file.write(line)
         self._file.flush()
         if sync:
             os.fsync(self._file.fileno())
-        self._lines += 1
-        if self._lines > 3 * KEPT:
+        self._size += len(line)
+        if self._size > LARGEST_FILE or len(self._seen) > 2 * KEPT:
             self._write_anew()
 
     def _write_anew(self) -> None:
@@ -152,7 +155,7 @@ class Journal:
         if self._file:
             self._file.close()
         self._file = open(self._path, "ab", opener=_private)  # noqa: SIM115 - open until `close`
-        self._lines = len(self._seen)
+        self._size = self._path.stat().st_size
 
 
 def _private(path: str, flags: int) -> int:

@@ -98,6 +98,10 @@ class Watch:
         self._detach = False
         self._doubt = False
         """Somebody says that we are not the owner, or we were away: ask before anything else."""
+        self._cut_short = 0
+        """Returns that only say that they were cancelled."""
+        self._reread = False
+        """Returns may be stored that were not told of."""
         self._cancelled_at: float | None = None
         self._forged: set[str] = set()
         self._purging: set[asyncio.Task[None]] = set()
@@ -156,7 +160,7 @@ class Watch:
             self._awake.clear()
             if self._lost:
                 raise Lost("another dispatcher owns it")
-            if self._doubt:
+            if self._doubt or self._reread:
                 await self._resolve_doubt()
             if self._time_left() <= 0:
                 await self._read_back()
@@ -197,12 +201,14 @@ class Watch:
         return self.record.deadline + LATE_SECONDS - self._broker.server_now()
 
     async def _resolve_doubt(self) -> None:
+        self._reread = False
         try:
-            found = await self._records.read(self.run_id)
-            self._check_owner(found)
+            if self._doubt:
+                self._check_owner(await self._records.read(self.run_id))
             await self._read_back()
         except (BrokerError, Unreadable) as error:
             log.debug("run %s not looked at: %s", self.run_id, error)
+            self._doubt = True
             return
         self._doubt = False
 
@@ -236,6 +242,9 @@ class Watch:
             self._awake.set()
         else:
             self._fan.heard_ack(agent)
+        if ack.status == "known":
+            self._reread = True  # its return may be stored already, and is not told of again
+            self._awake.set()
 
     def _on_return(self, subject: bytes, _: bytes, body: bytes, headers: bytes | None) -> None:
         self._take(last_token(subject.decode()), body, parse_headers(headers))
@@ -251,6 +260,7 @@ class Watch:
             self._replace_forged(agent)
             return
         if self._fan.heard_return(agent, found.ok):
+            self._cut_short += found.outcome == "cancelled"
             self._awake.set()
 
     def _verify(self, kind: str, agent: str, body: bytes, headers: Headers) -> None:
@@ -327,15 +337,16 @@ class Watch:
     async def _finish(self) -> None:
         fan = self._fan
         cancelled = bool(self.record.cancelled_by)
-        unsent = fan.unsent
+        unsent = fan.unsent if fan.begun else ()
         reason = ""
-        if unsent and not cancelled:
+        if fan.stopped and not cancelled:
             reason = f"{fan.failures} agents failed: {len(unsent)} were not sent to any more"
         status = fleet.final_status(
             len(fan.targets),
             len(fan.returned),
             fan.succeeded,
             cancelled=cancelled,
+            cut_short=self._cut_short,
             given_up=bool(reason),
         )
         now = self._broker.server_now()

@@ -10,7 +10,7 @@ that the owner's commands carry.
 
 The final status looks at returns only: all returned and were fine → `complete`; all returned, some
 failed → `failed`; some returned → `partial`; none → `timeout`. A run that was cancelled before all
-had returned is `cancelled`; one that stopped itself, or was given up, without any return is
+had done their work is `cancelled`; one that stopped itself, or was given up, without any return is
 `failed`. An agent that could not be reached has not returned.
 
 `FanOut` is the owner's view of one run: whom to send to, whom to send to again, whom to give up.
@@ -157,10 +157,16 @@ class Active(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def final_status(
-    targets: int, returned: int, succeeded: int, *, cancelled: bool = False, given_up: bool = False
+    targets: int,
+    returned: int,
+    succeeded: int,
+    *,
+    cancelled: bool = False,
+    cut_short: int = 0,
+    given_up: bool = False,
 ) -> FleetStatus:
-    """How a run ends."""
-    if cancelled and returned < targets:
+    """How a run ends. `cut_short`: returns that only say that they were cancelled."""
+    if cancelled and returned - cut_short < targets:
         return "cancelled"
     if returned >= targets:
         return "complete" if succeeded >= targets else "failed"
@@ -301,6 +307,11 @@ class FanOut:
     @property
     def succeeded(self) -> int:
         return sum(self.returned.values())
+
+    @property
+    def begun(self) -> bool:
+        """Whether we have sent anything ourselves."""
+        return self._next > 0
 
     @property
     def unsent(self) -> tuple[str, ...]:
