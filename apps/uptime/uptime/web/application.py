@@ -39,9 +39,14 @@ def create_app(config: Config | None = None, *, host: str = "127.0.0.1") -> Fast
             yield
 
     app = FastAPI(
-        title="Uptime", version="0.1.0", lifespan=life, docs_url=None, redoc_url=None,
+        title="Uptime",
+        version="0.1.0",
+        lifespan=life,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
         openapi_url="/api/openapi.json",
-    )  # fmt: skip
+    )
     app.state.gate = gate
     app.state.service = Service(config)
     app.state.cache = Cache(config.cache_seconds)
