@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -79,12 +80,16 @@ def check(out: Folder = OUT) -> None:
         raise typer.Exit(1)
 
 
-def parse_command(words: Sequence[str]) -> str:
-    """What is wrong with the words after `holdfast`; nothing when they are a command."""
+@functools.cache
+def _command_line() -> Any:
     from holdfast.cli import build
 
-    command: Any = typer.main.get_command(build())
-    parent, name, rest = None, "holdfast", list(words)
+    return typer.main.get_command(build())
+
+
+def parse_command(words: Sequence[str]) -> str:
+    """What is wrong with the words after `holdfast`; nothing when they are a command."""
+    command, parent, name, rest = _command_line(), None, "holdfast", list(words)
     try:
         while True:
             context = command.make_context(name, rest, parent=parent)

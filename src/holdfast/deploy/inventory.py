@@ -14,6 +14,7 @@ from holdfast.errors import ConfigError
 Resource = dict[str, Any]
 WORKLOADS = ("Deployment", "StatefulSet", "DaemonSet", "Job")
 SKIPPED = "Kustomization"
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ def read(folder: Path) -> Inventory:
     items = []
     for path in sorted(p for p in folder.rglob("*.y*ml") if p.suffix in (".yaml", ".yml")):
         try:
-            documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+            documents = list(yaml.load_all(path.read_text(encoding="utf-8"), _LOADER))
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
         for document in documents:

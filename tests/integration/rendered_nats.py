@@ -1,0 +1,101 @@
+"""A NATS cluster from the configuration that is rendered, on one machine.
+
+Every server has an address of its own (127.0.0.1, .2, .3) and all have the same ports, as pods do.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.config import DeployConfig
+from holdfast.deploy.manifests import nats
+from holdfast.deploy.project import Project
+from holdfast.identity.users import UserFolder
+from holdfast.server.process import Process, free_ports
+
+READY_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class RenderedNats:
+    """Where it is, and who may log in."""
+
+    url: str
+    monitor: str
+    users: UserFolder
+
+    def environment(self, user: str) -> dict[str, str]:
+        """What a process of that role is told."""
+        return {
+            "HOLDFAST_NATS_URL": self.url,
+            "HOLDFAST_CREDENTIALS_FILE": str(self.users.credentials(user)),
+            "HOLDFAST_REPLICAS": "3",
+        }
+
+
+def _config(project: Project, number: int, ports: tuple[int, int, int], folder: Path) -> str:
+    """The rendered file with addresses and paths of this machine, and nothing else changed."""
+    client, routes, monitor = ports
+    text = nats.server_config(project)
+    for other in range(project.config.nats_replicas):
+        text = text.replace(nats.host(project, other), f"127.0.0.{other + 1}")
+    own = f"127.0.0.{number + 1}"
+    changes = {
+        "$POD_NAME": f"nats-{number}",
+        f"port: {nats.ROUTES}": f'listen: "{own}:{routes}"',
+        f":{nats.ROUTES}": f":{routes}",
+        f"http_port: {nats.MONITOR}": f'http: "{own}:{monitor}"',
+        f"port: {nats.CLIENT}": f'listen: "{own}:{client}"',
+        "/var/run/nats/nats.pid": str(folder / "nats.pid"),
+        "/data/jetstream": str(folder / "jetstream"),
+        'include "auth/auth.conf"': 'include "../users/auth.conf"',
+    }
+    for old, new in changes.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+@contextmanager
+def rendered_nats(root: Path) -> Iterator[RenderedNats]:
+    """Three servers, ready."""
+    project = Project(root, DeployConfig(name="acme"), (), "hf")
+    users = UserFolder(root / "users")
+    users.init("hf")
+    client, routes, monitor = free_ports(3)
+    processes = []
+    try:
+        for number in range(project.config.nats_replicas):
+            folder = root / f"nats-{number}"
+            folder.mkdir()
+            config = folder / "nats.conf"
+            config.write_text(_config(project, number, (client, routes, monitor), folder))
+            processes.append(Process(config, folder, folder / "log"))
+        hosts = [f"127.0.0.{n + 1}" for n in range(len(processes))]
+        for host in hosts:
+            _wait(f"http://{host}:{monitor}/healthz", root)
+        urls = ",".join(f"nats://{host}:{client}" for host in hosts)
+        yield RenderedNats(urls, f"{hosts[0]}:{monitor}", users)
+    finally:
+        for process in processes:
+            process.kill()
+            process.exited.wait()
+
+
+def _wait(url: str, root: Path) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(url, timeout=2) as answer:
+                if json.loads(answer.read())["status"] == "ok":
+                    return
+        except OSError:
+            time.sleep(0.1)
+    logs = "\n".join(p.read_text()[-800:] for p in root.glob("nats-*/log"))
+    raise AssertionError(f"{url} is not healthy:\n{logs}")

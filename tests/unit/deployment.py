@@ -1,0 +1,71 @@
+"""A project that is rendered without a directory: what every kind of manifest needs once."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from holdfast.config import DeployConfig
+from holdfast.config.deployment import JobDeployConfig
+from holdfast.deploy.inventory import Inventory
+from holdfast.deploy.inventory import read as read_inventory
+from holdfast.deploy.project import Consumer, Group, JobDirectory, Project
+from holdfast.deploy.render import render
+from holdfast.names import Names, consumer
+
+NAMES = Names("hf")
+
+
+def group(name: str, *jobs: str, on: str = "") -> Group:
+    """A group whose jobs may subscribe to an event."""
+    found = [Consumer(NAMES.jobs, consumer(name, job)) for job in jobs]
+    found += [Consumer(NAMES.events, consumer(name, job, on)) for job in jobs if on]
+    return Group(name, jobs, tuple(found))
+
+
+def project(**config: Any) -> Project:
+    """Two directories: one with a subscription, one with two groups and a schedule."""
+    jobs = (
+        JobDirectory("resize", JobDeployConfig(), (group("resize", "resize", on="loaded"),), ()),
+        JobDirectory(
+            "shop",
+            JobDeployConfig(max_replicas=9, grace_seconds=120),
+            (group("default", "order", "mail"), group("Slow", "report")),
+            ("nightly",),
+        ),
+    )
+    return Project(Path(), DeployConfig(name="acme", **config), jobs, "hf")
+
+
+def rendered(out: Path, **config: Any) -> list[dict[str, Any]]:
+    """Everything that is rendered, read back from the files."""
+    render(project(**config), out)
+    return read(out)
+
+
+@functools.cache
+def inventory() -> Inventory:
+    """The usual project, rendered once; change copies of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        render(project(), Path(folder))
+        return read_inventory(Path(folder))
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    """The resources in a folder."""
+    return [
+        document
+        for path in sorted(out.rglob("*.yaml"))
+        for document in yaml.load_all(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
+        if document["kind"] != "Kustomization"
+    ]
+
+
+def one(resources: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    """The resource of that kind and name."""
+    [found] = [r for r in resources if r["kind"] == kind and r["metadata"]["name"] == name]
+    return found
