@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 from holdfast import Holdfast
 from holdfast.cli.dev import Changes
 from tests.integration.command import Command, free_port, gone, watched
+from tests.support import until
 
 APP = """
 from holdfast import Holdfast
@@ -42,6 +45,15 @@ def sender(url: str) -> tuple[Holdfast, Any]:
     return app, answer
 
 
+def shows(url: str, words: str) -> bool:
+    """Whether the jobs that the pages list are there."""
+    try:
+        with urllib.request.urlopen(f"{url}/api/v1/jobs", timeout=5) as found:
+            return words in found.read().decode()
+    except OSError:
+        return False
+
+
 async def test_dev_runs_what_is_on_the_disk(tmp_path: Path) -> None:
     """A change restarts the app; a broken one is shown and waited out; runs survive all of it."""
     write(tmp_path, APP.format(answer=1))
@@ -53,6 +65,9 @@ async def test_dev_runs_what_is_on_the_disk(tmp_path: Path) -> None:
         async with app:
             assert await (await answer.enqueue()).result(30) == 1
             await dev.says("group other")
+            page = re.search(r"See it and steer it: (http://127\.0\.0\.1:\d+)/", dev.text)
+            assert page
+            await until(lambda: shows(page[1], '"job":"answer"'), 40)
             write(tmp_path, APP.format(answer=2))
             await dev.says("shop.py changed: restarting")
             run = await answer.enqueue()

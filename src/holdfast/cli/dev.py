@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
+import socket
 import sys
 import tempfile
 import threading
@@ -36,6 +38,8 @@ STORE = Path(".holdfast") / "dev"
 GRACE_SECONDS = 3.0
 STOP_SECONDS = GRACE_SECONDS + 10.0
 LOOK_SECONDS = 0.5
+WEB_HOST = "127.0.0.1"
+WEB_PORT = 8080
 SKIPPED = frozenset({"node_modules", "__pycache__"})
 
 
@@ -62,6 +66,13 @@ def dev(
         list[Path] | None,
         typer.Option(help="Directory to watch, instead of this one; may be repeated."),
     ] = None,
+    web: Annotated[
+        bool, typer.Option("--web/--no-web", help="Serve the API and the pages too.")
+    ] = True,
+    web_port: Annotated[
+        int | None,
+        typer.Option(help="Port of the pages; without: 8080, or a free one.", max=LAST_PORT),
+    ] = None,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
 ) -> None:
@@ -76,9 +87,32 @@ def dev(
     with _server(port, store) as server, tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         folders = [path.resolve() for path in reload_dir or [Path()]]
         watch = Changes(folders) if reload else None
-        plan = Plan(app, server.url, Path(folder), processes, flags)
+        page = _web_port(web_port) if web and _has_web() else 0
+        plan = Plan(app, server.url, Path(folder), processes, flags, page)
         code = run_loop(Dev(plan, server, store, watch).run())
     raise typer.Exit(code)
+
+
+def _has_web() -> bool:
+    """Whether what the web needs is installed: it is an extra."""
+    there = all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn"))
+    if not there:
+        note("the pages are not served: pip install 'holdfast[web]'")
+    return there
+
+
+def _web_port(wanted: int | None) -> int:
+    """The port of the pages: as asked for, else the usual one if it is free."""
+    from holdfast.server.process import free_ports
+
+    if wanted:
+        return wanted
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):
+            probe.bind((WEB_HOST, WEB_PORT))
+            return WEB_PORT
+    return free_ports(1)[0]
 
 
 def _flags(given: dict[str, str | None]) -> list[str]:
@@ -126,12 +160,21 @@ class Plan:
     folder: Path
     processes: int
     flags: Sequence[str]
+    web_port: int = 0
+    """Where the pages are served; 0: nowhere."""
 
     def specs(self, app: dict[str, Any]) -> list[Spec]:
         """Workers, so many for each group, and the control roles; none for an app without jobs."""
         groups = sorted({job["group"] for job in app["jobs"]})
         workers = [self._worker(group, n) for group in groups for n in range(self.processes)]
-        return [*workers, self._control()] if workers else []
+        if not workers:
+            return []
+        return [*workers, self._control(), *([self._web()] if self.web_port else [])]
+
+    def _web(self) -> Spec:
+        ready = self.folder / "web.ready"
+        where = ["--host", WEB_HOST, "--port", str(self.web_port), "--ready-file", str(ready)]
+        return self._spec("web", ["web", "--app", self.target, *where], ready)
 
     def _worker(self, group: str, number: int) -> Spec:
         name = f"worker {group}" + (f" {number}" if self.processes > 1 else "")
@@ -297,6 +340,8 @@ class Dev:
         if self._plan.url != f"nats://127.0.0.1:{PORT}":
             say(f"  export HOLDFAST_NATS_URL={self._plan.url}")
         say(f"  holdfast enqueue {_example(app['jobs'][0])}")
+        if self._plan.web_port:
+            say(f"See it and steer it: http://{WEB_HOST}:{self._plan.web_port}/")
         if self._changes:
             folders = ", ".join(str(folder) for folder in self._changes.folders)
             say(f"A change of a .py file below {folders} restarts it. Ctrl-C stops everything.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +43,10 @@ def web(
     health_host: Annotated[
         str | None, typer.Option("--health-host", help="Address of --health-port.", metavar="HOST")
     ] = None,
+    ready_file: Annotated[
+        Path | None,
+        typer.Option("--ready-file", metavar="FILE", help="Exists while it serves."),
+    ] = None,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
 ) -> None:
@@ -59,7 +64,11 @@ def web(
     loaded = _load(app) if app else None
     config = load(WebConfig, host=host, port=port, health_port=health_port, health_host=health_host)
     _module("serve").check_reachable(config)
-    raise typer.Exit(run_role(lambda: _server(config, loaded)))
+    try:
+        raise typer.Exit(run_role(lambda: _server(config, loaded, ready_file)))
+    finally:
+        if ready_file:
+            ready_file.unlink(missing_ok=True)
 
 
 def _module(name: str) -> ModuleType:
@@ -84,7 +93,7 @@ def _load(target: str) -> Holdfast:
     return load_app(target)
 
 
-def _server(config: WebConfig, app: Holdfast | None) -> WebServer:
+def _server(config: WebConfig, app: Holdfast | None, ready_file: Path | None) -> WebServer:
     from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig, load
     from holdfast.model.liveness import from_config
     from holdfast.web.serve import WebServer
@@ -99,13 +108,16 @@ def _server(config: WebConfig, app: Holdfast | None) -> WebServer:
         app=app,
         records=load(RecordConfig),
         liveness=from_config(load(LivenessConfig)),
-        started=_started,
+        started=lambda url: _started(url, ready_file),
     )
 
 
-def _started(url: str) -> None:
+def _started(url: str, ready_file: Path | None) -> None:
     import sys
 
+    if ready_file:  # whoever waits for the file says where we are
+        ready_file.touch()
+        return
     say(f"holdfast web is on {url}")
     sys.stdout.flush()
 
