@@ -142,6 +142,12 @@ def ask(url: str, path: str, **query: str) -> Any:
         return None
 
 
+async def evaluated(url: str) -> bool:
+    """Whether Prometheus has looked at each rule."""
+    found = await asyncio.to_thread(ask, url, "rules")
+    return all(rule["health"] != "unknown" for group in found["groups"] for rule in group["rules"])
+
+
 async def test_every_panel_is_evaluated_by_a_real_prometheus(
     nats: Server, namespace: str, tmp_path: Path, report: Callable[[str], None]
 ) -> None:
@@ -166,12 +172,14 @@ async def test_every_panel_is_evaluated_by_a_real_prometheus(
             return found["result"] if found else []
 
         for attribute in SHOWN:
-            name = own(attribute).name
+            series = own(attribute)
+            wanted = series.rate() if series.name.endswith("_total") else series.name
 
-            async def there(name: str = name) -> list[Any]:
-                return await values(name)
+            async def there(wanted: str = wanted) -> list[Any]:
+                return await values(wanted)
 
-            await until(there, what=f"{name} is scraped")
+            await until(there, what=f"{wanted} has values")
+        await until(lambda: evaluated(url), what="every rule was evaluated")
         asked = [text for board in dashboards() for _, text in expressions(board.drawn())]
         answers = {text: await values(text) for text in asked}
         rules = await asyncio.to_thread(ask, url, "rules")

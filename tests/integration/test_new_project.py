@@ -1,0 +1,244 @@
+"""`holdfast new`: what it makes works as it is, and as its README says."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+from holdfast.deploy.scaffold import new_job, new_project
+from holdfast.errors import ConfigError
+from holdfast.server.process import free_ports
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 240
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh project with one more job, made by the command line in an empty directory."""
+    folder = tmp_path_factory.mktemp("empty")
+    run(folder, sys.executable, "-m", "holdfast", "new", "project", "acme")
+    run(folder / "acme", sys.executable, "-m", "holdfast", "new", "job", "invoice")
+    return folder / "acme"
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    """Where its server listens."""
+    return free_ports(1)[0]
+
+
+def environment(port: int = 0) -> dict[str, str]:
+    """As somebody has it who has installed Holdfast into the active environment."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HOLDFAST_", "PYTEST_"))}
+    paths = [str(Path(p).resolve()) for p in sys.path if p and Path(p).is_dir()]
+    own = str(Path(sys.executable).parent)
+    return kept | {
+        "PATH": f"{own}{os.pathsep}{os.environ['PATH']}",
+        "VIRTUAL_ENV": sys.prefix,
+        "PYTHONPATH": os.pathsep.join(p for p in paths if p != str(ROOT)),
+        **({"PORT": str(port)} if port else {}),
+    }
+
+
+def run(folder: Path, *command: str, port: int = 0) -> str:
+    """A command that has to work."""
+    done = subprocess.run(
+        command, cwd=folder, env=environment(port), capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def typed(project: Path) -> list[list[str]]:
+    """The lines of each shell block of the README, in order."""
+    text = (project / "README.md").read_text()
+    return [block.strip().splitlines() for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)]
+
+
+@pytest.fixture
+def developing(project: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """The last line of the first block, which goes on running."""
+    command = typed(project)[0][-1]
+    assert command == "make dev"
+    log = project / "dev.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command.split(), cwd=project, env=environment(port), stdout=out, stderr=out,
+            start_new_session=True,
+        )  # fmt: skip
+    deadline = time.monotonic() + SECONDS
+    while log.read_text().count("at a time") < 3:
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+    yield process
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_quick_start_works_as_typed(
+    project: Path, port: int, developing: subprocess.Popen[bytes]
+) -> None:
+    """Set up, test, develop, and in another terminal a picture through both sample jobs."""
+    first, second, *_ = typed(project)
+    assert [*first, *second] == ["make setup", "make test", "make dev", "make sample"]
+    run(project, *first[0].split(), port=port)
+    told = run(project, *first[1].split(), port=port)
+    assert told.count(" passed") == 4, "three jobs, and the project itself"
+    assert "failed" not in told
+    assert "small.png: 200 × 150" in run(project, *second[0].split(), port=port)
+    with Image.open(io.BytesIO((project / "small.png").read_bytes())) as image:
+        assert image.size == (200, 150)
+    os.killpg(developing.pid, signal.SIGINT)  # Ctrl-C
+    developing.wait(60)
+    deadline = time.monotonic() + 60
+    while answers(port):
+        assert time.monotonic() < deadline, "the server is still there"
+        time.sleep(0.1)
+
+
+def answers(port: int) -> bool:
+    """Whether somebody listens."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_new_job_needs_no_other_edit(project: Path) -> None:
+    """A directory more: consumers, manifests and their scaling are there."""
+    out = project / "deploy" / "rendered"
+    run(project, "holdfast", "deploy", "render", "--tag", "abc")
+    run(project, "holdfast", "deploy", "check")
+    scaled = yaml.safe_load((out / "jobs" / "invoice" / "scaling.yaml").read_text())
+    [trigger] = scaled["spec"]["triggers"]
+    assert trigger["metadata"]["consumer"] == "invoice=invoice"
+    resize = yaml.safe_load((out / "jobs" / "image-resize" / "scaling.yaml").read_text())
+    assert [t["metadata"]["consumer"] for t in resize["spec"]["triggers"]] == [
+        "image-resize=image-resize",
+        "image-resize=image-resize=image-downloaded",
+    ]
+    workers = next(yaml.safe_load_all((out / "jobs" / "invoice" / "workers.yaml").read_text()))
+    [container] = workers["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "ghcr.io/example/acme-invoice:abc"
+    assert "./apply-job.sh invoice" in (out / "setup.sh").read_text()
+
+
+def test_pipeline_builds_what_changed(project: Path) -> None:
+    """One job for its own directory, all for what is shared, all when the beginning is unknown."""
+
+    def git(*words: str) -> str:
+        names = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+        return run(project, "git", *names, *words).strip()
+
+    def commit(name: str) -> str:
+        (project / name).parent.mkdir(exist_ok=True, parents=True)
+        with (project / name).open("a") as file:
+            file.write("\n")
+        git("add", "--all")
+        git("commit", "--quiet", "--message", name)
+        return git("rev-parse", "HEAD")
+
+    def built(before: str, after: str) -> dict[str, object]:
+        lines = run(project, sys.executable, "tools/changed.py", before, after).splitlines()
+        return {key: json.loads(value) for key, _, value in (line.partition("=") for line in lines)}
+
+    everything = ["image-download", "image-resize", "invoice"]
+    git("init", "--quiet")
+    start = commit("README.md")
+    one = commit("jobs/invoice/main.py")
+    docs = commit("docs/more.md")
+    shared = commit("shared/settings.py")
+    control = commit("deploy/control.Dockerfile")
+    assert built(start, one) == {"jobs": ["invoice"], "control": False}
+    assert built(one, docs) == {"jobs": [], "control": False}
+    assert built(docs, shared) == {"jobs": everything, "control": False}
+    assert built(shared, control) == {"jobs": [], "control": True}
+    assert built("0" * 40, control) == {"jobs": everything, "control": True}
+    assert built("f" * 40, control) == {"jobs": everything, "control": True}
+
+
+def test_pipeline_has_no_lasting_token_and_skips_no_verification(project: Path) -> None:
+    """The cluster takes the identity of the run; every permission is named."""
+    text = (project / ".github" / "workflows" / "ci.yaml").read_text()
+    workflow = yaml.safe_load(text)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert workflow["jobs"]["deploy"]["permissions"]["id-token"] == "write"
+    assert set(re.findall(r"secrets\.\w+", text)) == set()
+    for word in ("insecure", "validate=false", "skip-tls", "--force"):
+        assert word not in text
+    assert workflow["jobs"]["build"]["env"]["TAG"] == "${{ github.sha }}"
+    steps = [step.get("run", "") for step in workflow["jobs"]["deploy"]["steps"]]
+    assert any("apply-job.sh" in step for step in steps)
+    commands = re.findall(r"make ([a-z-]+)", " ".join(steps))
+    makefile = (project / "Makefile").read_text()
+    assert all(f"\n{name}:" in makefile for name in commands)
+
+
+def test_images_test_before_they_are_made_and_are_not_root(project: Path) -> None:
+    """base → test → production: the last needs what only a passing test leaves."""
+    for path in project.glob("jobs/*/Dockerfile"):
+        text = path.read_text()
+        stages = re.findall(r"^FROM \S+ AS (\w+)", text, re.MULTILINE)
+        assert stages == ["base", "test", "production"]
+        production = text[text.index("AS production") :]
+        assert "COPY --from=test /tested" in production
+        assert production.index("USER 1000") < production.index("ENTRYPOINT")
+        for source in re.findall(r"^COPY (?!--)(\S+)", text, re.MULTILINE):
+            assert list(project.glob(source)), f"{path}: {source}"
+
+
+def test_existing_files_are_never_overwritten(tmp_path: Path) -> None:
+    """What is in the way is told, and nothing is written."""
+    (tmp_path / "Makefile").write_text("mine")
+    with pytest.raises(ConfigError, match="nothing was written"):
+        new_project("acme", tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["Makefile"]
+    (tmp_path / "jobs" / "invoice").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="there already"):
+        new_job("invoice", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "Upper", "../up", "a b", "1st", "x" * 60, "trailing-"])
+def test_names_that_kubernetes_refuses_are_refused(tmp_path: Path, name: str) -> None:
+    """A directory is also the name of an image, a group and a Deployment."""
+    with pytest.raises(ConfigError, match="not usable"):
+        new_project(name, tmp_path / "x")
+    (tmp_path / "jobs").mkdir()
+    with pytest.raises(ConfigError, match="not usable"):
+        new_job(name, tmp_path)
+
+
+def test_new_job_outside_a_project_is_refused(tmp_path: Path) -> None:
+    """It says what to do instead."""
+    with pytest.raises(ConfigError, match="holdfast new project"):
+        new_job("invoice", tmp_path)
+
+
+def test_render_names_the_directory_that_cannot_be_loaded(tmp_path: Path) -> None:
+    """A mistake in one job's code is told with its directory and its reason."""
+    job = tmp_path / "jobs" / "broken"
+    job.mkdir(parents=True)
+    (job / "pyproject.toml").write_text("[project]\nname = 'broken'\n")
+    (job / "main.py").write_text("import no_such_module\n")
+    command = [sys.executable, "-m", "holdfast", "deploy", "render"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "jobs/broken" in done.stderr
+    assert "no_such_module" in done.stderr
+    (job / "pyproject.toml").write_text("[tool.holdfast]\nmax_replica = 3\n")
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert "max_replica is unknown" in done.stderr
