@@ -1,4 +1,4 @@
-"""A small shop: `holdfast dev shop:app` in this directory runs it, `make demo` shows it at work.
+"""A small shop: `holdfast dev shop:app` in this directory runs it, `holdfast demo` shows it.
 
 holdfast enqueue charge '{"id": 1, "item": "lamp", "cents": 4900}' --key order-1 --wait
 """

@@ -14,7 +14,11 @@ Handler = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def serving(
-    handler: Handler, *, reads: bool = True, tls: ssl.SSLContext | None = None
+    handler: Handler,
+    *,
+    reads: bool = True,
+    tls: ssl.SSLContext | None = None,
+    host: str = "127.0.0.1",
 ) -> AsyncIterator[int]:
     """A server on loopback; the handler gets the request's head. Yields its port."""
     open_now: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
@@ -34,7 +38,7 @@ async def serving(
                 await writer.wait_closed()
             del open_now[me]
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
+    server = await asyncio.start_server(serve, host, 0, ssl=tls)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

@@ -182,7 +182,9 @@ async def test_reconcile_repairs_what_a_crash_left(store: Server) -> None:
         await schedules.remove("check-shop")
         await schedules.pause("check-resting")
         await checks.delete("lost")
-        assert await reconcile() == 3
+        await states.put("removed", State(status="down"))
+        assert await reconcile() == 4
+        assert await states.get("removed") is None
         found = await by_name()
         assert set(found) == {"check-shop", "check-resting"}
         assert not found["check-resting"].paused

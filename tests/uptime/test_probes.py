@@ -106,6 +106,26 @@ async def test_http_asks_under_the_name_with_the_pinned_address() -> None:
     assert "accept-encoding: identity" in lines
 
 
+async def test_http_goes_on_to_the_next_address() -> None:
+    """A name with an address that does not answer is asked at its next one; IPv6 works, too."""
+    heads = []
+
+    async def resolver(host: str, port: int) -> list[str]:
+        return ["127.0.0.1", "::1"]
+
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        heads.append(head)
+        writer.write(response(200))
+
+    guard = Guard(networks("127.0.0.1,::1"), resolver)
+    async with serving(handler, host="::1") as port:
+        assert (await look(check(f"http://both.example:{port}/"), guard)).verdict == "ok"
+        assert (await look(check(f"http://[::1]:{port}/"), LOCAL)).verdict == "ok"
+        assert (await look(check(f"both.example:{port}", kind="tcp"), guard)).verdict == "ok"
+    assert f"host: both.example:{port}" in heads[0].lower()
+    assert f"host: [::1]:{port}" in heads[1].lower()
+
+
 async def test_http_rebinding_name_is_not_asked_twice() -> None:
     """A name that answers differently the second time has no second time."""
     answers = iter([["127.0.0.1"], ["169.254.169.254"]])

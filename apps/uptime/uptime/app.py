@@ -122,7 +122,24 @@ async def reconcile() -> int:
         if await checks.get(name.removeprefix(PREFIX)) is None:  # it may have come meanwhile
             await schedules.remove(name)
             changed += 1
-    return changed
+    return changed + await _clear_states({check.id for check in wanted.values()})
+
+
+async def _clear_states(known: set[str]) -> int:
+    """Remove states without a check: a look that was under way when its check was removed."""
+    left = [entry.key async for entry in states.entries() if entry.key not in known]
+    gone = [id for id in left if await checks.get(id) is None]
+    for id in gone:
+        await rest(id)
+        await states.delete(id)
+    return len(gone)
+
+
+async def rest(check: str) -> None:
+    """End what is known of a check that is looked at no more; an incident of it ends quietly."""
+    now = int(time.time())
+    state = await states.change(check, lambda old: record.reset(old or State(), now))
+    await tell(check, state)
 
 
 async def set_schedule(schedules: Schedules, check: Check) -> None:

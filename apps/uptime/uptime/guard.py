@@ -17,10 +17,12 @@ Not covered: a public address that a firewall on the way maps to something priva
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
 import re
 import socket
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import httpx
@@ -69,11 +71,16 @@ class Refused(Exception):
     """This address, or this URL, is not connected to."""
 
 
+_threads = ThreadPoolExecutor(64, "uptime-resolve")
+"""The system's resolver blocks, perhaps for long: a few dead names must not stop the others."""
+
+
 async def resolve_by_system(host: str, port: int) -> list[str]:
     """Every address of a name, as the system's resolver gives them."""
     loop = asyncio.get_running_loop()
+    look = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = await loop.run_in_executor(_threads, look)
     except (OSError, UnicodeError):
         raise Refused(f"the name {host} does not resolve") from None
     return list(dict.fromkeys(str(info[4][0]) for info in found))

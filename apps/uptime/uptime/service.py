@@ -5,14 +5,12 @@ Order of a change: the check first, then its schedule; `reconcile` repairs a cra
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 from pydantic import ValidationError
 
 from holdfast import Conflict, Schedules
-from uptime import record
 from uptime.app import (
     Channel,
     app,
@@ -20,10 +18,10 @@ from uptime.app import (
     checks,
     incidents,
     probe,
+    rest,
     results,
     set_schedule,
     states,
-    tell,
 )
 from uptime.check import Check, CheckInput
 from uptime.config import Config
@@ -101,12 +99,7 @@ class Service:
     async def _follow(self, check: Check, old: Check) -> None:
         await set_schedule(await Schedules.of(app), check)
         if check.paused and not old.paused:
-            await self._rest(check.id)
-
-    async def _rest(self, id: str) -> None:
-        now = int(time.time())
-        state = await states.change(id, lambda old: record.reset(old or State(), now))
-        await tell(id, state)
+            await rest(check.id)
 
     async def remove(self, id: str) -> None:
         """Remove a check and what is known of it; its incidents are kept."""
@@ -115,7 +108,7 @@ class Service:
         schedules = await Schedules.of(app)
         if any(s.name == check.schedule for s in await schedules.list()):
             await schedules.remove(check.schedule)
-        await self._rest(id)
+        await rest(id)
         await states.delete(id)
 
     async def look_now(self, id: str) -> str:

@@ -7,9 +7,12 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel
 
 from uptime import summary
+from uptime.app import Channel
 from uptime.cache import Cache
+from uptime.check import CheckInput
 from uptime.service import Refusal, Service
 from uptime.web.security import Denied
 
@@ -54,6 +57,12 @@ async def forget(request: Request, id: str = "") -> None:
     await cache_of(request).forget(*names)
 
 
+def taking(model: type[BaseModel]) -> Json:
+    """For the description of the API: what a request's body is."""
+    schema = model.model_json_schema()
+    return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
+
+
 Managed = Depends(manager)
 ServiceOf = Annotated[Service, Depends(service_of)]
 Body = Annotated[Json, Depends(read_json)]
@@ -78,7 +87,9 @@ async def list_checks(service: ServiceOf) -> list[Json]:
     return [check.shown() for check in await service.all_checks()]
 
 
-@router.post("/api/checks", dependencies=[Managed], status_code=201)
+@router.post(
+    "/api/checks", dependencies=[Managed], status_code=201, openapi_extra=taking(CheckInput)
+)
 async def add_check(request: Request, body: Body, service: ServiceOf) -> Json:
     """Add a check."""
     check = await service.add(body)
@@ -100,7 +111,7 @@ async def show_check(id: str, service: ServiceOf) -> Json:
     return {**check.shown(), "state": known}
 
 
-@router.put("/api/checks/{id}", dependencies=[Managed])
+@router.put("/api/checks/{id}", dependencies=[Managed], openapi_extra=taking(CheckInput))
 async def change_check(request: Request, id: str, body: Body, service: ServiceOf) -> Json:
     """Replace a check; a header whose value is `********` keeps the one that it has."""
     check = await service.change(id, body)
@@ -159,7 +170,9 @@ async def list_channels(service: ServiceOf) -> list[Json]:
     return [channel.model_dump() for channel in await service.all_channels()]
 
 
-@router.post("/api/channels", dependencies=[Managed], status_code=201)
+@router.post(
+    "/api/channels", dependencies=[Managed], status_code=201, openapi_extra=taking(Channel)
+)
 async def set_channel(body: Body, service: ServiceOf) -> Json:
     """Add or replace a channel."""
     return (await service.set_channel(body)).model_dump()
