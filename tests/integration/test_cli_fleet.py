@@ -1,0 +1,97 @@
+"""`holdfast fleet`, `agents`, `agent` and `dispatcher` as an operator has them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from holdfast import Holdfast
+from holdfast.server import Server
+from tests.fleet_world import World
+from tests.integration.cli_support import environment, holdfast
+from tests.integration.command import Command
+from tests.support import until
+
+
+async def test_fleet_run_exit_codes_and_formats(
+    app: Holdfast, nats: Server, namespace: str, tmp_path: Path
+) -> None:
+    """0 all fine, 1 not sent, 2 failed, 3 silent, 4 both; lines, or one JSON object."""
+    quick = {"ack_seconds": 0.2, "grace_seconds": 0.2}
+    async with World(nats, namespace, tmp_path) as world, world.dispatcher(**quick):
+        await world.start_agents("web1", "web2")
+        fine, refused, failed, silent, both, typo = await asyncio.gather(
+            holdfast(app, "fleet", "run", "web*", "ping"),
+            holdfast(app, "fleet", "run", "none*", "ping"),
+            holdfast(app, "fleet", "run", "web1", "fail", "--format", "json"),
+            holdfast(app, "fleet", "run", "L@web1,ghost", "ping"),
+            holdfast(app, "fleet", "run", "L@web1,ghost", "fail", "--json"),
+            holdfast(app, "fleet", "run", "web1 web2", "ping"),
+        )
+        assert (fine.code, sorted(fine.out.splitlines())) == (
+            0,
+            ["web1  ok  true", "web2  ok  true"],
+        )
+        assert "complete, 2 ok, 0 failed, 0 unreachable of 2" in fine.err
+        assert (refused.code, refused.out) == (1, "")
+        assert "no agent matches" in refused.err
+        assert failed.code == 2
+        assert failed.json["status"] == "failed"
+        assert failed.json["returns"]["web1"]["outcome"] == "failed"
+        assert silent.code == 3
+        assert "ghost  unreachable" in silent.out
+        assert (both.code, both.json["unreachable"]) == (4, ["ghost"])
+        assert typo.code == 1
+
+
+async def test_fleet_detach_show_list_cancel(
+    app: Holdfast, nats: Server, namespace: str, tmp_path: Path
+) -> None:
+    """A detached run is listed as active, shown, cancelled, and kept with its story."""
+    async with World(nats, namespace, tmp_path) as world, world.dispatcher():
+        await world.start_agents("web1")
+        started = await holdfast(app, "fleet", "run", "web1", "mark", "x", "60", "--detach")
+        run = started.out.strip()
+        assert started.code == 0
+        active = await holdfast(app, "fleet", "active", "--json")
+        assert [r["run"] for r in active.json] == [run]
+        cancelled = await holdfast(app, "fleet", "cancel", run)
+        assert cancelled.code == 0
+        await world.followed(run)
+        shown, listed, gone = await asyncio.gather(
+            holdfast(app, "fleet", "show", run),
+            holdfast(app, "fleet", "list"),
+            holdfast(app, "fleet", "show", "fNobody"),
+        )
+        assert "cancelled" in shown.out
+        assert run in listed.out
+        assert gone.code == 1
+        assert "no fan-out run" in gone.err
+        assert (await holdfast(app, "fleet", "active", "--json")).json == []
+
+
+async def test_agent_and_dispatcher_out_of_the_box(app: Holdfast, tmp_path: Path) -> None:
+    """On an open server: control, an agent, a command; the agent says that it obeys anybody."""
+    env = environment(app)
+    data = str(tmp_path / "data")
+    with (
+        Command("agent", "--id", "a1", "--data", data, folder=tmp_path, env=env) as agent,
+        Command("control", folder=tmp_path, env=env) as control,
+    ):
+        await until(lambda: "takes commands" in agent.text, 30, "an agent")
+        assert agent.text.count("obeys whoever") == 1
+        done = await holdfast(app, "fleet", "run", "*", "facts.get", "id")
+        assert (done.code, done.out) == (0, "a1  ok  a1\n")
+        refused = await holdfast(app, "fleet", "run", "a1", "cmd.run", "id")
+        assert refused.code == 2
+        assert "no function 'cmd.run'" in refused.out
+        listed = await holdfast(app, "agents", "list", "--json")
+        assert [(a["id"], a["online"]) for a in listed.json] == [("a1", True)]
+        shown = await holdfast(app, "agents", "show", "a1")
+        assert "fact: os" in shown.out
+        for command in (agent, control):
+            command.process.terminate()
+            await until(lambda c=command: c.process.poll() is not None, 20, "an end")
+            assert command.process.returncode == 0, command.text
+        listed = await holdfast(app, "agents", "list", "--json")
+        assert [(a["id"], a["online"]) for a in listed.json] == [("a1", False)]
