@@ -4,6 +4,9 @@ A page looks at no more than `LOOK` records and messages; when fewer than asked 
 how far it has looked, and its cursor goes on from there. So a filter that matches one run in a
 hundred thousand is answered in parts, never by one long walk.
 
+A process that lists often has an index (`run_index`): with it records are not read from the server,
+and all of them are looked at.
+
 Runs that are running are known to their nodes, which write in each heartbeat what they hold: a
 filter for them asks there first, so that one that began long ago is found at once.
 """
@@ -23,6 +26,7 @@ from holdfast.model import node as nodes
 from holdfast.names import kv_key, kv_subject
 from holdfast.status.finding import read_record
 from holdfast.status.messages import Kept, newest
+from holdfast.status.run_index import RunIndex
 from holdfast.status.runs import RunFilter, RunInfo, of_message, of_record
 
 LOOK: Final = 2_000
@@ -94,8 +98,9 @@ class _Walk:
 class RunPages:
     """Reads runs page by page."""
 
-    def __init__(self, client: Client, look: int = LOOK) -> None:
+    def __init__(self, client: Client, look: int = LOOK, index: RunIndex | None = None) -> None:
         self._client = client
+        self._index = index if index is not None and index.complete else None
         self._broker = client.broker
         self._names = client.broker.names
         self._look = look
@@ -104,7 +109,8 @@ class RunPages:
         """The runs that match from a cursor on; at most `limit`, and at most so many looked at."""
         start = Cursor.read(cursor)
         walks = [_Walk(start.records), _Walk(start.queued), _Walk(start.delayed)]
-        held = await self._held(wanted) if wanted.state == "running" and not cursor else []
+        asked = wanted.state == "running" and not cursor and self._index is None
+        held = await self._held(wanted) if asked else []
         if wanted.state not in ("queued", "delayed"):
             await self._records(walks[0], wanted, limit)
         if wanted.state in ("", "queued") and not wanted.node:
@@ -116,6 +122,8 @@ class RunPages:
         return _merged(walks, held, limit)
 
     async def _records(self, walk: _Walk, wanted: RunFilter, limit: int) -> None:
+        if self._index is not None and not self._indexed(self._index, walk, wanted, limit):
+            return
         bucket = self._client.runs
         subject = kv_subject(bucket.name, ">")
         async for kept in newest(self._broker, bucket.stream, subject, walk.before):
@@ -127,6 +135,21 @@ class RunPages:
                 if wanted.matches(info):
                     walk.found.append((info, kept.sequence))
         walk.ended = True
+
+    def _indexed(self, index: RunIndex, walk: _Walk, wanted: RunFilter, limit: int) -> bool:
+        """Walk through the index, all the way; True when older records are on the server only."""
+        for sequence, info in index.newest(walk.before):
+            if info.updated < wanted.since:
+                walk.ended = True
+                return False
+            if len(walk.found) >= limit:
+                return False
+            walk.at, walk.oldest, walk.looked = sequence, info.updated, walk.looked + 1
+            if wanted.matches(info):
+                walk.found.append((info, sequence))
+        walk.ended = not index.floor
+        walk.before = min(walk.before or index.floor, index.floor)
+        return bool(index.floor)
 
     async def _messages(self, walk: _Walk, subject: str, wanted: RunFilter, limit: int) -> None:
         """Runs that are only a message yet; those with a record are listed by it."""

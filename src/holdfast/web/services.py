@@ -33,6 +33,8 @@ from holdfast.status.dead import DeadLetters
 from holdfast.status.fleet import FleetStatus
 from holdfast.status.jobs import Jobs
 from holdfast.status.nodes import Nodes
+from holdfast.status.paging import RunPages
+from holdfast.status.run_index import RunIndex
 from holdfast.status.runs import Runs
 from holdfast.status.schedules import SlotHistory
 from holdfast.telemetry import Telemetry
@@ -60,6 +62,12 @@ class Desk:
     @cached_property
     def runs(self) -> Runs:
         return Runs(self.client, self.audit)
+
+    @cached_property
+    def run_pages(self) -> RunPages:
+        """Lists of runs; from memory, as soon as that is filled."""
+        self.services.run_index.start()
+        return RunPages(self.client, index=self.services.run_index)
 
     @cached_property
     def dead(self) -> DeadLetters:
@@ -112,6 +120,7 @@ class Services:
         self.telemetry = Telemetry()
         self.broker = Broker(connection, name="holdfast web")
         self.client = Client(self.broker, records or RecordConfig(), self.telemetry)
+        self.run_index = RunIndex(self.client)
         self.sessions = Sessions(self.client, self.tokens, config.session_seconds)
         self.member: Membership | None = None
         self._liveness = liveness
@@ -161,6 +170,7 @@ class Services:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for end in self.before_close:
             await end()
+        await self.run_index.close()
         if self.member:
             await self.member.stop()
         await self.broker.close()

@@ -18,7 +18,6 @@ from holdfast.model.run import Attempt, Progress
 from holdfast.names import DEFAULT_GROUP
 from holdfast.status.dead import Body, as_text
 from holdfast.status.finding import Finder, Found
-from holdfast.status.paging import RunPages
 from holdfast.status.payloads import payload_of
 from holdfast.status.runs import RunFilter, RunInfo
 from holdfast.status.trace import Step, Trace
@@ -161,9 +160,8 @@ async def list_runs(
 ) -> Response:
     """Newest change first. A page is bounded: it may be short and still have a `next`."""
     at = when(since, desk.client.broker.server_now(), "since")
-    page = await RunPages(desk.client).page(
-        RunFilter(job, group, state, node, prefix, at), limit, cursor
-    )
+    wanted = RunFilter(job, group, state, node, prefix, at)
+    page = await desk.run_pages.page(wanted, limit, cursor)
     items = [_info(desk, run) for run in page.runs]
     return answer(request, RunPageOut(items, page.older, page.looked))
 

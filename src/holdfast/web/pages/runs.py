@@ -9,7 +9,6 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from holdfast.errors import InvalidInput, RunError
-from holdfast.status.paging import RunPages
 from holdfast.status.runs import STATES, RunFilter
 from holdfast.web.pages.rendering import Question
 from holdfast.web.pages.visit import OperatorVisit, ViewerVisit, Visit
@@ -36,7 +35,7 @@ async def list_runs(
     problem, found = "", None
     try:
         wanted = RunFilter(job, group, state, node, prefix)
-        found = await RunPages(visit.client).page(wanted, SHOWN, before)
+        found = await visit.desk.run_pages.page(wanted, SHOWN, before)
     except InvalidInput as error:  # a filter that is being typed
         problem = str(error)
     return await visit.show(

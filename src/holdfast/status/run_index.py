@@ -1,0 +1,189 @@
+"""The records of runs in memory, kept current by what the server repeats of each write.
+
+For a process that lists runs often, as the web does: a filter that one run in 100,000 matches is
+answered at once and completely. It begins with the first list, loads in the background, and is used
+once it is complete; until then, and in every other process, lists are read from the server.
+
+It informs and never decides. Records leave it when the server would have removed them, by the TTL
+that each was written with. It holds the newest `MOST`; older ones are read from the server. After a
+break of the connection it is loaded again, because changes may have been missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from holdfast.broker.kv import direct_page, parse_time
+from holdfast.broker.wire import Headers, parse_headers
+from holdfast.client import Client
+from holdfast.errors import BrokerError
+from holdfast.names import H_KV_OPERATION, H_MARKER, H_TTL, kv_key, kv_subject
+from holdfast.status.finding import read_record
+from holdfast.status.runs import RunInfo, of_record
+
+log = logging.getLogger("holdfast.status")
+
+MOST: Final = 200_000
+PAGE: Final = 500
+SWEEP_SECONDS: Final = 30.0
+AGAIN_SECONDS: Final = 2.0
+REST_SECONDS: Final = 0.005
+_UNITS: Final = (("ms", 0.001), ("h", 3600.0), ("m", 60.0), ("s", 1.0))
+
+
+class Known(NamedTuple):
+    """A record in the index."""
+
+    sequence: int
+    info: RunInfo
+    expires: float
+
+
+class RunIndex:
+    """The newest records of runs; `complete` says whether it may be used."""
+
+    def __init__(self, client: Client, most: int = MOST) -> None:
+        self.complete = False
+        self.floor = 0
+        """What is below this sequence was left out; 0: nothing was."""
+        self._client = client
+        self._broker = client.broker
+        self._most = most
+        self._known: dict[str, Known] = {}
+        """By run, in the order of their last write."""
+        self._fresh: dict[str, Known | None] = {}
+        """What changed while the others are loaded; None: it is gone."""
+        self._task: asyncio.Task[None] | None = None
+        self._subscription: Any = None
+        self._forget: Callable[[], None] = lambda: None
+        self._stale = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    # ---- life
+
+    def start(self) -> None:
+        """Begin to load, unless that was done; returns at once."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="holdfast-run-index")
+
+    async def close(self) -> None:
+        """End it."""
+        self.complete = False
+        self._forget()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._subscription is not None:
+            await self._broker.unsubscribe(self._subscription)
+
+    async def _run(self) -> None:
+        self._forget = self._broker.on_reconnect(self._stale.set)
+        while True:
+            try:
+                await self._load()
+                await self._keep()
+            except BrokerError as error:
+                log.debug("the index of runs is not complete: %s", error)
+                await self._broker.clock.sleep(AGAIN_SECONDS)
+            self.complete = False
+
+    async def _load(self) -> None:
+        """Listen first, then read: what changes meanwhile is heard, and counts."""
+        self._stale.clear()
+        self._known, self._fresh, self.floor = {}, {}, 0
+        if self._subscription is None:
+            names = self._broker.names
+            subject = names.changed(names.runs, ">")
+            self._subscription = await self._broker.listen(subject, self._on_change)
+            await self._broker.flush()
+        await self._read_all()
+        fresh, self._fresh = self._fresh, {}
+        for run, known in fresh.items():
+            old = self._known.get(run)
+            if known is None or old is None or known.sequence >= old.sequence:
+                self._put(run, known)
+        self.complete = not self._stale.is_set()
+
+    async def _read_all(self) -> None:
+        bucket = self._client.runs
+        subject, start, more = kv_subject(bucket.name, ">"), 1, True
+        while more:
+            page = await direct_page(self._broker, bucket.stream, subject, start, PAGE)
+            for message in page.messages:
+                run = kv_key(bucket.name, message.headers["Nats-Subject"])
+                self._put(run, _known(run, message.body, message.headers))
+            start, more = page.last + 1, page.more
+            await asyncio.sleep(REST_SECONDS)  # whoever waits for an answer goes first
+
+    async def _keep(self) -> None:
+        """Stay current until something may have been missed."""
+        while not self._stale.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SWEEP_SECONDS):
+                    await self._stale.wait()
+            now = self._broker.server_now()
+            for run in [run for run, known in self._known.items() if known.expires < now]:
+                del self._known[run]
+
+    # ---- writing
+
+    def _on_change(self, to: bytes, _: bytes, body: bytes, raw: bytes | None) -> None:
+        names = self._broker.names
+        run = to.decode()[len(names.changed(names.runs, "")) :]
+        known = _known(run, body, parse_headers(raw))
+        if self.complete:
+            self._put(run, known)
+        else:
+            self._fresh.pop(run, None)
+            self._fresh[run] = known
+
+    def _put(self, run: str, known: Known | None) -> None:
+        self._known.pop(run, None)
+        if known is None:
+            return
+        self._known[run] = known
+        if len(self._known) > self._most:
+            oldest = next(iter(self._known))
+            self.floor = max(self.floor, self._known.pop(oldest).sequence + 1)
+
+    # ---- reading
+
+    def newest(self, before: int = 0) -> Iterator[tuple[int, RunInfo]]:
+        """The records before a sequence (0: all), newest first, as they are at this moment."""
+        now, below = self._broker.server_now(), before or math.inf
+        for known in reversed(list(self._known.values())):
+            if known.sequence < below and known.expires >= now:
+                yield known.sequence, known.info
+
+
+def _known(run: str, body: bytes, headers: Headers) -> Known | None:
+    """What is kept of a write; None when it removes, or is not ours."""
+    if headers.get(H_KV_OPERATION) or H_MARKER in headers:
+        return None
+    record = read_record(body)
+    if record is None:
+        return None
+    stored = parse_time(headers["Nats-Time-Stamp"])
+    info = of_record(run, record, stored)
+    shared = {name: sys.intern(getattr(info, name)) for name in ("state", "group", "job", "node")}
+    expires = stored + _seconds(headers.get(H_TTL, ""))
+    return Known(int(headers["Nats-Sequence"]), msgspec.structs.replace(info, **shared), expires)
+
+
+def _seconds(ttl: str) -> float:
+    """A TTL as it was written (`90000ms`, `1h`); none is for ever."""
+    for unit, factor in _UNITS:
+        if ttl.endswith(unit):
+            with contextlib.suppress(ValueError):
+                return float(ttl.removesuffix(unit)) * factor
+    return math.inf
