@@ -34,9 +34,10 @@ async def slow(key: str, seconds: float, ctx: Context) -> str:
 
 
 @app.job(delivery="at_least_once")
-async def loose(key: str, ctx: Context) -> None:
+async def loose(key: str, ctx: Context, seconds: float = 0.0) -> None:
     """Without a record."""
     effects.started(run=ctx.run, key=key, attempt=ctx.attempt)
+    await asyncio.sleep(seconds)
     effects.apply(ctx.run, key=key)
 
 

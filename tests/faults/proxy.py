@@ -13,6 +13,7 @@ class Proxy:
         self._target = port
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._handlers: set[asyncio.Task[object]] = set()
         self._down = False
         self.port = 0
 
@@ -29,6 +30,7 @@ class Proxy:
         assert self._server
         self._server.close()
         self._drop()
+        await asyncio.gather(*self._handlers, return_exceptions=True)
 
     async def cut(self, seconds: float) -> None:
         """Reset every connection and refuse new ones for so long."""
@@ -46,6 +48,8 @@ class Proxy:
         if self._down:
             writer.transport.abort()
             return
+        if handler := asyncio.current_task():
+            self._handlers.add(handler)
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:

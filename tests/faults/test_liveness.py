@@ -70,9 +70,11 @@ async def test_killed_worker_is_recovered_within_seconds(
                 await victim.ready()
                 killed = time.time()
                 dead.kill()
+                held = {run.id for run in runs} - {done["run"] for done in effects.done()}
                 for run in runs:
                     await run.result(timeout=40)
                 again = [s for s in effects.starts() if s["at"] > killed]
+                assert held <= {start["run"] for start in again}  # a slow machine ends some before
                 gaps += [start["at"] - killed for start in again]
         finally:
             victim.close()
@@ -82,10 +84,36 @@ async def test_killed_worker_is_recovered_within_seconds(
         f"{KILLS} kills, {len(gaps)} runs restarted: median {statistics.median(gaps):.2f} s, "
         f"max {max(gaps):.2f} s after the kill"
     )
-    assert len(gaps) == KILLS * IN_FLIGHT
+    assert len(gaps) >= IN_FLIGHT
     assert len(effects.done()) == KILLS * IN_FLIGHT
     assert all(count <= 2 for count in starts.values())
     _epochs_grow(effects)
+
+
+@pytest.mark.timeout(200)
+async def test_messages_without_a_claim_are_given_back_too(
+    nats: Server, namespace: str, tmp_path: Path, report: Callable[[str], None]
+) -> None:
+    """Runs without a record, and those that waited for a slot, do not wait for `ack_wait`."""
+    effects = Effects(tmp_path / "effects")
+    app = sender(nats.url, namespace)
+    patience = {"HOLDFAST_WORKER_ACK_WAIT_SECONDS": "600", "HOLDFAST_WORKER_CONCURRENCY": "4"}
+    with coordinators(1, nats.url, namespace, tmp_path) as judges:
+        await _watching(judges)
+        with worker_fleet(1, nats.url, namespace, tmp_path, **patience) as [victim]:
+            await victim.ready()
+            loose = app.jobs["loose"]
+            await loose.enqueue_many([loose.request(key=str(n), seconds=5.0) for n in range(4)])
+            await until(lambda: len(effects.starts()) == 4, 20, "all in flight")
+            await asyncio.sleep(2.5)  # the coordinator has asked it, and knows it for long enough
+            killed = time.time()
+            victim.kill()
+            victim.replace()
+            await until(lambda: len(effects.starts()) == 8, 60, "new starts")
+    await app.close()
+    late = [start["at"] - killed for start in effects.starts()[4:]]
+    report(f"4 runs without a record started again {max(late):.2f} s after the kill")
+    assert set(effects.starts_per_run().values()) == {2}
 
 
 def _worker(url: str, namespace: str, root: Path) -> WorkerProcess:

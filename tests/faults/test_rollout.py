@@ -22,6 +22,7 @@ from tests.support import until
 
 ROUNDS = 10 if os.environ.get("HOLDFAST_SOAK") else 1
 PACE_SECONDS = 0.05
+READY_SECONDS = 90
 
 APP = """
 import asyncio
@@ -75,7 +76,10 @@ class Role:
         new = Command(*words, folder=self._folder, cwd=self._folder, env=self._env)
         self._stack.enter_context(new)
         self.running.append((new, port))
-        await ready(port)
+        try:
+            await ready(port, READY_SECONDS)
+        except AssertionError:
+            raise AssertionError(f"{self.name} is not ready:\n{new.text}") from None
 
     async def stop_oldest(self) -> None:
         """SIGTERM to the oldest; it ends well, and by itself."""

@@ -47,6 +47,8 @@ log = logging.getLogger("holdfast.coordinator")
 TICK_SECONDS = 0.05
 JITTER_SECONDS = 0.05
 LIST_SECONDS = 10.0
+FRESH_SECONDS = 3.0
+"""Messages without a claim are given back only when their node was heard of that recently."""
 SETTLE_SECONDS = 1.5
 """After a break of its own connection a coordinator judges nobody for so long."""
 INACTIVE_TTL_SECONDS = 3_600.0
@@ -220,7 +222,7 @@ class Coordinator:
         pong = msgspec.json.decode(answer.body, type=Pong)
         if pong.held is not None:
             seen.version = pong.version
-            seen.held = {h.run: h for h in pong.held}
+            seen.held = {h.reply: h for h in pong.held}
 
     def _spawn(self, seen: Seen, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do one thing to a node at a time, beside the watching."""
@@ -259,6 +261,8 @@ class Coordinator:
         index = list(seen.held.values())
         count = await self._recovery.recover(won, index, grace)
         took = self._broker.clock.monotonic() - heard
+        if took < FRESH_SECONDS:
+            count += await self._recovery.give_back_unclaimed(index)
         self.telemetry.recovery_seconds.observe(took)
         count += await self._recovery.sweep(won, {h.run for h in index}, grace)
         log.info("%d runs of %s given back %.2f s after it was last heard of", count, won.id, took)

@@ -48,10 +48,21 @@ class Recovery:
         """Give back what a lost node held; returns how many runs."""
         count = 0
         for held in index:
-            entry = await self._runs.get(held.run)
+            entry = await self._runs.get(held.run) if held.revision else None
             if entry is not None:
                 count += await self._judge(node, entry, grace_left)
         return count
+
+    async def give_back_unclaimed(self, index: list[HeldRun]) -> int:
+        """Give back what was held without a claim: runs without a record, and what waited.
+
+        Only while the addresses are those of the messages' last delivery, that is within
+        `ack_wait`: later they would take a message away from who has it by then.
+        """
+        unclaimed = [held.reply for held in index if not held.revision]
+        for reply in unclaimed:
+            await self._broker.publish(reply, NAK)
+        return len(unclaimed)
 
     async def sweep(self, node: NodeRecord, known: set[str], grace_left: float) -> int:
         """Look through all records for claims of the node that its index did not have."""

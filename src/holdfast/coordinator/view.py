@@ -47,7 +47,7 @@ class Seen:
         """How many pings in a row were answered by nobody."""
         self.next_ping = now
         self.version = -1
-        self.held: dict[str, HeldRun] = {h.run: h for h in record.held}
+        self.held: dict[str, HeldRun] = {h.reply: h for h in record.held}
 
     def wrote(self, record: NodeRecord, revision: int, now: float) -> None:
         """The node, or another coordinator, wrote its record."""
@@ -58,7 +58,7 @@ class Seen:
         if record.by == record.id:
             self.answered(now)
         if record.alive and self.version < 0:
-            self.held = {h.run: h for h in record.held}
+            self.held = {h.reply: h for h in record.held}
 
     def answered(self, now: float) -> None:
         """A sign of life."""

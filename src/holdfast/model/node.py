@@ -17,10 +17,11 @@ from holdfast.model.liveness import Liveness
 
 
 class HeldRun(msgspec.Struct, frozen=True, array_like=True):
-    """A claimed run in a node's index: where to look it up, and where to give it back."""
+    """Something in a node's index: where to look it up, and where to give it back."""
 
     run: str
     revision: int
+    """Of its claim; 0 for a message that is held without one."""
     reply: str
 
 

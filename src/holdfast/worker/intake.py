@@ -34,6 +34,8 @@ WAITING_SECONDS = 1.0
 UNDER_WAY_SECONDS = 60.0
 INDEX_SECONDS = 0.2
 """Runs held for less are not in the index: most end before anyone could read it."""
+INDEX_UNCLAIMED = 500
+"""So many messages without a claim are in it at most; the rest comes back after `ack_wait`."""
 
 
 class Intake:
@@ -195,11 +197,15 @@ class Intake:
     def index(self) -> tuple[HeldRun, ...]:
         """What this node holds for longer than a moment, for whoever must give it back."""
         settled = self._broker.clock.monotonic() - INDEX_SECONDS
-        return tuple(
-            HeldRun(held.run, held.claim.revision, held.message.reply)
-            for held in self._held.values()
-            if held.claim is not None and not held.lost and held.since < settled
-        )
+        claimed, unclaimed = [], []
+        for held in self._held.values():
+            if held.lost or held.since >= settled:
+                continue
+            if held.claim is not None:
+                claimed.append(HeldRun(held.run, held.claim.revision, held.message.reply))
+            elif held.job.spec.restart == "immediately":
+                unclaimed.append(HeldRun("", 0, held.message.reply))
+        return (*claimed, *unclaimed[:INDEX_UNCLAIMED])
 
     async def measure(self) -> None:
         """Keep the recent speed, by which to take in advance."""
