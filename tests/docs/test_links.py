@@ -66,3 +66,7 @@ def test_every_page_is_reached_from_the_index() -> None:
         linked = {unquote(t).partition("#")[0] for t in LINK.findall(Page(index).prose)}
         missing = {p.name for p in index.parent.glob("*.md")} - linked - {"index.md"}
         assert not missing, f"{index.relative_to(ROOT)} lacks {', '.join(sorted(missing))}"
+    operations = ROOT / "docs" / "operations.md"
+    linked = {unquote(t).partition("#")[0] for t in LINK.findall(Page(operations).prose)}
+    below = {f"operations/{p.name}" for p in (ROOT / "docs" / "operations").glob("*.md")}
+    assert below <= linked, f"docs/operations.md lacks {', '.join(sorted(below - linked))}"

@@ -13,8 +13,6 @@ from holdfast.deploy.manifests import pods
 from holdfast.deploy.project import Project
 from holdfast.deploy.promql import foreign, own
 
-RUNBOOKS = "docs/operations"
-
 
 @dataclass(frozen=True, slots=True)
 class Alert:
@@ -34,7 +32,7 @@ class Alert:
             "expr": self.expression,
             "for": self.wait,
             "labels": {"severity": self.severity},
-            "annotations": {"summary": self.summary, "runbook": f"{RUNBOOKS}/{self.runbook}"},
+            "annotations": {"summary": self.summary, "runbook": f"docs/{self.runbook}"},
         }
 
 
@@ -53,7 +51,7 @@ def scheduler_alerts() -> list[Alert]:
             "30s",
             "critical",
             "A slot is due for {{ $value | humanizeDuration }} and no scheduler has fired it.",
-            "scheduler.md#a-slot-is-due-and-nobody-fires-it",
+            "operations/scheduler.md#a-slot-is-due-and-nobody-fires-it",
         ),
         Alert(
             "HoldfastNobodyLeads",
@@ -61,7 +59,7 @@ def scheduler_alerts() -> list[Alert]:
             "1m",
             "critical",
             "No scheduler leads: nothing is fired.",
-            "scheduler.md#a-slot-is-due-and-nobody-fires-it",
+            "operations/scheduler.md#a-slot-is-due-and-nobody-fires-it",
         ),
         Alert(
             "HoldfastSlotsLate",
@@ -69,7 +67,7 @@ def scheduler_alerts() -> list[Alert]:
             "5m",
             "warning",
             "One slot in a hundred is sent more than {{ $value | humanizeDuration }} late.",
-            "scheduler.md#slots-are-late",
+            "operations/scheduler.md#slots-are-late",
         ),
         Alert(
             "HoldfastClockOff",
@@ -77,7 +75,7 @@ def scheduler_alerts() -> list[Alert]:
             "5m",
             "warning",
             "The clock of {{ $labels.instance }} is off; beyond a second it fires nothing.",
-            "scheduler.md#a-clock-is-wrong",
+            "operations/scheduler.md#a-clock-is-wrong",
         ),
     ]
 
@@ -95,7 +93,7 @@ def job_alerts() -> list[Alert]:
             "15m",
             "warning",
             "More runs come than are done: {{ $labels.group }}/{{ $labels.exported_job }}.",
-            "index.md#a-stuck-queue",
+            "operations.md#a-stuck-queue",
         ),
         Alert(
             "HoldfastDeadLetters",
@@ -103,7 +101,7 @@ def job_alerts() -> list[Alert]:
             "0m",
             "warning",
             "{{ $value | humanize }} runs were given up within ten minutes.",
-            "index.md#dead-letters",
+            "operations.md#dead-letters",
         ),
         Alert(
             "HoldfastAttemptsFail",
@@ -112,7 +110,7 @@ def job_alerts() -> list[Alert]:
             "15m",
             "warning",
             "{{ $value | humanizePercentage }} of the attempts at {{ $labels.exported_job }} fail.",
-            "index.md#dead-letters",
+            "operations.md#dead-letters",
         ),
         Alert(
             "HoldfastWorkerDeaf",
@@ -120,7 +118,7 @@ def job_alerts() -> list[Alert]:
             "1m",
             "critical",
             "No message has travelled to {{ $labels.instance }} for a while.",
-            "index.md#nats-was-restarted",
+            "operations.md#nats-was-restarted",
         ),
         Alert(
             "HoldfastThreadsStuck",
@@ -128,7 +126,7 @@ def job_alerts() -> list[Alert]:
             "15m",
             "warning",
             "Handlers on {{ $labels.instance }} go on long after their timeout.",
-            "index.md#a-stuck-queue",
+            "operations.md#a-stuck-queue",
         ),
     ]
 
@@ -142,7 +140,7 @@ def cluster_alerts() -> list[Alert]:
             "0m",
             "warning",
             "A {{ $labels.role }} died, froze or was cut off.",
-            "index.md#a-node-was-lost",
+            "operations.md#a-node-was-lost",
         ),
         Alert(
             "HoldfastFencedWrites",
@@ -150,7 +148,7 @@ def cluster_alerts() -> list[Alert]:
             "0m",
             "warning",
             "A process that had been replaced woke up and was refused: {{ $labels.what }}.",
-            "index.md#a-node-was-lost",
+            "operations.md#a-node-was-lost",
         ),
         Alert(
             "HoldfastTakeovers",
@@ -158,7 +156,7 @@ def cluster_alerts() -> list[Alert]:
             "0m",
             "warning",
             "{{ $value | humanize }} runs were taken over from lost workers within an hour.",
-            "index.md#a-node-was-lost",
+            "operations.md#a-node-was-lost",
         ),
         Alert(
             "HoldfastFlapping",
@@ -166,7 +164,7 @@ def cluster_alerts() -> list[Alert]:
             "0m",
             "warning",
             "{{ $labels.instance }} keeps losing its connection to NATS.",
-            "nats.md#a-server-is-lost",
+            "operations/nats.md#a-server-is-lost",
         ),
         Alert(
             "HoldfastControlDown",
@@ -174,7 +172,7 @@ def cluster_alerts() -> list[Alert]:
             "2m",
             "critical",
             "Fewer than two control processes answer: the next loss is a gap.",
-            "replicas.md#remove-a-replica",
+            "operations/replicas.md#remove-a-replica",
         ),
     ]
 
@@ -194,7 +192,7 @@ def storage_alerts() -> list[Alert]:
             "5m",
             "critical",
             "{{ $value | humanizePercentage }} of the storage is used.",
-            "nats.md#the-disk-is-full",
+            "operations/nats.md#the-disk-is-full",
         ),
         Alert(
             "HoldfastStorageFillsSoon",
@@ -203,7 +201,7 @@ def storage_alerts() -> list[Alert]:
             "30m",
             "warning",
             "At this pace the storage is full within a day.",
-            "nats.md#the-disk-is-full",
+            "operations/nats.md#the-disk-is-full",
         ),
         Alert(
             "HoldfastNatsDown",
@@ -212,7 +210,7 @@ def storage_alerts() -> list[Alert]:
             "1m",
             "critical",
             "A nats-server does not answer, or is not healthy.",
-            "nats.md#a-server-is-lost",
+            "operations/nats.md#a-server-is-lost",
         ),
         Alert(
             "HoldfastScalerErrors",
@@ -220,7 +218,7 @@ def storage_alerts() -> list[Alert]:
             "5m",
             "warning",
             "KEDA cannot read the lag of {{ $labels.scaledObject }}: it runs on its fallback.",
-            "scaling.md#keda-cannot-read-the-lag",
+            "operations/scaling.md#keda-cannot-read-the-lag",
         ),
     ]
 
