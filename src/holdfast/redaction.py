@@ -27,6 +27,7 @@ class Redactor:
 
     def __init__(self) -> None:
         self._forms: dict[str, set[str]] = {}
+        self._known = False
         self._pattern: re.Pattern[str] | None = None
 
     def __repr__(self) -> str:
@@ -38,16 +39,23 @@ class Redactor:
         if forms == self._forms.get(source, set()):
             return
         self._forms[source] = forms
-        every = sorted(set().union(*self._forms.values()), key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, every))) if every else None
+        self._known = any(self._forms.values())
+        self._pattern = None
 
     def scrub(self, text: str) -> str:
         """The text with every secret blanked out."""
-        return self._pattern.sub(BLANK, text) if self._pattern else text
+        return self._compiled().sub(BLANK, text) if self._known else text
+
+    def _compiled(self) -> re.Pattern[str]:
+        """All secrets as one pattern, the longest first; made when it is needed."""
+        if self._pattern is None:
+            every = sorted(set().union(*self._forms.values()), key=len, reverse=True)
+            self._pattern = re.compile("|".join(map(re.escape, every)))
+        return self._pattern
 
     def scrub_values(self, value: Any) -> Any:
         """Plain values with every secret in their texts blanked out."""
-        if self._pattern is None:
+        if not self._known:
             return value
         if isinstance(value, str):
             return self.scrub(value)

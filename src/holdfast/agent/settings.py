@@ -127,10 +127,10 @@ class AgentSettings:
         names = self._broker.names
         own = names.changed(names.secrets, self.agent)
         subscriptions = [
-            await self._broker.subscribe(
+            await self._broker.listen(
                 names.changed(names.settings, SETTINGS_REVISION), self._on_revision
             ),
-            await self._broker.subscribe(own, self._on_secrets),
+            await self._broker.listen(own, self._on_secrets),
         ]
         if self._asked:
             questions = names.node(self.agent, ASKED)
@@ -155,11 +155,11 @@ class AgentSettings:
             await self._broker.clock.sleep(random.uniform(0, self._jitter))
             wait = await self.refresh()
 
-    async def _on_revision(self, message: Received) -> None:
-        self._notice = message.body
+    def _on_revision(self, subject: bytes, reply: bytes, body: bytes, _: bytes | None) -> None:
+        self._notice = body
         self._wake.set()
 
-    async def _on_secrets(self, message: Received) -> None:
+    def _on_secrets(self, subject: bytes, reply: bytes, body: bytes, _: bytes | None) -> None:
         """What was sealed anew matters to whoever lacked something; others hear of a revision."""
         if self._failed:
             self._wake.set()
