@@ -201,9 +201,11 @@ async def show(run: RunArgument) -> None:
     from holdfast.status.fleet import FleetInfo, FleetStatus
 
     async with connected() as client:
-        record, returns = await FleetStatus(client).show(run)
+        status = FleetStatus(client)
+        record, returns = await status.show(run)
+        history = await status.history(run)
     if given().json:
-        emit(_as_json(record, returns))
+        emit(_as_json(record, returns) | {"history": history})
         return
     info = FleetInfo.of(record, len(returns))
     pairs(
@@ -221,6 +223,8 @@ async def show(run: RunArgument) -> None:
             ("cancelled by", info.cancelled_by),
         ]
     )
+    steps = [(clock_time(step.at), step.what, step.by, step.detail) for step in history]
+    table(("at", "what", "by", "detail"), steps, empty="no history is kept")
     table(("agent", "outcome", "seconds", "value"), rows(record, returns), empty="nothing returned")
 
 

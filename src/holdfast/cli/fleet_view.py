@@ -26,6 +26,7 @@ class View:
         self._task: TaskID | None = None
         self._ok = 0
         self._failed = 0
+        self._told = False
 
     def __enter__(self) -> View:
         if not self._quiet and sys.stdout.isatty():
@@ -49,6 +50,9 @@ class View:
 
     def record(self, record: FleetRun) -> None:
         """The run has begun, or changed."""
+        if not self._quiet and not self._told:
+            self._told = True
+            note(f"{record.run}: {record.request.function} for {len(record.targets)} agents")
         if self._bar and self._task is None:
             self._task = self._bar.add_task(record.request.function, total=len(record.targets))
 
@@ -58,16 +62,16 @@ class View:
         self._failed += not found.ok
         if self._quiet:
             return
-        line = f"{found.agent}  {found.outcome}  {shown(found)}".rstrip()
+        text = lines(found)
         if self._bar:
             from rich.text import Text
 
-            self._bar.console.print(Text(line, style="" if found.ok else "red"))
+            self._bar.console.print(Text(text, style="" if found.ok else "red"))
             if self._task is not None:
-                text = f"{self._ok} ok, {self._failed} failed"
-                self._bar.update(self._task, advance=1, description=text)
+                counts = f"{self._ok} ok, {self._failed} failed"
+                self._bar.update(self._task, advance=1, description=counts)
         else:
-            say(line)
+            say(text)
 
     def end(self, record: FleetRun) -> None:
         """The run has ended: who did not answer, and the sum."""
@@ -86,6 +90,15 @@ class View:
         note(f"{record.run}: {record.status}, {', '.join(parts)} of {total}")
         if record.reason:
             note(record.reason)
+
+
+def lines(found: Return) -> str:
+    """A return for people: on one line, or a program's output below the agent's name."""
+    output = found.value.get("stdout") if found.ok and isinstance(found.value, dict) else None
+    if isinstance(output, str):
+        below = "".join(f"\n    {line}" for line in output.splitlines())
+        return f"{found.agent}  {found.outcome}{below}"
+    return f"{found.agent}  {found.outcome}  {shown(found)}".rstrip()
 
 
 def shown(found: Return) -> str:

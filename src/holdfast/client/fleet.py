@@ -9,6 +9,7 @@ missed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -148,7 +149,8 @@ class Fleet:
         heard: asyncio.Queue[FleetRun | Return] = asyncio.Queue()
 
         def on_return(_: bytes, __: bytes, body: bytes, headers: bytes | None) -> None:
-            heard.put_nowait(fleet.decode_return(body))
+            with contextlib.suppress(errors.Unreadable):  # forged: the dispatcher drops it too
+                heard.put_nowait(fleet.decode_return(body))
 
         def on_record(_: bytes, __: bytes, body: bytes, headers: bytes | None) -> None:
             heard.put_nowait(fleet.decode(body))

@@ -92,6 +92,7 @@ class Adoption:
             "run %s adopted from %s", run, f"{owner}, which is gone" if lost else "one that left"
         )
         self._owned(taken, won)
+        await self._records.tell(run, "adopted", f"from {owner}" if owner else "")
         return True
 
     async def _give_up(self, record: FleetRun, revision: int) -> None:
@@ -109,6 +110,7 @@ class Adoption:
             self._telemetry.fleet_runs.labels("failed").inc()
             log.error("run %s is given up: %s", record.run, reason)
             await self._records.forget(record.run)
+            await self._records.tell(record.run, "ended", f"failed: {reason}")
 
     async def try_look(self) -> bool:
         """Look, and say whether that was possible."""

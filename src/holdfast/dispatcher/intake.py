@@ -167,6 +167,7 @@ class Intake:
             "cancel", run, marked.epoch, marked.cancelled_by.encode(), marked.targets
         )
         log.info("run %s cancelled by %s", run, marked.cancelled_by)
+        await self._records.tell(run, "cancelled", f"by {marked.cancelled_by}")
         return Answer(marked)
 
 

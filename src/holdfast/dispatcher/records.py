@@ -9,6 +9,7 @@ crash left behind is removed by the next who looks.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import AsyncIterator
 
 from holdfast.broker import Broker, Bucket
@@ -16,8 +17,10 @@ from holdfast.broker.batch import Write, store_batch
 from holdfast.broker.kv import ttl_text
 from holdfast.errors import BrokerError, Conflict, NotConnected, OutcomeUnknown, Unavailable
 from holdfast.model import fleet
-from holdfast.model.fleet import Active, FleetRun
+from holdfast.model.fleet import Active, FleetRun, Step
 from holdfast.names import H_EXPECTED, H_TTL, active_key, fleet_key, kv_subject
+
+log = logging.getLogger("holdfast.dispatcher")
 
 RETRY_SECONDS = 0.1
 RETRY_MOST_SECONDS = 1.0
@@ -93,6 +96,14 @@ class FleetRecords:
         prefix = active_key("")
         async for entry in self.bucket.entries(prefix.rstrip(".")):
             yield entry.key[len(prefix) :], fleet.decode_active(entry.value)
+
+    async def tell(self, run: str, what: str, detail: str = "") -> None:
+        """Write a step down in the ledger; losing one is no reason to fail."""
+        step = Step(run, what, self._node, self._broker.server_now(), detail)
+        try:
+            await self._broker.store(self._broker.names.log("fleet", run), fleet.encode(step))
+        except BrokerError as error:
+            log.warning("run %s: %s is not in the ledger: %s", run, what, error)
 
     async def forget(self, run: str) -> None:
         """Take a run out of the index."""

@@ -119,6 +119,10 @@ class Watch:
             await self._listen()
             if not self._fresh:
                 await self._read_back()
+            if self._fresh:
+                request = self.record.request
+                detail = f"{request.function} for {len(self.record.targets)} by {request.user}"
+                await self._records.tell(self.run_id, "dispatched", detail)
             await self._write(status="running", epoch=self.epoch)
             await self._until_over()
             if self._detach and not self._fan.over:
@@ -332,6 +336,7 @@ class Watch:
         owner = self.record.owner
         await self._write(owner="", epoch=0)
         log.info("run %s handed over by %s", self.run_id, owner)
+        await self._records.tell(self.run_id, "handed over")
         await self._broker.publish(self._broker.names.handover, self.run_id.encode())
 
     async def _finish(self) -> None:
@@ -361,6 +366,8 @@ class Watch:
             ended=now,
         )
         await self._records.forget(self.run_id)
+        counts = f"{len(fan.returned)} of {len(fan.targets)} returned"
+        await self._records.tell(self.run_id, "ended", f"{status}, {counts}")
         self._telemetry.fleet_runs.labels(status).inc()
         self._telemetry.fleet_seconds.observe(max(0.0, now - self.record.created))
         log.info(

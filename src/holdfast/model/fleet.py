@@ -149,6 +149,17 @@ class Ack(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
 
 
+class Step(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One entry of a run's history in the ledger."""
+
+    run: str
+    what: str
+    """dispatched, adopted, handed over, cancelled, ended."""
+    by: str
+    at: float
+    detail: str = ""
+
+
 class Active(msgspec.Struct, frozen=True, omit_defaults=True):
     """An entry of the index of runs that have not ended."""
 
@@ -210,9 +221,10 @@ _return_decoder = msgspec.json.Decoder(Return)
 _ack_decoder = msgspec.json.Decoder(Ack)
 _order_decoder = msgspec.json.Decoder(Order)
 _active_decoder = msgspec.json.Decoder(Active)
+_step_decoder = msgspec.json.Decoder(Step)
 
 
-def encode(record: FleetRun | FleetRequest | Return | Ack | Order | Active) -> bytes:
+def encode(record: FleetRun | FleetRequest | Return | Ack | Order | Active | Step) -> bytes:
     """A record as it travels and is stored."""
     return msgspec.json.encode(record)
 
@@ -257,6 +269,12 @@ def decode_order(body: bytes) -> Order:
 def decode_active(body: bytes) -> Active:
     """An entry of the index."""
     found: Active = _decoded(_active_decoder, body, "an entry of the index of active runs")
+    return found
+
+
+def decode_step(body: bytes) -> Step:
+    """An entry of a run's history."""
+    found: Step = _decoded(_step_decoder, body, "an entry of the ledger")
     return found
 
 

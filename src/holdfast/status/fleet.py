@@ -8,11 +8,12 @@ import msgspec
 
 from holdfast import errors
 from holdfast.broker import Bucket
+from holdfast.broker.kv import direct_batch
 from holdfast.client import Client
 from holdfast.client.fleet import Fleet
 from holdfast.model import fleet
-from holdfast.model.fleet import FleetRun, Return
-from holdfast.names import active_key, fleet_key
+from holdfast.model.fleet import FleetRun, Return, Step
+from holdfast.names import active_key, check_run, fleet_key
 from holdfast.status.audit import Audit, operator
 
 
@@ -104,6 +105,13 @@ class FleetStatus:
     async def show(self, run: str) -> tuple[FleetRun, dict[str, Return]]:
         """A run's record and the returns that are stored."""
         return await self.fleet.read(run), await self.fleet.returns(run)
+
+    async def history(self, run: str) -> Sequence[Step]:
+        """What became of a run, oldest first: who dispatched, adopted, cancelled and ended it."""
+        broker = self._client.broker
+        subject = broker.names.log("fleet", check_run(run))
+        found = direct_batch(broker, broker.names.ledger, subject)
+        return [fleet.decode_step(message.body) async for message in found]
 
     async def cancel(self, run: str) -> FleetRun:
         """Stop a run, wherever it is."""
