@@ -107,6 +107,9 @@ class View:
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             log.warning("the record of node %s is unreadable: %s", node, error)
             return
+        if record.id != node:  # its id becomes a subject: one that no node wrote could cut us off
+            log.warning("the record of node %s says that it is another: it is left out", node)
+            return
         now = self._broker.clock.monotonic()
         known = self.nodes.get(node)
         if known is None:

@@ -64,6 +64,14 @@ class NodeInfo(msgspec.Struct, frozen=True):
         )
 
 
+def read_node(body: bytes) -> NodeRecord | None:
+    """A record, or None for bytes that somebody else put there."""
+    try:
+        return nodes.decode(body)
+    except msgspec.MsgspecError:
+        return None
+
+
 class Nodes:
     """Reads and steers the nodes of a namespace."""
 
@@ -78,7 +86,7 @@ class Nodes:
     ) -> list[NodeInfo]:
         """Nodes by role, group and id; those that have ended only when asked for."""
         now = self._broker.server_now()
-        found = [nodes.decode(entry.value) async for entry in self._bucket.entries()]
+        found = [r async for entry in self._bucket.entries() if (r := read_node(entry.value))]
         chosen = [
             NodeInfo.of(record, now)
             for record in found
@@ -94,7 +102,8 @@ class Nodes:
         check_name(node, "node")
         entry = await self._bucket.get(node)
         now = self._broker.server_now()
-        info = NodeInfo.of(nodes.decode(entry.value), now) if entry else None
+        record = read_node(entry.value) if entry else None
+        info = NodeInfo.of(record, now) if record else None
         history = await self.history(node)
         if info is None and not history:
             raise errors.NotFound(f"no node {node!r} is known: see 'holdfast nodes list --all'")
@@ -114,7 +123,10 @@ class Nodes:
         names = self._broker.names
         found: list[Transition] = []
         async for kept in newest(self._broker, names.ledger, names.log("node", "*")):
-            found.append(nodes.decode_transition(kept.body))
+            try:
+                found.append(nodes.decode_transition(kept.body))
+            except msgspec.MsgspecError:
+                continue  # somebody else's
             if len(found) >= most:
                 break
         return found

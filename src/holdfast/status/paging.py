@@ -22,10 +22,10 @@ import msgspec
 from holdfast.broker import Bucket
 from holdfast.client import Client
 from holdfast.errors import InvalidInput
-from holdfast.model import node as nodes
 from holdfast.names import kv_key, kv_subject
 from holdfast.status.finding import read_record
 from holdfast.status.messages import Kept, newest
+from holdfast.status.nodes import read_node
 from holdfast.status.run_index import RunIndex
 from holdfast.status.runs import RunFilter, RunInfo, of_message, of_record
 
@@ -138,17 +138,14 @@ class RunPages:
 
     def _indexed(self, index: RunIndex, walk: _Walk, wanted: RunFilter, limit: int) -> bool:
         """Walk through the index, all the way; True when older records are on the server only."""
-        for sequence, info in index.newest(walk.before):
-            if info.updated < wanted.since:
-                walk.ended = True
-                return False
-            if len(walk.found) >= limit:
-                return False
-            walk.at, walk.oldest, walk.looked = sequence, info.updated, walk.looked + 1
-            if wanted.matches(info):
-                walk.found.append((info, sequence))
+        found, walk.looked = index.select(wanted, limit, walk.before)
+        walk.found = [(info, sequence) for sequence, info in found]
+        if len(found) >= limit:
+            walk.at, walk.oldest = found[-1][0], found[-1][1].updated
+            return False
         walk.ended = not index.floor
-        walk.before = min(walk.before or index.floor, index.floor)
+        walk.at = walk.before = min(walk.before or index.floor, index.floor)
+        walk.looked = 0 if index.floor else walk.looked  # the server's are bounded by themselves
         return bool(index.floor)
 
     async def _messages(self, walk: _Walk, subject: str, wanted: RunFilter, limit: int) -> None:
@@ -195,8 +192,8 @@ class RunPages:
 
     async def _held_ids(self, wanted: RunFilter) -> AsyncIterator[str]:
         async for entry in Bucket(self._broker, self._names.nodes).entries():
-            record = nodes.decode(entry.value)
-            if record.alive and (not wanted.node or record.id == wanted.node):
+            record = read_node(entry.value)
+            if record and record.alive and (not wanted.node or record.id == wanted.node):
                 for held in record.held:
                     yield held.run
 

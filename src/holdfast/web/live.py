@@ -46,6 +46,8 @@ STREAMS_MOST: Final = 500
 READ_BACK_MOST: Final = 10_000
 SAMPLES_KEPT: Final = KEPT_SECONDS // 3
 
+TOPICS: Final = ("runs", "jobs", "dead", "schedules", "nodes", "fleet")
+
 Sample = tuple[float, int, int]
 """When, how many were waiting, how many in flight."""
 
@@ -94,8 +96,10 @@ class Feed:
             names.changed(names.schedules, ">"): self._on("schedules"),
             names.changed(names.slots, "slot.>"): self._on("schedules"),
             names.dead_letter("*", "*"): self._on("dead"),
+            names.changed(names.fleet, ">"): self._on("fleet"),
+            names.changed(names.returns, ">"): self._on("fleet"),
             names.log("node", "*"): self._on("nodes"),
-            names.log("operator", "*"): self._on("runs", "jobs", "dead", "schedules", "nodes"),
+            names.log("operator", "*"): self._on(*TOPICS),
         }
         for subject, listener in heard.items():
             self._subscriptions.append(await self._broker.listen(subject, listener))

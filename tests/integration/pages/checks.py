@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 SCRIPT = (Path(__file__).parent / "checks.js").read_text(encoding="utf-8")
 
@@ -44,3 +44,9 @@ def check_fits(tab: Page) -> None:
 def wait_live(tab: Page) -> None:
     """The page is connected to the feed."""
     tab.wait_for_selector('[data-light][data-state="live"]')
+
+
+def told(tab: Page, text: str) -> None:
+    """What was done is said on the next page, and that page's scripts have begun."""
+    expect(tab.locator(".flash")).to_contain_text(text)
+    tab.wait_for_load_state("load")

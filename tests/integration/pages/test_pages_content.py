@@ -39,6 +39,9 @@ PAGES = {
     "letter": ("/dead/1", ["Dead letter 1", "Traceback", "Attempts", "X-Note", "Replay"]),
     "cluster": ("/cluster", ["Cluster", "worker", "scheduler", "coordinator", "heartbeat 2.5s"]),
     "node": ("/cluster/{node}", ["CREATED", "RUNNING", "Liveness", "timeout", "Drain"]),
+    "fleet": ("/fleet", ["Fleet", "web1", "2 of 2 online", "mark", "failed", "No settings"]),
+    "agent": ("/fleet/agents/web1", ["web1", "online", "rack", "a, b", "mark", "note"]),
+    "fleet-run": ("/fleet/runs/{command}", ["mark", "2 of 2", "ann", "does not like it", "label"]),
 }
 
 
@@ -55,7 +58,7 @@ def test_page_shows_its_things_accessibly(world: World, open_tab: Open, name: st
     assert answer.status == 200
     for text in PAGES[name][1]:
         expect(tab.locator("main")).to_contain_text(text)
-    if name != "letter":
+    if name not in ("letter", "fleet-run"):  # they change no more
         wait_live(tab)
     check_page(tab)
     check_fits(tab)
@@ -95,6 +98,8 @@ def test_probe_is_shown_as_text_wherever_others_write(world: World, open_tab: Op
         "run-done": ["pre[aria-label=Result]"],
         "run-running": ["progress + span"],
         "run-delayed": ["pre[aria-label=Payload]"],
+        "agent": [".facts"],
+        "fleet-run": ["tbody .error-text", "pre.inline"],
         "letter": ["textarea", "pre[aria-label=Traceback]"],
     }
     for name, places in seen.items():

@@ -12,7 +12,7 @@ from holdfast import Worker
 from holdfast.config import WorkerConfig
 from holdfast.status.dead import DeadLetters
 from holdfast.status.jobs import Jobs
-from tests.integration.pages.checks import check_page, wait_live
+from tests.integration.pages.checks import check_page, told, wait_live
 from tests.integration.pages.conftest import Open, shoot
 from tests.integration.pages.world import World
 from tests.support import until
@@ -151,7 +151,7 @@ def test_cancel_asks_first_and_says_what_happens(world: World, tab: Page) -> Non
     assert state_of(world, run) == "running"
     tab.get_by_role("button", name="Cancel").click()
     dialog.get_by_role("button", name="Cancel the run").click()
-    expect(tab.locator(".flash")).to_have_text("The run is cancelled")
+    told(tab, "The run is cancelled")
     assert state_of(world, run) == "cancelled"
     tab.reload()
     expect(tab.locator(".flash")).to_have_count(0)
@@ -170,7 +170,7 @@ def test_failed_run_starts_again_now(world: World, tab: Page) -> None:
     tab.get_by_role("button", name="Run it again").click()
     expect(tab.get_by_role("dialog")).to_contain_text("Its next attempt starts at once")
     tab.get_by_role("dialog").get_by_role("button", name="Run it again").click()
-    expect(tab.locator(".flash")).to_contain_text("starts now")
+    told(tab, "starts now")
     expect(tab.locator("#run .summary")).to_contain_text("2, 0")
 
 
@@ -183,7 +183,7 @@ def test_job_is_paused_and_resumed_without_scripts(world: World, open_tab: Open)
     expect(tab.get_by_role("heading", name="Pause ship?")).to_be_visible()
     expect(tab.locator("main")).to_contain_text("nothing is lost")
     tab.get_by_role("button", name="Pause it").click()
-    expect(tab.locator(".flash")).to_have_text("ship is paused")
+    told(tab, "ship is paused")
     expect(row).to_contain_text("paused")
 
     async def paused() -> bool:
@@ -192,7 +192,7 @@ def test_job_is_paused_and_resumed_without_scripts(world: World, open_tab: Open)
     assert world.call(paused())
     row.get_by_role("button", name="Resume").click()
     tab.get_by_role("button", name="Resume it").click()
-    expect(tab.locator(".flash")).to_have_text("ship goes on")
+    told(tab, "ship goes on")
     assert not world.call(paused())
 
 
@@ -204,7 +204,7 @@ def test_waiting_runs_are_purged(world: World, tab: Page) -> None:
     tab.get_by_role("button", name="Purge").click()
     expect(tab.get_by_role("dialog")).to_contain_text("4 runs waiting")
     tab.get_by_role("dialog").get_by_role("button", name="Remove them for good").click()
-    expect(tab.locator(".flash")).to_contain_text("4 runs of unserved removed")
+    told(tab, "4 runs of unserved removed")
     world.runs["queued"] = send(world, "unserved", 1, key="u2")
 
 
@@ -214,7 +214,7 @@ def test_schedule_is_paused_resumed_and_run_now(world: World, tab: Page) -> None
     tab.get_by_role("button", name="Pause").click()
     expect(tab.get_by_role("dialog")).to_contain_text("stays missed")
     tab.get_by_role("dialog").get_by_role("button", name="Pause it").click()
-    expect(tab.locator(".flash")).to_have_text("nightly is paused")
+    told(tab, "nightly is paused")
     expect(tab.locator(".head .state")).to_have_text("paused")
     tab.get_by_role("button", name="Resume").click()
     expect(tab.get_by_role("dialog")).to_contain_text("its next slot is")
@@ -222,7 +222,7 @@ def test_schedule_is_paused_resumed_and_run_now(world: World, tab: Page) -> None
     expect(tab.locator(".head .state")).to_have_text("active")
     tab.get_by_role("button", name="Run now").click()
     tab.get_by_role("dialog").get_by_role("button", name="Send a run").click()
-    expect(tab.locator(".flash")).to_have_text("A run of nightly was sent")
+    told(tab, "A run of nightly was sent")
     expect(tab.locator("#run .head .state")).to_have_text("done")
 
 
@@ -249,14 +249,14 @@ def test_dead_letters_are_replayed_edited_and_dropped(world: World, tab: Page) -
     expect(tab.get_by_role("dialog")).to_contain_text("Replay 2 dead letters?")
     expect(tab.get_by_role("dialog")).to_contain_text(runs[0])
     tab.get_by_role("dialog").get_by_role("button", name="Send again").click()
-    expect(tab.locator(".flash")).to_have_text("2 dead letters sent again")
+    told(tab, "2 dead letters sent again")
 
     tab.goto(f"{world.site.url}/dead/{ids[runs[2]]}")
     tab.get_by_label("Change it here").fill(json.dumps({"n": 5, "note": "mended"}))
     tab.get_by_role("button", name="Replay with this payload").click()
     expect(tab.locator("main")).to_contain_text("mended")
     tab.get_by_role("button", name="Send it").click()
-    expect(tab.locator(".flash")).to_have_text("1 dead letter sent again")
+    told(tab, "1 dead letter sent again")
 
     async def mended() -> bool:
         record = await (await world.client()).read(runs[2])
@@ -267,7 +267,7 @@ def test_dead_letters_are_replayed_edited_and_dropped(world: World, tab: Page) -
     tab.get_by_role("button", name="Drop").click()
     expect(tab.get_by_role("dialog")).to_contain_text("nothing can bring the letters back")
     tab.get_by_role("dialog").get_by_role("button", name="Remove for good").click()
-    expect(tab.locator(".flash")).to_have_text("1 dead letter dropped")
+    told(tab, "1 dead letter dropped")
 
     async def left() -> set[str]:
         return {one.run for one in await letters()}
@@ -292,7 +292,7 @@ def test_node_is_drained(world: World, tab: Page) -> None:
     tab.get_by_role("button", name="Drain").click()
     expect(tab.get_by_role("dialog")).to_contain_text("as SIGTERM would do")
     tab.get_by_role("dialog").get_by_role("button", name="Drain it").click()
-    expect(tab.locator(".flash")).to_contain_text("drains")
+    told(tab, "drains")
     expect(tab.locator(".story")).to_contain_text("TERMINATED_GRACEFULLY")
     shoot(tab, "node-drained")
 

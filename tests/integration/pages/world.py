@@ -7,17 +7,34 @@ text that others can write carries a probe: if a page ever lets one through, its
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
+import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 import uvicorn
 
 from holdfast import Backoff, Context, Holdfast, Worker
+from holdfast.agent import Agent, Function
+from holdfast.broker import Broker
 from holdfast.client import Client
+from holdfast.client.fleet import Fleet, new_run
 from holdfast.client.schedules import Schedules
-from holdfast.config import ConnectionConfig, SchedulerConfig, WebConfig, WorkerConfig
+from holdfast.config import (
+    AgentConfig,
+    ConnectionConfig,
+    DispatcherConfig,
+    SchedulerConfig,
+    WebConfig,
+    WorkerConfig,
+)
 from holdfast.coordinator import Coordinator
+from holdfast.dispatcher import Dispatcher
+from holdfast.model.fleet import FleetRequest
+from holdfast.model.liveness import PROFILES
 from holdfast.model.schedule import define
 from holdfast.scheduler import Scheduler
 from holdfast.status.paging import RunPages
@@ -117,6 +134,8 @@ class World:
         self.namespace = namespace
         self.runs: dict[str, str] = {}
         self._roles: list[tuple[Any, asyncio.Task[None]]] = []
+        self._agent_list: list[Agent] = []
+        self._folder = Path(tempfile.mkdtemp(prefix="holdfast-"))
         self.thread.call(self._start())
         self.site = Site(
             self.thread,
@@ -138,7 +157,47 @@ class World:
         self._run(Coordinator(connection))
         await self._schedules()
         self._run(Scheduler(None, SchedulerConfig(), connection=connection))
+        await self._fleet(connection)
         await self._send()
+
+    async def _fleet(self, connection: ConnectionConfig) -> None:
+        """Two agents, of which one has gone, and a command that both were sent."""
+        dispatcher = self._run(
+            Dispatcher(connection, DispatcherConfig(), liveness=PROFILES["local"])
+        )
+        self._agents = Broker(connection, name="agents")
+        await self._agents.open()
+        (self._folder / "facts.json").write_text(json.dumps({"note": PROBE, "rack": ["a", "b"]}))
+        for name in ("web1", "web2"):
+            await self._agent(name)
+        await until(dispatcher.ready.is_set, 20, "a dispatcher")
+        fleet = Fleet(self._agents)
+
+        async def known() -> bool:
+            return len(await fleet.resolve("web*")) == 2
+
+        await until(known, 20, "agents that are known")
+        request = FleetRequest(new_run(), "web*", "mark", ("hello",), user="ann")
+        async for _ in fleet.follow(request):
+            pass
+        self.runs["command"] = request.run
+
+    async def _agent(self, name: str) -> None:
+        async def mark(label: str) -> dict[str, str]:
+            if name == "web2":
+                raise ValueError(f"{name} does not like it {PROBE}")
+            return {"label": label, "note": PROBE}
+
+        config = AgentConfig(
+            id=name,
+            data_dir=str(self._folder / name),
+            facts_file=str(self._folder / "facts.json"),
+            grace_seconds=0.0,
+        )
+        functions = [Function("mark", mark), Function("look", mark, mutating=False)]
+        agent = Agent(config, broker=self._agents, functions=functions)
+        await agent.start()
+        self._agent_list.append(agent)
 
     def _run(self, role: T) -> T:
         self._roles.append((role, asyncio.create_task(role.run())))  # type: ignore[attr-defined]
@@ -183,17 +242,15 @@ class World:
 
     async def _stop(self) -> None:
         self.gate.set()
+        await asyncio.gather(*(agent.close() for agent in self._agent_list))
         for role, _ in self._roles:
             role.stop()
         await asyncio.gather(*(task for _, task in self._roles), return_exceptions=True)
+        await self._agents.close()
         await self.app.close()
 
     def close(self) -> None:
         self.site.close()
         self.thread.call(self._stop())
         self.thread.close()
-
-
-async def eventually(check: Callable[[], Awaitable[Any]], what: str) -> Any:
-    """Wait for something to be true."""
-    return await until(check, 20, what)
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -21,6 +21,8 @@ from holdfast.web.pages import (
     cluster,
     dead,
     events,
+    fleet,
+    fleet_run,
     jobs,
     overview,
     run_detail,
@@ -42,6 +44,8 @@ MODULES = (
     schedule_detail,
     dead,
     cluster,
+    fleet,
+    fleet_run,
     events,
 )
 

@@ -61,6 +61,13 @@ _LOOKS: Final = {
     "invalid": "dead",
     "refused": "dead",
     "lost": "lost",
+    "partial": "failed",
+    "complete": "done",
+    "interrupted": "lost",
+    "unreachable": "dead",
+    "no answer": "dead",
+    "online": "done",
+    "offline": "dead",
 }
 
 

@@ -66,6 +66,10 @@ class Visit:
     def now(self) -> float:
         return self.client.broker.server_now()
 
+    async def shared(self, key: str, seconds: float, read: Callable[[], Awaitable[T]]) -> T:
+        """What was read less than so many seconds ago, by whomever."""
+        return await self._shared.get(key, seconds, read)
+
     # ---- what several pages read
 
     async def jobs(self) -> Sequence[JobInfo]:
