@@ -16,7 +16,7 @@ import contextlib
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -27,7 +27,7 @@ from holdfast.client import Client
 from holdfast.errors import BrokerError
 from holdfast.names import H_KV_OPERATION, H_MARKER, H_TTL, kv_key, kv_subject
 from holdfast.status.finding import read_record
-from holdfast.status.runs import RunInfo, of_record
+from holdfast.status.runs import RunFilter, RunInfo, of_record
 
 log = logging.getLogger("holdfast.status")
 
@@ -158,12 +158,27 @@ class RunIndex:
 
     # ---- reading
 
-    def newest(self, before: int = 0) -> Iterator[tuple[int, RunInfo]]:
-        """The records before a sequence (0: all), newest first, as they are at this moment."""
-        now, below = self._broker.server_now(), before or math.inf
-        for known in reversed(list(self._known.values())):
-            if known.sequence < below and known.expires >= now:
-                yield known.sequence, known.info
+    def select(
+        self, wanted: RunFilter, limit: int, before: int = 0
+    ) -> tuple[list[tuple[int, RunInfo]], int]:
+        """The newest records that match before a sequence (0: of all), and how many were seen.
+
+        Fewer than `limit` means that there are no more in here.
+        """
+        now, below, matches = self._broker.server_now(), before or math.inf, wanted.predicate()
+        found: list[tuple[int, RunInfo]] = []
+        looked = 0
+        for sequence, info, expires in reversed(self._known.values()):
+            if sequence >= below or expires < now:
+                continue
+            if info.updated < wanted.since:
+                break
+            looked += 1
+            if matches(info):
+                found.append((sequence, info))
+                if len(found) >= limit:
+                    break
+        return found, looked
 
 
 def _known(run: str, body: bytes, headers: Headers) -> Known | None:
