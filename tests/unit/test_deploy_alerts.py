@@ -48,6 +48,7 @@ MOST = 'nats_server_max_storage{server_name="nats-0"}'
 ENDED = 'holdfast_attempts_ended_total{instance="w-0", group="g", exported_job="j", outcome='
 STORED = f"holdfast_storage_bytes{CONTROL}"
 LIMIT = f"holdfast_storage_limit_bytes{CONTROL}"
+OFFLINE = 'holdfast_agents{instance="c-0", state="offline"}'
 KEDA = 'keda_scaler_detail_errors_total{scaledObject="resize", scaler="s0"}'
 
 
@@ -152,6 +153,14 @@ CASES = {
     "flapping": _case(
         "HoldfastFlapping", {'holdfast_reconnects_total{instance="w-0"}': "0+1x60"}, "30m",
         {"instance": "w-0"}, **_summary("w-0 keeps losing its connection to NATS."),
+    ),
+    "agents offline": _case(
+        "HoldfastAgentsOffline", {OFFLINE: "2x30"}, "20m",
+        {}, **_summary("2 agents are not there."),
+    ),
+    "agents online": _case(
+        "HoldfastAgentsOffline", {OFFLINE: "0x30"}, "20m",
+        None,
     ),
     "takeovers": _case(
         "HoldfastTakeovers", {'holdfast_takeovers_total{instance="w-0"}': "0+1x120"}, "90m", {},

@@ -233,7 +233,7 @@ def test_scripts_are_shell(tmp_path: Path) -> None:
     """`sh -n` takes them, they may be executed, and none skips a verification."""
     render(project(), tmp_path)
     scripts = sorted(tmp_path.glob("*.sh"))
-    assert [p.name for p in scripts] == ["apply-job.sh", "secrets.sh", "setup.sh"]
+    assert [p.name for p in scripts] == ["apply-job.sh", "clean.sh", "secrets.sh", "setup.sh"]
     for path in scripts:
         subprocess.run(["sh", "-n", str(path)], check=True)
         assert os.access(path, os.X_OK)

@@ -21,6 +21,13 @@ class Objects:
         self._ttl = ttl
         self._store: ObjectStore | None = None
 
+    @property
+    def _replicas(self) -> int:
+        """As many copies as the streams have: a record must not outlive what it refers to."""
+        broker = self._broker
+        clustered = min(3, max(1, broker.known_servers)) if broker.cluster_name else 1
+        return broker.config.replicas or clustered
+
     async def _open(self) -> ObjectStore:
         if self._store is None:
             js = self._broker._nc.jetstream()
@@ -28,7 +35,7 @@ class Objects:
             try:
                 self._store = await js.object_store(name)
             except nats.js.errors.NotFoundError:
-                config = ObjectStoreConfig(bucket=name, ttl=self._ttl)
+                config = ObjectStoreConfig(bucket=name, ttl=self._ttl, replicas=self._replicas)
                 self._store = await js.create_object_store(name, config=config)
         return self._store
 

@@ -151,6 +151,14 @@ def cluster_alerts() -> list[Alert]:
             "operations.md#a-node-was-lost",
         ),
         Alert(
+            "HoldfastAgentsOffline",
+            f'max({own("agents").name}{{state="offline"}}) > 0',
+            "5m",
+            "warning",
+            "{{ $value | humanize }} agents are not there.",
+            "operations.md#a-node-was-lost",
+        ),
+        Alert(
             "HoldfastTakeovers",
             f"sum (increase({own('takeovers').name}[1h])) > 10",
             "0m",

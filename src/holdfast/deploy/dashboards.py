@@ -203,6 +203,11 @@ def _cluster() -> Dashboard:
             Panel("Claims, by verdict", {"{{verdict}}": own("claims").rate("verdict")}, "ops"),
             Panel("Reconnects", {"{{instance}}": own("reconnects").rate("instance")}, "ops"),
             Panel("Age of the last message", {"{{instance}}": own("canary").max("instance")}, "s"),
+            Panel("Agents", {"{{state}}": own("agents").max("state")}),
+            Panel("Fan-out runs ended", {"{{status}}": own("fleet_runs").rate("status")}, "ops"),
+            Panel(
+                "Commands that agents got", {"{{verdict}}": own("commands").rate("verdict")}, "ops"
+            ),
             Panel("Messages held", {"{{instance}}": own("held").sum("instance")}),
             Panel("Threads stuck", {"{{instance}}": own("stuck_threads").max("instance")}),
         ),

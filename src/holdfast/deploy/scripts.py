@@ -65,6 +65,15 @@ done
 """
 
 
+_CLEAN = """
+# Everything goes, the data too.
+if [ "${1:-}" != "$NAMESPACE" ]; then
+  echo "this deletes $NAMESPACE with every run, schedule and volume; say: ./clean.sh $NAMESPACE" >&2
+  exit 1
+fi
+"""
+
+
 def secrets(project: Project, parts: list[str]) -> list[str]:
     """The secrets that pods need before they can start, each with its namespace."""
     found = [nats.AUTH, pods.secret_of(control.NAME), pods.secret_of("worker")]
@@ -83,6 +92,7 @@ def scripts(project: Project, parts: list[str], jobs: list[str]) -> dict[str, st
     if parts:
         found["setup.sh"] = head + _setup(project, parts, jobs)
         found["secrets.sh"] = head + _make_secrets(project, parts)
+        found["clean.sh"] = head + _clean(project, parts)
     return found
 
 
@@ -103,6 +113,15 @@ def _setup(project: Project, parts: list[str], jobs: list[str]) -> str:
     lines += [f"./apply-job.sh {job}" for job in jobs]
     lines.append('echo "everything is applied: holdfast doctor tells whether it is well"')
     return "\n".join(lines) + "\n"
+
+
+def _clean(project: Project, parts: list[str]) -> str:
+    """KEDA's objects first, so that nothing scales what is going."""
+    agents_too = f" {pods.agents_namespace(project)}" if "agents" in parts else ""
+    return (
+        f'{_CLEAN}kubectl delete scaledobjects --all --namespace "$NAMESPACE" --ignore-not-found\n'
+        f'kubectl delete namespace --ignore-not-found "$NAMESPACE"{agents_too}\n'
+    )
 
 
 def _make_secrets(project: Project, parts: list[str]) -> str:

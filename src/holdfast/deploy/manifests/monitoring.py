@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.deploy import alerts, dashboards
-from holdfast.deploy.manifests import control, nats, pods, web
+from holdfast.deploy.manifests import agents, control, nats, pods, web
 from holdfast.deploy.manifests.pods import HEALTH_PORT, Resource
 from holdfast.deploy.project import Project
 
@@ -20,6 +20,10 @@ def manifests(project: Project) -> list[Resource]:
     ]
     if project.config.web_replicas:
         found.append(_monitor(project, web.NAME, web.NAME, "health"))
+    if project.config.agents == "yes":
+        agent = _monitor(project, agents.NAME, agents.NAME, "health")
+        agent["spec"]["namespaceSelector"]["matchNames"] = [pods.agents_namespace(project)]
+        found.append(agent)
     return [*found, alerts.manifest(project), *dashboards.manifests(project)]
 
 
