@@ -20,6 +20,7 @@ import contextlib
 import itertools
 import logging
 import secrets
+import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -228,6 +229,17 @@ class Broker:
         """How many nodes the server told us of; 1 when it stands alone."""
         return max(1, len(self._nc._server_info.get("connect_urls") or []))
 
+    @property
+    def encrypted(self) -> bool:
+        """Whether the connection uses TLS."""
+        info = self._nc._server_info
+        return bool(info.get("tls_required")) or self.config.tls_handshake == "first"
+
+    @property
+    def asks_login(self) -> bool:
+        """Whether the server wants to know who we are."""
+        return bool(self._nc._server_info.get("auth_required"))
+
     def server_now(self) -> float:
         """The server's clock, as far as this process knows it: the only one to compare with."""
         return self.clock.utc() + self.server_offset
@@ -387,6 +399,8 @@ class Broker:
     async def _on_error(self, error: Exception) -> None:
         if not hopeless(self._trouble):
             self._trouble = error
+        if isinstance(error, ssl.SSLError):
+            self._nc.abandon()
         self._give_up_if_hopeless(error)
         text = str(error)
         if "permissions violation" in text.lower():

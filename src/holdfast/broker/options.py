@@ -91,8 +91,6 @@ def hopeless(error: BaseException | None) -> str:
             f"shows a certificate that is not trusted ({error.verify_message}): set tls_ca to the "
             "authority that signed it, and tls_hostname if it names another host"
         )
-    if "no ssl context" in text:
-        return "wants TLS: write tls:// in nats_url, and tls_ca if a private authority signed"
     if isinstance(error, ssl.SSLError) and "CERTIFICATE_REQUIRED" in text.upper():
         return "wants a certificate of the client: set tls_cert and tls_key"
     return ""

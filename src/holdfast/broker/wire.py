@@ -70,10 +70,12 @@ class WireClient(Client):
         await super().flush(timeout)
 
     def abandon(self) -> None:
-        """Let the socket go: the library leaves it open when its own closing fails half-way."""
+        """Let the socket go: after a failed handshake the library would wait for ever for its end,
+        and it leaves it open when its own closing fails half-way."""
         if self._transport is not None:
             with contextlib.suppress(OSError):
                 self._transport.close()  # type: ignore[no-untyped-call]
+            self._transport = None
 
     def forget(self, subscription: Subscription) -> None:
         """A subscription has ended."""

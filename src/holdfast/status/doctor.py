@@ -19,12 +19,14 @@ from holdfast.broker.options import shown_url
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, RecordConfig
 from holdfast.errors import HoldfastError
-from holdfast.status import monitor, namespace_checks, server_checks
+from holdfast.status import access_checks, monitor, namespace_checks, server_checks
 from holdfast.status.checkup import Check, Finding, Site
 
 PATIENCE_SECONDS: Final = 2.0
 
 SERVER_CHECKS: Final[dict[str, Check]] = {
+    "login": access_checks.login,
+    "encryption": access_checks.encryption,
     "permissions": server_checks.permissions,
     "max_payload": server_checks.payload,
     "durability": server_checks.durability,

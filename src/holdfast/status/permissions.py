@@ -9,13 +9,16 @@ for all: nothing here waits for a timeout.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from holdfast.broker import Broker, Received
 from holdfast.broker.streams import stream_configs
-from holdfast.config import RecordConfig
+from holdfast.config import ConnectionConfig, RecordConfig
+from holdfast.identity import load_credentials
+from holdfast.identity.grants import ROLES
+from holdfast.identity.lint import covers
 from holdfast.names import Names
 
 PROBE: Final = "holdfast-doctor"
@@ -116,10 +119,21 @@ async def refusals(broker: Broker, records: RecordConfig) -> tuple[int, list[Ref
     for subscription in subscriptions:
         await broker.unsubscribe(subscription)
     families: dict[tuple[str, str, str], list[str]] = {}
+    needed = _needed(broker.config, broker.names)
     for probe in tried:
-        if probe.subject.lower() in broker.denied:
+        if probe.subject.lower() in broker.denied and needed(probe):
             families.setdefault((probe.verb, probe.family, probe.purpose), []).append(probe.subject)
     return len(tried), [Refusal(*key, tuple(subjects)) for key, subjects in families.items()]
+
+
+def _needed(config: ConnectionConfig, names: Names) -> Callable[[Probe], bool]:
+    """What the login's role needs; all of it for one that is not of `holdfast auth`."""
+    role = load_credentials(config.credentials_file).role if config.credentials_file else ""
+    if role not in ROLES:
+        return lambda _: True
+    grants = ROLES[role](names)
+    allowed = {"publish": grants.publish, "subscribe": grants.subscribe}
+    return lambda probe: any(covers(given, probe.subject) for given in allowed[probe.verb])
 
 
 async def _ignore(_: Received) -> None:
