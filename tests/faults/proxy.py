@@ -14,7 +14,6 @@ class Proxy:
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._handlers: set[asyncio.Task[object]] = set()
-        self._down = False
         self.port = 0
 
     @property
@@ -34,10 +33,11 @@ class Proxy:
 
     async def cut(self, seconds: float) -> None:
         """Reset every connection and refuse new ones for so long."""
-        self._down = True
+        assert self._server
+        self._server.close()
         self._drop()
         await asyncio.sleep(seconds)
-        self._down = False
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
 
     def _drop(self) -> None:
         for writer in self._writers:
@@ -45,9 +45,6 @@ class Proxy:
         self._writers.clear()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._down:
-            writer.transport.abort()
-            return
         if handler := asyncio.current_task():
             self._handlers.add(handler)
         try:

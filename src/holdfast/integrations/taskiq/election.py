@@ -89,7 +89,9 @@ class LeaderElection:
     def established(self) -> bool:
         """Whether this process is connected and knows its place: leading, or behind a leader."""
         election, broker = self._election, self._broker
-        return bool(election and broker and broker.connected and election.established)
+        if election is None or broker is None or not broker.connected:
+            return False
+        return election.leader or (election.established and election.holder != self.node)
 
     @property
     def connection(self) -> Broker:
