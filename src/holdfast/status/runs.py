@@ -94,6 +94,9 @@ class RunDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     dead_letter: int = 0
 
 
+_EXACT: Final = ("job", "group", "state", "node")
+
+
 @dataclass(frozen=True, slots=True)
 class RunFilter:
     """Which runs; what is empty matches all."""
@@ -119,23 +122,34 @@ class RunFilter:
             and (not self.group or info.group == self.group)
             and (not self.state or info.state == self.state)
             and (not self.node or info.node == self.node)
-            and (not self.prefix or self._has_prefix(info.run))
+            and (not self.prefix or _begins(self.prefix)(info))
             and info.updated >= self.since
         )
 
     def predicate(self) -> Callable[[RunInfo], bool]:
         """`matches`, without what was not asked for: for very many runs."""
-        asked = [name for name in ("job", "group", "state", "node") if getattr(self, name)]
-        if self.prefix or self.since or len(asked) > 1:
-            return self.matches
-        if not asked:
-            return lambda _: True
-        get, value = attrgetter(asked[0]), getattr(self, asked[0])
-        return lambda info: bool(get(info) == value)
+        tests = [_equals(n, getattr(self, n)) for n in _EXACT if getattr(self, n)]
+        if self.prefix:
+            tests.append(_begins(self.prefix))
+        if not tests:
+            return lambda info: info.updated >= self.since
+        return tests[0] if len(tests) == 1 and not self.since else self.matches
 
-    def _has_prefix(self, run: str) -> bool:
-        key = run.rpartition("/")[2] if "/" in run else ""
-        return run.startswith(self.prefix) or (bool(key) and key.startswith(encode(self.prefix)))
+
+def _equals(name: str, value: str) -> Callable[[RunInfo], bool]:
+    get = attrgetter(name)
+    return lambda info: bool(get(info) == value)
+
+
+def _begins(prefix: str) -> Callable[[RunInfo], bool]:
+    """Whether a run's id, or its key, begins so."""
+    key = f"/{encode(prefix)}"
+
+    def begins(info: RunInfo) -> bool:
+        run = info.run
+        return run.startswith(prefix) or run.find(key, run.rfind("/")) >= 0
+
+    return begins
 
 
 class Runs:
