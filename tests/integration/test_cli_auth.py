@@ -1,0 +1,99 @@
+"""`holdfast auth` as its users have it: processes, files, and a server that takes the changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+
+from holdfast.broker import Broker
+from holdfast.config import ConnectionConfig
+from holdfast.errors import NotConnected
+from tests.integration.cli_support import Ended
+from tests.integration.command import Command
+from tests.support import until
+
+
+async def holdfast(folder: Path, *arguments: str, **env: str) -> Ended:
+    """Run a command in a folder."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_")}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "holdfast", *arguments),
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=kept | env,
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    ended = Ended(process.returncode, out.decode(), err.decode())
+    assert "Traceback" not in ended.err, ended.err
+    return ended
+
+
+async def test_auth_from_init_to_revoke(tmp_path: Path) -> None:
+    """Init, a server, a namespace, agents added and revoked while it runs, and the exit codes."""
+    made = await holdfast(tmp_path, "auth", "init", "--namespace", "shop", "--json")
+    assert made.code == 0, made.err
+    assert len(made.json["credentials"]) == 8
+    seed = tmp_path / "auth" / "account.seed"
+    assert stat.S_IMODE(seed.stat().st_mode) == 0o600
+    assert (await holdfast(tmp_path, "auth", "lint", "auth/nats-server.conf")).code == 0
+    again = await holdfast(tmp_path, "auth", "init")
+    assert (again.code, "not overwritten" in again.err) == (1, True)
+
+    command = ("server", "--port", "0", "--fast", "--json", "--auth", "auth", "--store", "data")
+    with Command(*command, folder=tmp_path, cwd=tmp_path) as server:
+        url = json.loads(await until(lambda: _whole(server), 30, "a server"))["url"]
+
+        def file(user: str) -> str:
+            return str(tmp_path / "auth" / "credentials" / f"{user}.json")
+
+        async def logs_in(user: str) -> bool:
+            config = ConnectionConfig(nats_url=url, namespace="shop", credentials_file=file(user))
+            try:
+                async with Broker(config):
+                    return True
+            except NotConnected:
+                return False
+
+        env = {"HOLDFAST_NATS_URL": url, "HOLDFAST_NAMESPACE": "shop"}
+        nobody = await holdfast(tmp_path, "jobs", "list", **env)
+        assert (nobody.code, "refuses the login" in nobody.err) == (1, True)
+        env["HOLDFAST_CREDENTIALS_FILE"] = file("operator")
+        sent = await holdfast(tmp_path, "enqueue", "resize", "{}", **env)
+        assert sent.code == 0, sent.err
+        doctor = await holdfast(tmp_path, "doctor", "--json", **env)
+        found = {one["check"]: one["level"] for one in doctor.json}
+        assert (found["login"], found["permissions"]) == ("ok", "ok"), doctor.out
+
+        issued = await holdfast(tmp_path, "auth", "agent", "web1", "web2", "--json")
+        assert [Path(path).name for path in issued.json] == ["agent-web1.json", "agent-web2.json"]
+        await until(lambda: logs_in("agent-web1"), 20, "web1 known to the server")
+        kept = Path(file("agent-web1")).read_bytes()
+        assert (await holdfast(tmp_path, "auth", "revoke", "web1")).code == 0
+        Path(file("agent-web1")).write_bytes(kept)
+        Path(file("agent-web1")).chmod(0o600)
+        await until(lambda: _not(logs_in("agent-web1")), 20, "web1 refused")
+        assert await logs_in("agent-web2")
+
+    listed = (await holdfast(tmp_path, "auth", "list", "--json")).json
+    assert {u["user"] for u in listed if u.get("revoked")} == {"agent-web1"}
+    twice = await holdfast(tmp_path, "auth", "revoke", "web1")
+    assert (twice.code, "no user or agent" in twice.err) == (1, True)
+    open_conf = tmp_path / "open.conf"
+    open_conf.write_text("port: 4222\n")
+    flawed = await holdfast(tmp_path, "auth", "lint", "open.conf")
+    assert (flawed.code, flawed.out.count("FAIL")) == (1, 2)
+
+
+def _whole(server: Command) -> str:
+    text = server.text
+    return text[text.index("{") : text.rindex("}") + 1] if "}" in text else ""
+
+
+async def _not(answer: object) -> bool:
+    return not await answer  # type: ignore[misc]
