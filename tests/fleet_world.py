@@ -22,7 +22,7 @@ from holdfast.dispatcher import Dispatcher
 from holdfast.identity import AgentCredentials
 from holdfast.model.fleet import FleetRequest, FleetRun, Return
 from holdfast.model.liveness import PROFILES
-from holdfast.server import Server
+from holdfast.server import Cluster, Server
 from holdfast.telemetry import Telemetry
 from tests.support import until
 
@@ -63,7 +63,7 @@ def offered(effects: Effects, agent: str) -> list[Function]:
 class World:
     """One namespace with agents and control services."""
 
-    def __init__(self, server: Server, namespace: str, root: Path) -> None:
+    def __init__(self, server: Server | Cluster, namespace: str, root: Path) -> None:
         self.connection = ConnectionConfig(nats_url=server.url, namespace=namespace)
         self.effects = Effects()
         self.agents: dict[str, Agent] = {}
