@@ -25,6 +25,7 @@ from holdfast.server import Server
 from holdfast.server.process import free_ports
 from holdfast.telemetry import CATALOGUE
 from tests.integration.command import Command
+from tests.integration.command import ask as ask_health
 from tests.support import until
 
 APP = """
@@ -180,6 +181,9 @@ async def test_every_panel_is_evaluated_by_a_real_prometheus(
 
             await until(there, what=f"{wanted} has values")
         await until(lambda: evaluated(url), what="every rule was evaluated")
+        status, lag = await ask_health(control_port, "/lag/default")
+        assert status == 200, lag
+        assert json.loads(lag)["jobs"] == ["order", "tick"]
         asked = [text for board in dashboards() for _, text in expressions(board.drawn())]
         answers = {text: await values(text) for text in asked}
         rules = await asyncio.to_thread(ask, url, "rules")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import tempfile
 from pathlib import Path
@@ -41,10 +42,16 @@ def project(**config: Any) -> Project:
     return Project(Path(), DeployConfig(name="acme", **config), jobs, "hf")
 
 
-def rendered(out: Path, **config: Any) -> list[dict[str, Any]]:
-    """Everything that is rendered, read back from the files."""
-    render(project(**config), out)
-    return read(out)
+def rendered(**config: Any) -> list[dict[str, Any]]:
+    """Everything that is rendered, read back from the files; yours to change."""
+    return copy.deepcopy(_rendered(tuple(sorted(config.items()))))
+
+
+@functools.cache
+def _rendered(config: tuple[tuple[str, Any], ...]) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        render(project(**dict(config)), Path(folder))
+        return read(Path(folder))
 
 
 @functools.cache

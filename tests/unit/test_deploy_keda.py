@@ -147,9 +147,9 @@ def published() -> Callable[[list[dict[str, Any]]], list[list[dict[str, Any]]]] 
 
 
 @pytest.fixture
-def scaled(tmp_path: Path) -> list[dict[str, Any]]:
+def scaled() -> list[dict[str, Any]]:
     """Every ScaledObject, for both scalers."""
-    resources = rendered(tmp_path / "a") + rendered(tmp_path / "b", scaler="metrics-api")
+    resources = rendered() + rendered(scaler="metrics-api")
     found = [resource for resource in resources if resource["kind"] == "ScaledObject"]
     assert len(found) == 6
     return found
@@ -162,9 +162,9 @@ def test_scaled_objects_pass_a_strict_schema(scaled: list[dict[str, Any]]) -> No
 
 
 @pytest.mark.parametrize("key", ["cooldownPeriods", "fallbacks"])
-def test_strict_schema_refuses_a_wrong_field(tmp_path: Path, key: str) -> None:
+def test_strict_schema_refuses_a_wrong_field(key: str) -> None:
     """The schema above would see a typing error."""
-    resource = one(rendered(tmp_path), "ScaledObject", "resize")
+    resource = one(rendered(), "ScaledObject", "resize")
     resource["spec"][key] = 1
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(resource, SCALED_OBJECT)

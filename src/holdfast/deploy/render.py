@@ -38,7 +38,10 @@ PARTS: dict[str, Callable[[Project], list[Resource]]] = {
 }
 
 
-class _Dumper(yaml.SafeDumper):
+_Fastest: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _Dumper(_Fastest):  # type: ignore[misc]  # which of the two depends on how yaml was built
     """Long texts as blocks, no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:

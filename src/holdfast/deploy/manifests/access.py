@@ -88,7 +88,7 @@ def egress() -> list[Resource]:
     names = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
     servers = {"podSelector": {"matchLabels": {pods.OWN_LABEL: nats.NAME}}}
     return [
-        {"to": [_namespace("kube-system")], "ports": names},
+        {"ports": names},  # wherever it is: on some clusters it is an address of the machine
         {"to": [servers], "ports": [{"port": nats.CLIENT, "protocol": "TCP"}]},
     ]
 

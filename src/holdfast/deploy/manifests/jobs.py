@@ -30,7 +30,10 @@ def registration(project: Project, job: JobDirectory) -> list[Resource]:
         project, "register", project.image(job.name), command, cpu="500m", memory="256Mi"
     )
     template = pods.pod(project, job.name, "worker", [running], stop_seconds=30)
-    template["metadata"]["labels"][pods.OWN_LABEL] = f"{job.name}-register"
+    template["metadata"]["labels"] |= {
+        pods.OWN_LABEL: f"{job.name}-register",
+        "holdfast.dev/role": "register",
+    }
     template["spec"]["restartPolicy"] = "Never"
     spec = {"backoffLimit": 6, "ttlSecondsAfterFinished": 86_400, "template": template}
     name = f"{job.name}-register-{_hash(spec)}"
