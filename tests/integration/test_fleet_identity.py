@@ -71,7 +71,7 @@ class Fleetlet:
 
 
 @contextlib.asynccontextmanager
-async def fleetlet(site: Site, folder: Path) -> AsyncIterator[Fleetlet]:
+async def fleetlet(site: Site, folder: Path, generation: int = 1) -> AsyncIterator[Fleetlet]:
     """Everything running, each with its own login."""
     executed: list[tuple[str, str]] = []
 
@@ -88,7 +88,9 @@ async def fleetlet(site: Site, folder: Path) -> AsyncIterator[Fleetlet]:
         )
 
     seed_file = str(site.folder.path / "account.seed")
-    dispatcher = Dispatcher(site.connection("dispatcher"), DispatcherConfig(seed_file=seed_file))
+    dispatcher = Dispatcher(
+        site.connection("dispatcher"), DispatcherConfig(seed_file=seed_file, generation=generation)
+    )
     agents = {name: agent(name) for name in ("alpha", "beta")}
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(running(dispatcher, dispatcher.ready.is_set))
@@ -130,6 +132,18 @@ async def test_second_agent_of_an_id_is_told_under_permissions(site: Site, tmp_p
         )
         with pytest.raises(Exception, match="is running already"):
             await second.run()
+
+
+async def test_generation_is_rolled_over(nats: Server, namespace: str, tmp_path: Path) -> None:
+    """Agents with two generations obey dispatchers of either, and are believed by both."""
+    folder = UserFolder(tmp_path / "auth")
+    folder.init(namespace)
+    folder.add_agents(["alpha", "beta"], generations=(1, 2))
+    site = Site(nats, folder, open_as=namespace)
+    for generation in (1, 2):
+        async with fleetlet(site, tmp_path / str(generation), generation) as fleet:
+            record, returns = await fleet.run("touch", f"generation {generation}")
+            assert (record.status, len(returns)) == ("complete", 2)
 
 
 # ---- forgeries
@@ -242,6 +256,7 @@ async def test_reflections_execute_nothing_without_permissions(
         await broker.publish(get, b"", reply=aim)
         await until(lambda: fleet.refused("beta", Refusal.UNSIGNED) == 1, 10, "a direct get")
         await broker.subscribe(aim, _ignore)  # the server delivers where it sees this very subject
+        await broker.flush()
         queue = names.job("default", "exec")  # what is delivered keeps the subject it came with
         await broker.store(queue, order("delivered"))
         config = {"name": "thief", "deliver_subject": aim, "filter_subject": queue}

@@ -23,6 +23,13 @@ class DispatcherConfig(Role):
         "File with the account seed, as `holdfast auth init` made it: commands are signed with it. "
         "Without, commands are not signed, and agents with credentials refuse them.",
     )
+    generation: int = option(
+        1,
+        "Generation of the account's keys with which commands are signed; agents need credentials "
+        "of it. Their reports are taken from this one, the one before and the next.",
+        least=1,
+        most=2**31,
+    )
     ack_seconds: float = option(
         5.0,
         "An agent that has not acknowledged a command for so long is sent it once more.",

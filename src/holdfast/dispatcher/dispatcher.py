@@ -71,7 +71,7 @@ class Dispatcher:
         self.ready = asyncio.Event()
         self._index = AgentIndex(self._broker, self._on_node)
         self._records = FleetRecords(self._broker, self.node)
-        self._sender = Sender(self._broker, seed)
+        self._sender = Sender(self._broker, seed, self.config.generation)
         self._intake = Intake(
             self._broker, self.node, self._index, self._records, self._sender, self._own
         )

@@ -23,10 +23,11 @@ Nobody = Callable[[str], None]
 class Sender:
     """Sends commands to agents."""
 
-    def __init__(self, broker: Broker, seed: AccountSeed | None) -> None:
+    def __init__(self, broker: Broker, seed: AccountSeed | None, generation: int = 1) -> None:
         self._broker = broker
-        self._signer = CommandSigner(seed.signing_key()) if seed else None
-        self.verifier = ReportVerifier(seed.report_key) if seed else None
+        near = range(max(1, generation - 1), generation + 2)
+        self._signer = CommandSigner(seed.signing_key(generation)) if seed else None
+        self.verifier = ReportVerifier(seed.report_key, near) if seed else None
         """Checks what agents report; None where nothing is signed."""
         self._inbox = ""
         self._listeners: dict[str, Nobody] = {}
