@@ -367,7 +367,7 @@ async def test_tls_server_name_is_what_is_checked(authority: Authority) -> None:
 async def test_tls_of_a_server_that_speaks_none() -> None:
     """A plain server on the port is a failure with a sentence."""
     async with Site() as site:
-        found = await look(check(f"127.0.0.1:{site.port}", kind="tls", timeout=2), LOCAL)
+        found = await look(check(f"127.0.0.1:{site.port}", kind="tls", timeout=0.5), LOCAL)
     assert found.verdict == "failed"
     assert found.detail
 

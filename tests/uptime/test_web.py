@@ -383,3 +383,10 @@ def test_chart_needs_two_answers() -> None:
     assert chart
     assert len(chart["line"].split()) == 2
     assert "from 20 ms to 40 ms" in chart["words"]
+    assert [row["words"] for row in chart["rows"]] == ["0 ms", "25 ms", "50 ms"]
+    assert [time["words"] for time in chart["times"]] == ["00:00:01", "00:00:02", "00:00:03"]
+    detail["points"].append([2000, 1400, "ok"])
+    chart = charts.response_times(detail)
+    assert chart
+    assert [row["words"] for row in chart["rows"]] == ["0 ms", "1 s", "2 s"]
+    assert chart["times"][2]["words"] == "00:33"

@@ -57,26 +57,32 @@ class Audit:
         self._late = late
 
     async def look(self, until: float | None = None) -> Report:
-        """One look at everything that was due until then; else until a while ago."""
-        until = time.time() - self._late if until is None else until
-        report = Report()
+        """One look at everything that was due until then.
+
+        Without an instant it is now, and only what is overdue for a while counts as missed.
+        """
+        now, report = time.time() - 1, Report()
+        overdue = now - self._late if until is None else until
         schedules = await Schedules.of(app)
         for check in [entry.value async for entry in checks.entries()]:
             if not check.paused:
                 since = (await schedules.show(check.schedule)).since
-                await self._look_at(check, since, until, report)
+                await self._look_at(check, since, until or now, overdue, report)
         for incident in [entry.value async for entry in incidents.entries()]:
-            self._look_told(incident, until, report)
+            self._look_told(incident, overdue, report)
         self._look_repeats(report)
         return report
 
-    async def _look_at(self, check: Check, since: float, until: float, report: Report) -> None:
+    async def _look_at(
+        self, check: Check, since: float, until: float, overdue: float, report: Report
+    ) -> None:
         found = {entry.value.at: entry.value async for entry in results.entries(check.id)}
         expected = list(instants(check, since, until))
         report.due += len(expected)
         report.made += sum(at in found for at in expected)
         report.repeated += sum(result.attempt > 1 for result in found.values())
-        report.missed += [f"{check.id} at {at}" for at in expected if at not in found]
+        missing = [at for at in expected if at not in found and at <= overdue]
+        report.missed += [f"{check.id} at {at}" for at in missing]
 
     def _look_told(self, incident: Incident, until: float, report: Report) -> None:
         report.incidents += 1

@@ -58,14 +58,17 @@ def response_times(detail: dict[str, Any]) -> dict[str, Any] | None:
         "line": " ".join(line),
         "area": " ".join([*line, *floor]),
         "rows": [_row(top * part / 4, place) for part in (0, 2, 4)],
-        "times": [{"x": place(at, 0).partition(",")[0], "words": clock(at)} for at in times],
+        "times": [
+            {"x": place(at, 0).partition(",")[0], "words": clock(at, last - first)} for at in times
+        ],
         "words": f"Response time, {words}: from {min(m for _, m in pairs)} ms "
         f"to {max(m for _, m in pairs)} ms",
     }
 
 
 def _row(ms: float, place: Any) -> dict[str, str]:
-    return {"y": place(0, ms).partition(",")[2], "words": f"{ms:g} ms"}
+    words = f"{ms:g} ms" if ms < 1000 else f"{ms / 1000:g} s"
+    return {"y": place(0, ms).partition(",")[2], "words": words}
 
 
 def nice_ceiling(value: float) -> int:
@@ -78,6 +81,6 @@ def nice_ceiling(value: float) -> int:
         power *= 10
 
 
-def clock(at: int) -> str:
-    """A time of day."""
-    return datetime.fromtimestamp(at, UTC).strftime("%H:%M")
+def clock(at: int, around: int) -> str:
+    """A time of day; with seconds where they tell something."""
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M" if around >= 600 else "%H:%M:%S")
