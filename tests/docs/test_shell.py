@@ -47,6 +47,8 @@ def _parse(command: Any, name: str, words: list[str], parent: Any = None) -> Non
     context = command.make_context(name, list(words), parent=parent)
     if hasattr(command, "commands"):
         rest = [*getattr(context, "_protected_args", ()), *context.args]
+        if not rest and command.invoke_without_command:
+            return  # a noun that is a command too
         verb, inner, inner_words = command.resolve_command(context, rest)
         _parse(inner, verb, inner_words, context)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from fastapi.routing import iter_route_contexts
@@ -136,3 +137,12 @@ async def test_every_route_is_in_the_openapi_document(nats: Server, namespace: s
                 good = told["responses"][str(route.status_code)]
                 assert good["content"]["application/json"]["schema"], route.path
                 assert told["summary"], route.path
+
+
+def test_every_route_is_in_the_docs_with_its_role() -> None:
+    """The page has a line for each route of the API, and says what it needs."""
+    page = (Path(__file__).parents[2] / "docs" / "web.md").read_text(encoding="utf-8")
+    for method, path, route in every_route(plain_app(with_pages=False)):
+        if hasattr(route, "dependant") and path.startswith("/api/"):
+            told = f"| `{method} {route.path.removeprefix('/api/v1')}` | {role_of(route)} |"
+            assert told in page, f"docs/web.md lacks {told}"
