@@ -250,9 +250,9 @@ async def test_reflections_execute_nothing_without_permissions(
     async with fleetlet(open_site, tmp_path) as fleet:
         broker, names = fleet.operator, open_site.names
         await fleet.run("touch", "genuine")
-        key, aim = kv_subject(names.facts, "thief"), names.agent("beta", "exec")
+        key, aim = kv_subject(names.agents, "thief"), names.agent("beta", "exec")
         await broker.store(key, order("reflected"))
-        get = f"$JS.API.DIRECT.GET.KV_{names.facts}.{key}"
+        get = f"$JS.API.DIRECT.GET.KV_{names.agents}.{key}"
         await broker.publish(get, b"", reply=aim)
         await until(lambda: fleet.refused("beta", Refusal.UNSIGNED) == 1, 10, "a direct get")
         await broker.subscribe(aim, _ignore)  # the server delivers where it sees this very subject
