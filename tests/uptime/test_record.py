@@ -82,6 +82,14 @@ def test_reset_ends_an_incident_quietly() -> None:
     assert reset(State(), START).status == "unknown"
 
 
+def test_reset_ignores_a_look_that_was_under_way() -> None:
+    """A check that was paused while somebody looked is not called down by that look."""
+    state = reset(story("of")[0], START + 200)
+    late = apply(state, START + 180, outcome("failed"), RULES)
+    assert late == state
+    assert apply(state, START + 260, outcome("ok"), RULES).status == "up"
+
+
 def test_sent_takes_out_what_was_told_and_no_more() -> None:
     """What came into the outbox meanwhile stays."""
     before = story("ff")[0]

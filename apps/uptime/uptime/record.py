@@ -166,9 +166,10 @@ def sent(state: State, done: tuple[Notice, ...]) -> State:
 
 
 def _is_known(state: State, at: int) -> bool:
-    """Whether a result was counted, or is too old to tell."""
+    """Whether a result was counted, is too old to tell, or is of before the check rested."""
     full = len(state.points) >= POINTS
-    return any(p.at == at for p in state.points) or (full and at < state.points[0].at)
+    old = (full and at < state.points[0].at) or (state.status == "unknown" and at <= state.since)
+    return old or any(p.at == at for p in state.points)
 
 
 def _with_point(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:

@@ -135,6 +135,10 @@ class Service:
         entry = await states.get(_key(id))
         return entry.value if entry else State()
 
+    async def all_states(self) -> dict[str, State]:
+        """What is known of every check."""
+        return {entry.key: entry.value async for entry in states.entries()}
+
     async def results(self, id: str, limit: int) -> list[Result]:
         """A check's newest results, newest first."""
         await self.check(id)

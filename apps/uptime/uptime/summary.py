@@ -11,7 +11,6 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from uptime.app import checks, states
 from uptime.check import Check
 from uptime.record import DAYS, Day, Incident, State
 from uptime.service import Service
@@ -27,10 +26,9 @@ _ORDER = ("down", "degraded", "unknown", "up", "paused")
 async def status(service: Service) -> dict[str, Any]:
     """The whole status page."""
     now = int(time.time())
-    known = {entry.key: entry.value async for entry in states.entries()}
-    shown = [entry.value async for entry in checks.entries() if entry.value.public]
+    known = await service.all_states()
+    shown = [check for check in await service.all_checks() if check.public]
     rows = [_row(check, known.get(check.id, State()), now) for check in shown]
-    rows.sort(key=lambda row: (row["name"].lower(), row["id"]))
     public = {check.id for check in shown}
     recent = [i for i in await service.incidents(limit=200) if i.check in public]
     return {

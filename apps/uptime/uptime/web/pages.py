@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from uptime import summary
 from uptime.check import Check
+from uptime.record import State
 from uptime.service import Refusal
 from uptime.web import charts
 from uptime.web.api import Managed, ServiceOf, cache_of, forget
@@ -161,10 +162,9 @@ def _inside(path: str) -> str:
 @router.get("/checks", dependencies=[Managed])
 async def checks_page(request: Request, service: ServiceOf) -> Response:
     """Every check, with what can be done to it."""
-    now, rows = int(time.time()), []
-    for check in await service.all_checks():
-        state = await service.state(check.id)
-        rows.append((check, summary.current(check, state, now), state))
+    now, known = int(time.time()), await service.all_states()
+    found = [(check, known.get(check.id, State())) for check in await service.all_checks()]
+    rows = [(check, summary.current(check, state, now), state) for check, state in found]
     return render(request, "checks.html", rows=rows, now=now)
 
 
