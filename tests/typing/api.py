@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, assert_type
 
-from holdfast import Context, Holdfast, Run, SyncApp, SyncContext
+from holdfast import Bucket, Context, Holdfast, Run, Schedules, SyncApp, SyncContext
 from holdfast.sync import SyncRun
 from holdfast.testing import (
     FakeContext,
@@ -60,6 +60,18 @@ async def a_job_is_called_like_its_function() -> None:
     assert_type(await resize(42, make_context()), Thumbnail)
     assert_type(index({"key": 1}, make_sync_context()), int)
     assert_type(make_context(), FakeContext)
+
+
+async def a_bucket_has_the_type_that_it_was_given() -> None:
+    """Or any."""
+    thumbnails = app.bucket("thumbnails", Thumbnail)
+    assert_type(thumbnails, Bucket[Thumbnail])
+    if entry := await thumbnails.get("cat"):
+        assert_type(entry.value, Thumbnail)
+    assert_type(await thumbnails.change("cat", lambda old: old or Thumbnail("x")), Thumbnail)
+    assert_type(app.bucket("anything"), Bucket[Any])
+    schedules = await Schedules.of(app)
+    assert_type(await schedules.trigger("nightly"), str)
 
 
 def plain_code_has_the_same_types() -> None:

@@ -148,6 +148,10 @@ async def test_monitor_pausing_ends_an_incident_quietly(store: Server, namespace
 # ---- schedules
 
 
+INCIDENT = Incident("shop.1-down", "shop", "Shop", "down", 1)
+FOREIGN = {"channel": "hook", "notice": Notice(INCIDENT, "opened")}
+
+
 async def by_name() -> dict[str, Any]:
     return {s.name: s for s in await (await Schedules.of(app)).list()}
 
@@ -157,16 +161,16 @@ async def test_service_keeps_the_schedule_as_the_check(store: Server) -> None:
     async with app, Site() as site:
         service = Service(load())
         await service.add(definition(site, interval=60))
-        first = (await by_name())["check-shop"]
-        assert (first.every, first.paused, first.job) == (60, 0.0, "probe")
+        first = (await by_name())["uptime-check-shop"]
+        assert (first.every, first.paused, first.job) == (60, 0.0, "uptime-probe")
         await service.change("shop", definition(site, interval=30, name="The shop"))
-        assert (await by_name())["check-shop"].every == 30
+        assert (await by_name())["uptime-check-shop"].every == 30
         await service.pause("shop", True)
-        assert (await by_name())["check-shop"].paused
+        assert (await by_name())["uptime-check-shop"].paused
         await service.change("shop", definition(site, interval=45, paused=True))
-        assert (await by_name())["check-shop"].paused
+        assert (await by_name())["uptime-check-shop"].paused
         await service.pause("shop", False)
-        assert not (await by_name())["check-shop"].paused
+        assert not (await by_name())["uptime-check-shop"].paused
         await service.remove("shop")
         assert await by_name() == {}
 
@@ -179,15 +183,18 @@ async def test_reconcile_repairs_what_a_crash_left(store: Server) -> None:
         await service.add(definition(site, id="lost"))
         await service.add(definition(site, id="resting"))
         schedules = await Schedules.of(app)
-        await schedules.remove("check-shop")
-        await schedules.pause("check-resting")
+        foreign = notify.schedule("uptime-check-foreign", every="1h", payload=FOREIGN)
+        await schedules.add(foreign)
+        await schedules.remove("uptime-check-shop")
+        await schedules.pause("uptime-check-resting")
         await checks.delete("lost")
         await states.put("removed", State(status="down"))
         assert await reconcile() == 4
         assert await states.get("removed") is None
         found = await by_name()
-        assert set(found) == {"check-shop", "check-resting"}
-        assert not found["check-resting"].paused
+        left = {"uptime-check-shop", "uptime-check-resting", "uptime-check-foreign"}
+        assert set(found) == left, "what is not ours is left alone"
+        assert not found["uptime-check-resting"].paused
         assert await reconcile() == 0
 
 
@@ -207,6 +214,7 @@ async def test_checks_are_spread_over_their_interval(store: Server) -> None:
     [
         ({"id": "Big"}, "id"),
         ({"id": "a.b"}, "id"),
+        ({"id": "new"}, "id"),
         ({"id": "../x"}, "id"),
         ({"name": ""}, "name"),
         ({"name": "two\nlines"}, "one line"),

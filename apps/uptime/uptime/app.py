@@ -20,14 +20,13 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from holdfast import Backoff, Bucket, Context, Holdfast, Schedules
 from uptime import notices, record
-from uptime.check import Check, Id
+from uptime.check import PREFIX, Check, Id
 from uptime.config import load
 from uptime.guard import Guard
 from uptime.probes import look, trust
 from uptime.record import Incident, Notice, Result, Rules, State
 
 INCIDENT_DAYS = 90
-PREFIX = "check-"
 
 app = Holdfast("uptime")
 
@@ -50,7 +49,11 @@ incidents: Bucket[Incident] = app.bucket("uptime-incidents", Incident)
 channels: Bucket[Channel] = app.bucket("uptime-channels", Channel)
 
 
-@app.job(retry=Backoff.exponential(first="1s", last="10s", attempts=8), timeout="90s")
+@app.job(
+    name="uptime-probe",
+    retry=Backoff.exponential(first="1s", last="10s", attempts=8),
+    timeout="90s",
+)
 async def probe(check: str, ctx: Context) -> str | None:
     """Look at a target once, and write down what came of it."""
     found = await checks.get(check)
@@ -92,7 +95,11 @@ async def _write_down(incident: Incident) -> None:
     await incidents.change(incident.id, write, ttl=f"{INCIDENT_DAYS}d")
 
 
-@app.job(retry=Backoff.exponential(first="2s", last="5m", attempts=15), timeout="45s")
+@app.job(
+    name="uptime-notify",
+    retry=Backoff.exponential(first="2s", last="5m", attempts=15),
+    timeout="45s",
+)
 async def notify(channel: str, notice: Notice, ctx: Context) -> str | None:
     """Tell one channel of one notice."""
     found = await channels.get(channel)
@@ -106,12 +113,13 @@ async def notify(channel: str, notice: Notice, ctx: Context) -> str | None:
     return notice.id
 
 
-@app.every("1m", catch_up="last", overlap="skip")
+@app.every("1m", name="uptime-reconcile", catch_up="last", overlap="skip")
 async def reconcile() -> int:
     """Make the schedules what the checks say; returns how many had to be changed."""
     schedules = await Schedules.of(app)
     wanted = {entry.value.schedule: entry.value async for entry in checks.entries()}
-    there = {s.name: s for s in await schedules.list() if s.name.startswith(PREFIX)}
+    found = await schedules.list()
+    there = {s.name: s for s in found if s.name.startswith(PREFIX) and s.job == probe.name}
     changed = 0
     for name, check in wanted.items():
         old = there.get(name)

@@ -21,6 +21,8 @@ from pydantic import (
 
 from uptime.guard import Guard, Refused, judge_number, parse_place, parse_url
 
+PREFIX = "uptime-check-"
+"""How the names of all schedules of checks begin."""
 MASK = "********"
 """Stands for the value of a header that was stored: it is shown to nobody again."""
 RESERVED = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "te"})
@@ -92,7 +94,7 @@ class Check(BaseModel):
     @property
     def schedule(self) -> str:
         """The name of its schedule."""
-        return f"check-{self.id}"
+        return f"{PREFIX}{self.id}"
 
     @property
     def phase(self) -> int:
@@ -115,6 +117,8 @@ class CheckInput(Check):
 
     def stored(self, guard: Guard, shortest: int, old: Check | None = None) -> Check:
         """As it is stored; ValueError says what this installation does not take."""
+        if self.id == "new":
+            raise ValueError("id: 'new' is the page on which checks are added")
         if self.interval < shortest:
             raise ValueError(f"interval: must be at least {shortest} seconds")
         try:

@@ -99,4 +99,5 @@ def _problem(request: Request, text: str, status: int) -> Response:
     if wants_page and not request.url.path.startswith("/api/"):
         return pages.error_page(request, text, status)
     body = {"type": "about:blank", "title": text, "status": status}
-    return JSONResponse(body, status, media_type="application/problem+json")
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return JSONResponse(body, status, headers, media_type="application/problem+json")

@@ -64,7 +64,8 @@ def render(request: Request, template: str, status: int = 200, **values: Any) ->
 def error_page(request: Request, text: str, status: int) -> Response:
     """An error, for a person."""
     if status == 401:
-        return RedirectResponse(f"/login?then={request.url.path}", 303)
+        then = request.url.path if request.method == "GET" else "/checks"
+        return RedirectResponse(f"/login?then={then}", 303)
     return render(request, "error.html", status, text=text, code=status)
 
 
