@@ -58,16 +58,18 @@ async def test_fleet_detach_show_list_cancel(
         cancelled = await holdfast(app, "fleet", "cancel", run)
         assert cancelled.code == 0
         await world.followed(run)
-        shown, listed, gone = await asyncio.gather(
+        shown, listed, gone, left = await asyncio.gather(
             holdfast(app, "fleet", "show", run),
             holdfast(app, "fleet", "list"),
             holdfast(app, "fleet", "show", "fNobody"),
+            holdfast(app, "fleet", "active", "--json"),
         )
-        assert "cancelled" in shown.out
+        for step in ("dispatched", "cancelled", "ended"):
+            assert step in shown.out
         assert run in listed.out
         assert gone.code == 1
         assert "no fan-out run" in gone.err
-        assert (await holdfast(app, "fleet", "active", "--json")).json == []
+        assert left.json == []
 
 
 async def test_agent_and_dispatcher_out_of_the_box(app: Holdfast, tmp_path: Path) -> None:
@@ -80,14 +82,16 @@ async def test_agent_and_dispatcher_out_of_the_box(app: Holdfast, tmp_path: Path
     ):
         await until(lambda: "takes commands" in agent.text, 30, "an agent")
         assert agent.text.count("obeys whoever") == 1
-        done = await holdfast(app, "fleet", "run", "*", "facts.get", "id")
+        done, refused, listed, shown = await asyncio.gather(
+            holdfast(app, "fleet", "run", "*", "facts.get", "id"),
+            holdfast(app, "fleet", "run", "a1", "cmd.run", "id"),
+            holdfast(app, "agents", "list", "--json"),
+            holdfast(app, "agents", "show", "a1"),
+        )
         assert (done.code, done.out) == (0, "a1  ok  a1\n")
-        refused = await holdfast(app, "fleet", "run", "a1", "cmd.run", "id")
         assert refused.code == 2
         assert "no function 'cmd.run'" in refused.out
-        listed = await holdfast(app, "agents", "list", "--json")
         assert [(a["id"], a["online"]) for a in listed.json] == [("a1", True)]
-        shown = await holdfast(app, "agents", "show", "a1")
         assert "fact: os" in shown.out
         for command in (agent, control):
             command.process.terminate()

@@ -67,7 +67,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=1_000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.integers(1, 10), st.integers(0, 4), st.integers(0, 3), EVENTS)
 def test_fan_out_histories(
     count: int, batch: int, most: int, events: list[tuple[str, int, float]]

@@ -134,6 +134,7 @@ class Agent:
         self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._subscriptions: list[Any] = []
+        self._begun: list[Extension] = []
 
     def _offered(self, app: Holdfast | None, functions: Iterable[Function]) -> Functions:
         offered = Functions()
@@ -154,17 +155,22 @@ class Agent:
     async def run(self) -> None:
         """Take commands until `stop` is called, on a connection of its own."""
         async with self.broker:
-            await self.start()
-            closed = asyncio.create_task(self.broker.closed.wait(), name="holdfast-closed")
-            stop = asyncio.create_task(self._stop.wait(), name="holdfast-stop")
+            starting = asyncio.create_task(self.start(), name="holdfast-start")
+            ends = [
+                asyncio.create_task(self.broker.closed.wait(), name="holdfast-closed"),
+                asyncio.create_task(self._stop.wait(), name="holdfast-stop"),
+            ]
+            where = (self.config.health_host, self.config.health_port)
             try:
-                async with HealthServer(
-                    self.config.health_host, self.config.health_port, self._health
-                ):
-                    await asyncio.wait({closed, stop}, return_when=asyncio.FIRST_COMPLETED)
+                async with HealthServer(*where, self._health):
+                    await asyncio.wait({starting, *ends}, return_when=asyncio.FIRST_COMPLETED)
+                    if starting.done():
+                        starting.result()
+                        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in (closed, stop):
+                for task in (starting, *ends):
                     task.cancel()
+                await asyncio.gather(starting, *ends, return_exceptions=True)
                 await self.close()
             if not self._stop.is_set():
                 raise NotConnected("the connection to NATS is closed for good")
@@ -173,6 +179,7 @@ class Agent:
         """Take commands from now on. The connection is open."""
         await self._check_alone()
         self._journal.open()
+        self._commands.resume()  # before anything new can arrive
         self.facts.open()
         if self.credentials is None:
             log.warning(
@@ -190,7 +197,7 @@ class Agent:
         await self._presence.start()
         for extension in self._extensions:
             await extension.start(self)
-        self._commands.resume()
+            self._begun.append(extension)
         self._tasks.append(asyncio.create_task(self._presence.run(), name="holdfast-presence"))
         log.info("agent %s takes commands (%s)", self.id, ", ".join(self.functions.names))
 
@@ -214,16 +221,21 @@ class Agent:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for extension in reversed(self._extensions):
+        for extension in reversed(self._begun):
             await extension.stop()
         await self._executor.close(self.config.grace_seconds)
         await self._outbox.drain(DRAIN_SECONDS)
+        await self._say_goodbye()
+        self._journal.close()
+
+    async def _say_goodbye(self) -> None:
+        if self._presence.confirmed < 0:
+            return  # it never began: the record there may be another agent's
         try:
             async with asyncio.timeout(DRAIN_SECONDS):
                 await self._presence.beat("TERMINATED_GRACEFULLY")
         except (BrokerError, TimeoutError):
             log.debug("the end of this agent was not written down: its record lapses by itself")
-        self._journal.close()
 
     # ---- being a node
 

@@ -35,7 +35,7 @@ class Call:
     """By the server's clock."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Function:
     """One function that agents may be told to run."""
 
@@ -53,15 +53,22 @@ class Function:
         """The first line of its description."""
         return (inspect.getdoc(self.handler) or "").partition("\n")[0]
 
+    @functools.cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self.handler, eval_str=True)
+
+    @functools.cached_property
+    def _is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.handler)
+
     def bind(self, order: Order) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a command for this function; `InvalidInput` when they do not fit."""
-        signature = inspect.signature(self.handler, eval_str=True)
         args, kwargs = order.args, order.kwargs
         if order.raw:
-            args, kwargs = _read_words(signature, order.args)
+            args, kwargs = _read_words(self._signature, order.args)
         if self.job is None:
             try:
-                signature.bind(*args, **kwargs)
+                self._signature.bind(*args, **kwargs)
             except TypeError as error:
                 raise InvalidInput(f"{self.name}: {error}") from None
         return tuple(args), dict(kwargs)
@@ -71,7 +78,7 @@ class Function:
         if self.job is not None:
             bound = self.job.signature.decode(self.job.signature.encode(args, kwargs))
             args, kwargs = (), self._with_context(self.job, bound.kwargs, call)
-        if inspect.iscoroutinefunction(self.handler):
+        if self._is_async:
             return await self.handler(*args, **kwargs)
         if self.quick:
             return self.handler(*args, **kwargs)

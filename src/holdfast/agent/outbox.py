@@ -25,7 +25,7 @@ from holdfast.model.fleet import Return
 log = logging.getLogger("holdfast.agent")
 
 FIRST_WAIT_SECONDS: Final = 0.2
-LONGEST_WAIT_SECONDS: Final = 5.0
+LONGEST_WAIT_SECONDS: Final = 2.0
 CUT_TO: Final = 16 * 1024
 MOST_UNDER_WAY: Final = 10_000
 

@@ -13,6 +13,7 @@ have executed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Coroutine
 from typing import Any, Final
@@ -26,7 +27,7 @@ from holdfast.dispatcher.intake import Intake
 from holdfast.dispatcher.records import FleetRecords
 from holdfast.dispatcher.sending import Sender
 from holdfast.dispatcher.watch import Watch
-from holdfast.errors import HoldfastError, NodeLost
+from holdfast.errors import BrokerError, HoldfastError, NodeLost
 from holdfast.health import Health, HealthServer
 from holdfast.identity import AccountSeed
 from holdfast.model.fleet import FleetRun
@@ -231,6 +232,8 @@ class Dispatcher:
             known, online = self._index.counts()
             self.telemetry.agents.labels("online").set(online)
             self.telemetry.agents.labels("offline").set(known - online)
+            with contextlib.suppress(BrokerError):
+                await self._topology.measure_clock()
             able = self._broker.connected and self._member.heartbeat.trusted
             if not able or not await self._adoption.try_look():
                 await self._broker.clock.sleep(0.5)

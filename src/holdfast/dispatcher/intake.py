@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.broker import Broker, Received
+from holdfast.broker.answers import ENVELOPE_BYTES
 from holdfast.dispatcher.agents import AgentIndex
 from holdfast.dispatcher.records import FleetRecords
 from holdfast.dispatcher.sending import Sender
@@ -105,6 +106,11 @@ class Intake:
             deadline=now + request.timeout,
             offline=tuple(agent for agent in targets if not self._index.online(agent)),
         )
+        if len(fleet.encode(record)) > self._broker.max_message_bytes - ENVELOPE_BYTES:
+            raise InvalidInput(
+                f"{len(targets):,} agents and these arguments do not fit into one run: split the "
+                "target"
+            )
         won = await self._records.write(record, 0)
         if won:
             log.info(
