@@ -119,6 +119,9 @@ async def test_login_makes_a_session_that_scripts_cannot_read(nats: Server, name
     async with site(nats, namespace, with_pages=True, hosts="jobs.example.com") as there:
         for host, secure in ((HOST, False), ("https://jobs.example.com", True)):
             async with there.browser(host) as browser:
+                asked = await browser.get("/runs?job=a", headers={"accept": "text/html"})
+                assert asked.status_code == 401
+                assert 'name="next" value="/runs?job=a"' in asked.text
                 answer = await log_in(browser, TOKENS["viewer"][0], next="/runs?job=a")
                 assert answer.status_code == 303
                 assert answer.headers["location"] == "/runs?job=a"
@@ -390,14 +393,18 @@ async def test_actions_are_written_down_with_who_did_them(nats: Server, namespac
 
 
 async def test_reading_changes_nothing(nats: Server, namespace: str) -> None:
-    """Every GET of the API leaves the streams as they were."""
+    """Every GET, of the API and of the pages, leaves the streams as they were."""
     from tests.integration.test_web_access import every_route
 
-    async with site(nats, namespace) as there:
+    async with site(nats, namespace, with_pages=True) as there:
         before = await _sequences(there)
+        asked = 0
         for method, path, _ in every_route(there.web):
-            if method == "GET" and path.startswith("/api/"):
-                await there.admin.get(path.removeprefix("/api/v1"))
+            if method == "GET" and path != "/live":
+                answer = await there.admin.get(f"{HOST}{path}")
+                assert answer.status_code < 500, f"{path}: {answer.text}"
+                asked += 1
+        assert asked > 40
         assert await _sequences(there) == before
 
 

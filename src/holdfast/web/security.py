@@ -283,8 +283,16 @@ def _login_needed(request: Request) -> Response:
     if wants_page(request):
         from holdfast.web.pages import render_login
 
-        return render_login(request, status=401)
+        return render_login(request, status=401, next=_wanted(request))
     return problem(401, detail, headers={"WWW-Authenticate": 'Bearer realm="holdfast"'})
+
+
+def _wanted(request: Request) -> str:
+    """Where to go on after the login: the page that was asked for."""
+    if request.method != "GET":
+        return ""
+    query = f"?{request.url.query}" if request.url.query else ""
+    return path_of(request.scope) + query
 
 
 class _Sender:

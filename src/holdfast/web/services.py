@@ -154,9 +154,13 @@ class Services:
             if self._open:
                 return
             await self.broker.open()
-            await self.client.topology.ensure()
-            await self.sessions.ensure()
-            await self._join()
+            try:
+                await self.client.topology.ensure()
+                await self.sessions.ensure()
+                await self._join()
+            except BaseException:
+                await self.broker.close()
+                raise
             self._tasks = [asyncio.create_task(self._stay(), name="holdfast-heartbeat")]
             self._open = True
 
