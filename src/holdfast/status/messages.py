@@ -3,8 +3,9 @@
 Reads are direct gets, which any replica may answer: they inform and never decide. Nothing here
 makes a consumer, so looking costs the server no state and takes no message from a worker.
 
-Listing newest first walks back through the sequence numbers in windows that grow where a stream is
-sparse, so that the first page of a long stream costs as little as that of a short one.
+Listing newest first walks back through the sequence numbers in windows that begin small and grow,
+the more the sparser a stream is: the first page of a long stream costs as little as that of a short
+one.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from holdfast.names import (
 )
 
 PAGE: Final = 1_000
+FIRST: Final = 128
+"""The first window of a walk back: most who walk want a screenful."""
 CROWDED: Final = 5_000
 """A window with more messages than this is made smaller, to keep memory bounded."""
 
@@ -124,7 +127,7 @@ async def newest(broker: Broker, stream: str, subject: str, before: int = 0) -> 
     state = await stream_state(broker, stream)
     first, high = int(state["first_seq"]), int(state["last_seq"])
     high = min(high, before - 1) if before else high
-    span = PAGE
+    span = FIRST
     while high >= first:
         low = max(first, high - span + 1)
         found = await _between(broker, stream, subject, low, high)
@@ -133,8 +136,8 @@ async def newest(broker: Broker, stream: str, subject: str, before: int = 0) -> 
             continue
         for kept in reversed(found):
             yield kept
-        if len(found) < PAGE // 2:
-            span *= 4
+        crowded = len(found) >= span // 2
+        span = max(span, min(4 * span, PAGE)) if crowded else 4 * span
         high = low - 1
 
 

@@ -32,7 +32,7 @@ from holdfast.status.runs import RunFilter, RunInfo, of_record
 log = logging.getLogger("holdfast.status")
 
 MOST: Final = 200_000
-PAGE: Final = 500
+PAGE: Final = 200
 SWEEP_SECONDS: Final = 30.0
 AGAIN_SECONDS: Final = 2.0
 REST_SECONDS: Final = 0.005
@@ -118,12 +118,14 @@ class RunIndex:
         bucket = self._client.runs
         subject, start, more = kv_subject(bucket.name, ">"), 1, True
         while more:
+            begun = self._broker.clock.monotonic()
             page = await direct_page(self._broker, bucket.stream, subject, start, PAGE)
             for message in page.messages:
                 run = kv_key(bucket.name, message.headers["Nats-Subject"])
                 self._put(run, _known(run, message.body, message.headers))
             start, more = page.last + 1, page.more
-            await asyncio.sleep(REST_SECONDS)  # whoever waits for an answer goes first
+            # Whoever waits for an answer goes first: it works for half of the time at most.
+            await asyncio.sleep(max(REST_SECONDS, self._broker.clock.monotonic() - begun))
 
     async def _keep(self) -> None:
         """Stay current until something may have been missed."""

@@ -43,7 +43,8 @@ ALIVE_SECONDS: Final = 15.0
 STREAM_SECONDS: Final = 600.0
 KEPT_NOTICES: Final = 500
 STREAMS_MOST: Final = 500
-READ_BACK_MOST: Final = 10_000
+READ_BACK_MOST: Final = 5_000
+REST_SECONDS: Final = 0.02
 SAMPLES_KEPT: Final = KEPT_SECONDS // 3
 
 TOPICS: Final = ("runs", "jobs", "dead", "schedules", "nodes", "fleet")
@@ -163,8 +164,8 @@ class Feed:
                 reached = kept.stored
                 with contextlib.suppress(msgspec.MsgspecError):
                     self.rates.read_back(msgspec.json.decode(kept.body, type=Past))
-                if looked % 250 == 0:
-                    await asyncio.sleep(0.005)  # pages that wait go first
+                if looked % 100 == 0:
+                    await asyncio.sleep(REST_SECONDS)  # pages that wait go first
             else:
                 reached = now - KEPT_SECONDS  # all there is
         self.rates.since = min(self.rates.since, reached)

@@ -22,7 +22,7 @@ from holdfast.web.pages.visit import ViewerVisit, Visit
 
 router = APIRouter(include_in_schema=False)
 
-SEARCH: Final = 500
+SEARCH: Final = 300
 """How many of the newest messages are looked through for what the run has led to."""
 FIND: Final = 3_000
 WIDTH: Final = 1000

@@ -63,7 +63,7 @@ def address(run: str) -> str:
 async def ask_cancel(visit: OperatorVisit, run: str) -> Response:
     """Say what a cancel does."""
     detail = await visit.desk.runs.show(run)
-    effects = [f"It is {detail.info.state} now: {detail.where}."]
+    effects = [f"Now it is {detail.info.state}. {_sentence(detail.where)}"]
     if detail.info.state == "running":
         effects.append("Its handler is interrupted where it stands; what it has done stays done.")
     else:
@@ -76,12 +76,16 @@ async def ask_cancel(visit: OperatorVisit, run: str) -> Response:
 async def ask_retry(visit: OperatorVisit, run: str) -> Response:
     """Say what a retry does."""
     detail = await visit.desk.runs.show(run)
-    effects = [f"It is {detail.info.state} now: {detail.where}."]
+    effects = [f"Now it is {detail.info.state}. {_sentence(detail.where)}"]
     if detail.info.state == "failed":
         effects.append("Its next attempt starts at once instead of at its time.")
     else:
         effects.append("Its dead letter is sent again under the same run id, with fresh counts.")
     return _ask(visit, "Run it again?", effects, "Run it again", "retry", run)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _ask(
