@@ -13,7 +13,7 @@ from holdfast.integrations.taskiq import K8sScheduler, ResilientPullBroker
 
 URL = os.environ.get("TASKIQ_URL", "nats://127.0.0.1:4222")
 NAMESPACE = os.environ.get("TASKIQ_NAMESPACE", "hf")
-EVERY = [3, 4, 5, 6] * 5
+EVERY = [3, 4] * 10
 
 broker = ResilientPullBroker(
     URL,
@@ -22,6 +22,7 @@ broker = ResilientPullBroker(
     pull_consume_batch=10,
     namespace=NAMESPACE,
     ready_file=os.environ.get("WORKER_READY", ""),
+    max_reconnect_attempts=int(os.environ.get("RECONNECTS", "-1")),
 )
 
 
