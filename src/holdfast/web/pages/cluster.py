@@ -17,7 +17,7 @@ from holdfast.names import check_name
 from holdfast.status.nodes import NodeInfo
 from holdfast.web.pages.charts import Block, lane
 from holdfast.web.pages.rendering import Question, exact, look, many
-from holdfast.web.pages.visit import OperatorVisit, ViewerVisit
+from holdfast.web.pages.visit import AdminVisit, ViewerVisit
 from holdfast.web.security import checked_form
 
 router = APIRouter(include_in_schema=False)
@@ -140,7 +140,7 @@ def life(
 
 
 @router.get("/do/cluster/drain")
-async def ask_drain(visit: OperatorVisit, node: str) -> Response:
+async def ask_drain(visit: AdminVisit, node: str) -> Response:
     """Say what a drain does."""
     info, _ = await visit.desk.nodes.show(check_name(node, "node"))
     if info is None or info.state not in ALIVE:
@@ -164,7 +164,7 @@ async def ask_drain(visit: OperatorVisit, node: str) -> Response:
 
 
 @router.post("/do/cluster/drain")
-async def drain(visit: OperatorVisit, fields: Fields) -> Response:
+async def drain(visit: AdminVisit, fields: Fields) -> Response:
     """Ask a node to end."""
     node = fields.get("node", "")
     try:
