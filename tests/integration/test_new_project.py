@@ -91,6 +91,7 @@ def developing(project: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
+@pytest.mark.timeout(600)  # a dozen processes, each of which imports everything
 def test_quick_start_works_as_typed(
     project: Path, port: int, developing: subprocess.Popen[bytes]
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from holdfast.deploy.project import JOBS, SHARED, JobDirectory, Project
@@ -34,12 +35,16 @@ def _env(project: Project, job: JobDirectory, url: str) -> dict[str, str]:
 
 def register_all(project: Project, url: str) -> None:
     """Consumers and schedules of every directory, before any worker runs."""
-    for job in project.jobs:
+
+    def register(job: JobDirectory) -> None:
         command = [_python(project, job), "-m", "holdfast", "deploy", "register", job.config.app]
         env = os.environ | _env(project, job, url)
         done = subprocess.run(command, env=env, capture_output=True, text=True)
         if done.returncode:
             raise ConfigError(f"{job.name} cannot be registered: {done.stderr.strip()}")
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(register, project.jobs))
 
 
 def specs(project: Project, url: str, folder: Path) -> list[Spec]:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,8 @@ def load_project(root: Path, *, only: str = "", **given: Any) -> Project:
         if not found:
             raise ConfigError(f"there is no {JOBS}/{only} with a {SETTINGS}")
     names = Names(connection.namespace)
-    read = tuple(read_job(path, config, names) for path in found)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each of them starts a process
+        read = tuple(pool.map(lambda path: read_job(path, config, names), found))
     return Project(root, config, read, connection.namespace)
 
 
