@@ -16,7 +16,7 @@ from holdfast.status.audit import Audit
 from holdfast.testing import RunningWorker
 from holdfast.web import User, create_app
 from holdfast.web.auth import make_token
-from holdfast.web.security import Hosts
+from holdfast.web.hosts import Hosts
 from holdfast.web.serve import check_reachable
 from tests.integration.web_support import HOST, TOKENS, Site, shop, site
 
@@ -88,6 +88,7 @@ FOREIGN = (
     {"origin": "http://127.0.0.1:8080.evil.com"},
     {"origin": "file://127.0.0.1:8080"},
     {"origin": "http://127.0.0.1:notaport"},
+    {"origin": "http://[::1"},
     {"sec-fetch-site": "cross-site"},
     {"sec-fetch-site": "same-site"},
 )

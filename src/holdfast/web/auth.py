@@ -19,9 +19,9 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
-from fastapi import Depends, Request
+from fastapi import Request
 
 from holdfast.config import WebConfig
 from holdfast.errors import ConfigError
@@ -184,8 +184,3 @@ def require(role: Role) -> Callable[[Request], User]:
 
     check.role = role  # type: ignore[attr-defined]  # so that tests can tell what a route needs
     return check
-
-
-Viewer: Any = Annotated[User, Depends(require("viewer"))]
-Operator: Any = Annotated[User, Depends(require("operator"))]
-Admin: Any = Annotated[User, Depends(require("admin"))]

@@ -15,20 +15,19 @@ The policy for content allows no inline script or style, and nothing from anywhe
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import secrets
-import socket
 from typing import Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from fastapi import Request
 from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.errors import ConfigError, HoldfastError
+from holdfast.errors import HoldfastError
 from holdfast.web.auth import LOCAL, User
+from holdfast.web.hosts import Hosts, same_origin
 from holdfast.web.limits import Limiter
 from holdfast.web.problems import API, Problem, answer, of_error, path_of, problem, wants_page
 from holdfast.web.services import Services
@@ -44,7 +43,6 @@ from holdfast.web.sessions import (
 PUBLIC: Final = ("/static/", "/health/")
 LOGIN: Final = "/login"
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 LOGIN_BURST: Final = 10
 LOGIN_RATE: Final = 1 / 6
 BROWSER_SECONDS: Final = 30 * 86_400
@@ -149,7 +147,7 @@ class Guard:
         if request.method in SAFE:
             return
         origin = request.headers.get("origin")
-        if origin is not None and not _same_origin(origin, request.headers.get("host", "")):
+        if origin is not None and not same_origin(origin, request.headers.get("host", "")):
             raise Problem(403, "A page of another site may not change anything here")
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             raise Problem(403, "A page of another site may not change anything here")
@@ -213,65 +211,6 @@ class Guard:
             return message
 
         return limited
-
-
-class Hosts:
-    """The names that this process answers to."""
-
-    def __init__(self, given: str, bound: str) -> None:
-        self._given = [name.strip().lower() for name in given.split(",") if name.strip()]
-        self._own = {*LOOPBACK, bound.lower(), socket.gethostname().lower()} - {""}
-        for name in self._given:
-            if "/" in name or (":" in name and not name.startswith("[")):
-                raise ConfigError(f"web.hosts: {name!r} must be a name without scheme and port")
-
-    def known(self, host: str) -> bool:
-        """Whether a Host header names this process."""
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
-        if not name or any(c in host for c in "/\\?#@ "):
-            return False
-        return name in self._own or is_address(name) or any(_fits(name, g) for g in self._given)
-
-
-def is_address(name: str) -> bool:
-    """Whether a host is an IP address: no name server can let that point elsewhere."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _fits(name: str, given: str) -> bool:
-    if given.startswith("*."):
-        return name.endswith(given[1:])
-    return given == "*" or name == given
-
-
-def _same_origin(origin: str, host: str) -> bool:
-    """Whether an Origin is the host that was asked; the scheme may have ended at a proxy."""
-    parts = urlsplit(origin)
-    try:
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            return False
-        own = urlsplit(f"{parts.scheme}://{host}")
-        usual = {"http": 80, "https": 443}[parts.scheme]
-        return (parts.hostname, parts.port or usual) == (own.hostname, own.port or usual)
-    except ValueError:
-        return False
 
 
 def _address(request: Request) -> str:

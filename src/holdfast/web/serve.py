@@ -23,7 +23,7 @@ from holdfast.health import Health, HealthServer
 from holdfast.model.liveness import Liveness
 from holdfast.web.app import create_app
 from holdfast.web.auth import Tokens
-from holdfast.web.security import is_loopback
+from holdfast.web.hosts import is_loopback
 from holdfast.web.services import Services
 
 log = logging.getLogger("holdfast.web")
