@@ -17,6 +17,7 @@ from holdfast.model.fleet import FleetRequest
 from holdfast.names import H_EPOCH, H_EXPIRES, H_RUN
 from holdfast.server import Server
 from tests.faults.processes import Process
+from tests.faults.proxy import Proxy
 from tests.fleet_world import World, folder
 from tests.support import until
 
@@ -270,3 +271,60 @@ async def test_server_restart_in_the_middle_of_a_run(namespace: str, tmp_path: P
             assert record.status == "complete"
             assert set(returns) == set(ids)
             assert world.effects.of("outage") == dict.fromkeys(ids, 1)
+
+
+async def test_partitioned_dispatcher_abandons_its_runs(
+    nats: Server, namespace: str, tmp_path: Path
+) -> None:
+    """Cut off until its runs are another's, then back: it sends and finishes nothing, and ends."""
+    ids = [f"host{n}" for n in range(4)]
+    roles = ["dispatcher", "coordinator"]
+    async with Proxy(nats.port) as proxy:
+        with (
+            folder() as root,
+            processes(roles, nats.url, namespace, tmp_path) as control,
+            processes(["dispatcher"], proxy.url, namespace, tmp_path / "cut") as [victim],
+        ):
+            await ready([*control, victim])
+            async with World(nats, namespace, root) as world:
+                await world.start_agents(*ids)
+                await until(lambda: _knows(world, len(ids)), 30, "an index that is complete")
+                request = await _owned_by(world, victim)
+                label = str(request.args[0])
+                await until(lambda: len(world.effects.of(label)) == 2, what="the first wave")
+                cut = asyncio.create_task(proxy.cut(8))
+                record, returns = await world.followed(request.run)
+                await cut
+                assert await victim.stopped() == 1
+                after = await world.fleet.read(request.run)
+    assert record.status == "complete"
+    assert record.adoptions == 1
+    assert pid_of(record.owner) == control[0].pid
+    assert set(returns) == set(ids)
+    assert (after.owner, after.status) == (record.owner, "complete")
+    assert world.effects.of(label) == dict.fromkeys(ids, 1)
+
+
+async def _owned_by(world: World, process: Process) -> FleetRequest:
+    """A run in two waves that this very dispatcher has taken."""
+    for n in range(50):
+        request = world.request("*", "mark", f"cut{n}", 1.0, batch=2)
+        record = await world.fleet.start(request)
+        if pid_of(record.owner) == process.pid:
+            return request
+        await world.fleet.cancel(request.run)
+    raise AssertionError("it takes no request")
+
+
+async def test_agent_ends_while_it_waits_for_a_dispatcher(
+    nats: Server, namespace: str, tmp_path: Path
+) -> None:
+    """An agent that nobody has prepared anything for still obeys SIGTERM at once."""
+    command = ["agent", "--id", "web1", "--data", str(tmp_path / "web1")]
+    agent = Process(command, nats.url, namespace, tmp_path / "agent.log")
+    try:
+        await until(lambda: "waiting for a dispatcher" in agent.text(), 30, "an agent that waits")
+        agent.signal(signal.SIGTERM)
+        assert await agent.stopped() == 0
+    finally:
+        agent.close()

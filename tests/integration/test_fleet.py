@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.agent import Agent
 from holdfast.agent.journal import Journal
+from holdfast.config import AgentConfig
 from holdfast.errors import ConfigError, InvalidInput, RunNotFound, Unavailable
 from holdfast.model import fleet as model
 from holdfast.model.fleet import Order
@@ -152,8 +156,13 @@ async def test_second_agent_with_one_id_is_refused(world: World) -> None:
     """Two agents of one id would execute twice: the second one says so and ends."""
     async with world, world.dispatcher(**QUICK):
         await world.start_agent("web1")
+        second = Agent(
+            AgentConfig(id="web1", data_dir=str(world._root / "other")),
+            connection=world.connection,
+        )
         with pytest.raises(ConfigError, match="running already"):
-            await world.start_agent("web1", data_dir=str(world._root / "other"))
+            await second.run()
+        assert [a.online for a in await Agents(world.client).list()] == [True]  # the first one
 
 
 async def test_mutating_functions_take_turns_and_the_queue_is_bounded(world: World) -> None:
@@ -175,7 +184,9 @@ async def test_mutating_functions_take_turns_and_the_queue_is_bounded(world: Wor
         assert len(started) == 3
 
 
-async def test_cancel_from_any_dispatcher_stops_queued_and_running(world: World) -> None:
+async def test_cancel_from_any_dispatcher_stops_queued_and_running(
+    world: World, report: Callable[[str], None]
+) -> None:
     """Cancel reaches agents directly: what runs stops, what waits never starts."""
     async with world, world.dispatcher(**QUICK), world.dispatcher(**QUICK):
         await world.start_agents("web1", "web2", "web3")
@@ -187,9 +198,12 @@ async def test_cancel_from_any_dispatcher_stops_queued_and_running(world: World)
         await until(lambda: len(world.effects.of("runs")) == 2, what="both running")
         await world.fleet.start(second)
         await until(lambda: world.effects.of("waits") == {"web3": 1}, what="one done")
+        asked = time.monotonic()
         for request in (second, first):
             marked = await world.fleet.cancel(request.run, "tester")
             assert marked.cancelled_by == "tester"
+        await until(lambda: world.commands("returned: cancelled") == 4, what="all stopped")
+        report(f"two runs stopped on two agents {time.monotonic() - asked:.2f} s after the cancel")
         record, returns = await world.followed(first.run)
         assert {r.outcome for r in returns.values()} == {"cancelled"}
         assert record.status == "cancelled"
@@ -212,7 +226,7 @@ async def test_cancel_ends_a_run_whose_agents_are_silent(world: World) -> None:
         await world.fleet.cancel(request.run, "tester")
         record, _ = await world.followed(request.run)
         assert record.status == "cancelled"
-        assert record.unsent == ("web1", "web2")
+        assert {"web1", "web2"} <= set(record.unsent)
         assert world.effects.of("later") == {}
 
 

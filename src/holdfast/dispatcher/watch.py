@@ -342,7 +342,7 @@ class Watch:
     async def _finish(self) -> None:
         fan = self._fan
         cancelled = bool(self.record.cancelled_by)
-        unsent = fan.unsent if fan.begun else ()
+        unsent = fan.unsent if fan.begun or self._fresh else ()
         reason = ""
         if fan.stopped and not cancelled:
             reason = f"{fan.failures} agents failed: {len(unsent)} were not sent to any more"
