@@ -1,16 +1,16 @@
 """What changes, told to every open page of this process through one shared feed.
 
 The feed listens to what the server repeats of each write anyway (records of runs, schedules and
-slots, the ledger, dead letters); it makes no consumer and asks for nothing. It says only *what kind
-of thing* changed, at most twice a second whatever the load, and the page then fetches itself. So a
-page that is open costs one idle connection, and a busy queue costs no more than a quiet one.
+slots, the fleet, the ledger, dead letters); it makes no consumer. It says only *what kind of thing*
+changed, at most twice a second whatever the load, and the page then fetches itself. So a page that
+is open costs one idle connection, and a busy queue costs no more than a quiet one.
 
 A notice has a number. Who reconnects names the last one it has heard and gets what it missed as
 one notice; a number that this process does not know any more, or that another one gave, is answered
-with `all`. Every few seconds comes a `tick`, for what changes without a write: queues that grow,
-heartbeats, uptimes. A comment is sent as a sign of life, and a stream ends after a while, so that
-who was logged out is asked again. `close` ends all streams at once: a server that waits for its
-connections to end would otherwise never end.
+with `all`. Every few seconds the lag is measured and a `tick` is told, for what changes without a
+write: queues that grow, heartbeats, uptimes. A comment is sent as a sign of life. A stream ends
+after a minute and is resumed by the browser. `close` ends all streams at once: a server that waits
+for its connections to end would otherwise wait for them.
 
 The feed starts when the first page is opened: a process that nobody looks at listens to nothing.
 """
@@ -40,7 +40,9 @@ log = logging.getLogger("holdfast.web")
 GATHER_SECONDS: Final = 0.5
 TICK_SECONDS: Final = 3.0
 ALIVE_SECONDS: Final = 15.0
-STREAM_SECONDS: Final = 600.0
+STREAM_SECONDS: Final = 60.0
+"""A stream ends after so long and is resumed: who was logged out meanwhile is asked again, and an
+app that this is mounted in, which tells nobody that it stops, waits no longer than this."""
 KEPT_NOTICES: Final = 500
 STREAMS_MOST: Final = 500
 READ_BACK_MOST: Final = 5_000

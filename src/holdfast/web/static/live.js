@@ -12,6 +12,7 @@ let busy = false;
 let ended = 0;
 let took = 0;
 let timer = 0;
+let trouble = 0;
 
 const regions = () => [...document.querySelectorAll("[data-live]")];
 const light = () => document.querySelector("[data-light]");
@@ -121,8 +122,9 @@ function open() {
   const path = document.querySelector('meta[name="holdfast-live"]')?.content;
   if (!path) return;
   source = new EventSource(last ? `${path}?after=${encodeURIComponent(last)}` : path);
-  source.addEventListener("open", () => show("live", "live"));
-  source.addEventListener("error", () => show("lost", "reconnecting"));
+  source.addEventListener("open", () => { clearTimeout(trouble); trouble = 0; show("live", "live"); });
+  // A stream ends now and then and is resumed at once: that is no news.
+  source.addEventListener("error", () => { trouble ||= setTimeout(() => show("lost", "reconnecting"), 4000); });
   source.addEventListener("changed", (event) => {
     last = event.lastEventId || last;
     show("live", "live");
@@ -131,6 +133,8 @@ function open() {
 }
 
 function close() {
+  clearTimeout(trouble);
+  trouble = 0;
   source?.close();
   source = null;
   show("", "paused");
