@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,12 @@ import msgspec
 import pytest
 
 from holdfast.agent import Agent, Function
+from holdfast.agent.settings_extension import SettingsExtension
 from holdfast.broker import Broker, Received
+from holdfast.broker.streams import Topology
+from holdfast.client import Client
 from holdfast.client.fleet import Fleet, new_run
-from holdfast.config import AgentConfig, DispatcherConfig
+from holdfast.config import AgentConfig, DispatcherConfig, RecordConfig
 from holdfast.dispatcher import Dispatcher
 from holdfast.identity import AccountSeed, AgentCredentials, CommandSigner, Refusal
 from holdfast.identity.users import UserFolder
@@ -24,6 +27,10 @@ from holdfast.model import fleet as model
 from holdfast.model.fleet import FleetRequest, FleetRun, Order, Return
 from holdfast.names import H_SIGNATURE, kv_subject
 from holdfast.server import Server
+from holdfast.settings.publisher import Publisher
+from holdfast.settings.sealing import Sealer
+from holdfast.settings.store import Store
+from holdfast.status.agents import Agents
 from tests.integration.auth_support import Site, guarded, running
 from tests.support import until
 
@@ -71,7 +78,9 @@ class Fleetlet:
 
 
 @contextlib.asynccontextmanager
-async def fleetlet(site: Site, folder: Path, generation: int = 1) -> AsyncIterator[Fleetlet]:
+async def fleetlet(
+    site: Site, folder: Path, generation: int = 1, extensions: Callable[[], Any] | None = None
+) -> AsyncIterator[Fleetlet]:
     """Everything running, each with its own login."""
     executed: list[tuple[str, str]] = []
 
@@ -85,6 +94,7 @@ async def fleetlet(site: Site, folder: Path, generation: int = 1) -> AsyncIterat
             connection=site.connection(f"agent-{name}"),
             credentials=AgentCredentials.load(site.file(f"agent-{name}")),
             functions=[Function("touch", touch, quick=True)],
+            extensions=[extensions()] if extensions else [],
         )
 
     seed_file = str(site.folder.path / "account.seed")
@@ -120,6 +130,31 @@ async def test_fleet_works_whole_under_permissions(site: Site, tmp_path: Path) -
         pong = await fleet.operator.request(site.names.node("alpha", "ping"), timeout=5)
         assert msgspec.json.decode(pong.body)["state"] == "RUNNING"
         assert fleet.denied() == {}
+
+
+async def test_settings_and_secrets_reach_agents_under_permissions(
+    site: Site, tmp_path: Path
+) -> None:
+    """An operator pushes, agents take their own secrets and report; nobody is refused anything."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "top.yaml").write_text("base:\n  '*': [common]\n")
+    (tree / "common.yaml").write_text("port: 1\npassword: !encrypted s3cret\n")
+    async with fleetlet(site, tmp_path, extensions=SettingsExtension) as fleet:
+        publisher = Publisher(fleet.operator, Sealer(site.folder.seed()))
+        await publisher.push(tree, agents=["alpha", "beta"])
+        await until(lambda: _resolved(fleet), 30, "settings at both agents")
+        _, returns = await fleet.run("settings.items")
+        for given in returns.values():
+            assert "s3cret" not in repr(given.value)
+        reports = {entry.key async for entry in publisher.store.applied.entries()}
+        assert reports == {"alpha", "beta"}
+        assert fleet.denied() == {}
+
+
+async def _resolved(fleet: Fleetlet) -> bool:
+    record, returns = await fleet.run("settings.get", "port")
+    return record.status == "complete" and {r.value for r in returns.values()} == {1}
 
 
 async def test_second_agent_of_an_id_is_told_under_permissions(site: Site, tmp_path: Path) -> None:
@@ -274,6 +309,24 @@ async def test_reflections_execute_nothing_without_permissions(
 
 async def _ignore(_: Received) -> None:
     return None
+
+
+async def test_nonsense_of_one_agent_spoils_nothing_for_others(site: Site, tmp_path: Path) -> None:
+    """Records, facts and reports that cannot be read: lists and runs go on without that agent."""
+    async with fleetlet(site, tmp_path) as fleet, site.raw("agent-alpha") as alpha:
+        names = site.names
+        for noun in ("agents", "facts", "applied"):
+            await Topology(fleet.operator, RecordConfig()).ensure_bucket(noun)
+            for junk in (b"", b"\xff", b"[" * 5000, b'{"id": "beta", "role": "worker"}', b"null"):
+                subject = kv_subject(names.bucket(noun), "alpha")
+                await alpha.client.request(subject, junk, timeout=5)
+        listed = await Agents(Client(fleet.operator, RecordConfig())).list()
+        assert [(a.id, a.online) for a in listed if a.id == "beta"] == [("beta", True)]
+        assert "beta" in await Store(fleet.operator).known_agents()
+        assert set(await Store(fleet.operator).reports()) >= {"alpha"}
+        _, returns = await fleet.run("touch", "still")
+        assert "beta" in returns
+        assert fleet.dispatcher._index.online("beta")
 
 
 async def test_return_of_another_agent_is_not_taken(site: Site, tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from holdfast import Context, Holdfast, Worker
+from holdfast import Backoff, Context, Holdfast, Worker
 from holdfast.broker import Broker
 from holdfast.broker.streams import Topology
-from holdfast.config import ConnectionConfig, RecordConfig, SchedulerConfig, WorkerConfig
+from holdfast.config import ConnectionConfig, RecordConfig, SchedulerConfig, WebConfig, WorkerConfig
 from holdfast.coordinator import Coordinator
 from holdfast.errors import BrokerError, NotConnected, PermissionDenied
 from holdfast.identity import grants, load_credentials
@@ -21,9 +22,11 @@ from holdfast.identity.users import UserFolder
 from holdfast.names import kv_stream, kv_subject
 from holdfast.scheduler import Scheduler
 from holdfast.server import Server
+from holdfast.web import create_app
 from tests.faults.processes import Process
 from tests.integration.auth_support import AGENTS, NAMESPACE, Site, guarded, running
 from tests.integration.support import Seen
+from tests.integration.web_support import TOKENS
 from tests.support import until
 
 
@@ -416,3 +419,41 @@ async def test_revoked_agent_is_cut_off(site: Site, tmp_path: Path) -> None:
 def test_agents_of_the_site_are_two() -> None:
     """The tests above look at both sides of every pair."""
     assert AGENTS == ("alpha", "beta")
+
+
+async def test_web_does_its_whole_work(app: Holdfast, site: Site) -> None:
+    """Every page and list, an enqueue, a cancel and a drop: the user `web` is refused nothing."""
+
+    @app.job(retry=Backoff.never())
+    async def boom() -> None:
+        raise ValueError("no")
+
+    @app.job
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    worker = Worker(app, WorkerConfig(), connection=site.connection("worker"))
+    tokens = ",".join(line for _, line in TOKENS.values())
+    config = WebConfig(tokens=tokens, rate_per_second=0)
+    web = create_app(app, config=config, connection=site.connection("web"), with_pages=True)
+    async with (
+        running(worker, lambda: worker.pulling),
+        web.router.lifespan_context(web),
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(web),
+            base_url="http://127.0.0.1:8080",
+            headers={"Authorization": f"Bearer {TOKENS['admin'][0]}"},
+        ) as asker,
+    ):
+        sent = await asker.post("/api/v1/runs", json={"job": "add", "payload": {"a": 1, "b": 2}})
+        assert sent.status_code in (200, 201, 202), sent.text
+        run = sent.json()["run"]
+        assert (await asker.post(f"/api/v1/runs/{run}/cancel")).status_code < 500
+        schema = (await asker.get("/api/v1/openapi.json")).json()
+        plain = [p for p, verbs in schema["paths"].items() if "get" in verbs and "{" not in p]
+        answers = {p: (await asker.get(p)).status_code for p in plain if "stream" not in p}
+        assert len(answers) > 8
+        assert {p: code for p, code in answers.items() if code >= 400 and code != 422} == {}
+        pages = ("/", "/jobs", "/runs", "/schedules", "/dead", "/cluster")
+        assert {p: (await asker.get(p)).status_code for p in pages} == dict.fromkeys(pages, 200)
+    assert web.state.services.broker.denied == {}

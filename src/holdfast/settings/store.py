@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from holdfast import errors
 from holdfast.broker import Broker, Bucket
 from holdfast.errors import SettingsError
-from holdfast.model import node as nodes
 from holdfast.names import (
     SETTINGS_REVISION,
     check_name,
@@ -155,26 +154,31 @@ class Store:
         return True
 
     async def known_agents(self) -> set[str]:
-        """Every agent that was ever heard of: by its facts, its node, its report, its secrets."""
+        """Every agent that was ever heard of: by its facts, its record, its report, its secrets."""
         found: set[str] = set()
-        for bucket in (self.names.facts, self.names.applied, self.names.secrets):
+        names = self.names
+        for bucket in (names.facts, names.agents, names.applied, names.secrets):
             found |= {key for key, _ in await self._listed(bucket)}
-        for key, value in await self._listed(self.names.nodes):
-            record = nodes.decode(value)
-            if record.role == "agent":
-                found.add(key)
         return {agent for agent in found if _is_agent(agent)}
 
     async def reports(self) -> dict[str, Report]:
         """What every agent made of the settings."""
         listed = await self._listed(self.names.applied)
-        return {agent: decode(Report, value, f"the report of {agent}") for agent, value in listed}
+        return {agent: _report(value) for agent, value in listed}
 
     async def _listed(self, bucket: str) -> list[tuple[str, bytes]]:
         try:
             return [(e.key, e.value) async for e in Bucket(self._broker, bucket).entries()]
         except (errors.NotFound, errors.Unavailable):
             return []  # not made yet
+
+
+def _report(data: bytes) -> Report:
+    """An agent's report; one that writes nonsense spoils no other's."""
+    try:
+        return decode(Report, data, "its report")
+    except SettingsError as error:
+        return Report(reason=error.reason, error=str(error))
 
 
 def _lenient(data: bytes) -> Sealed:

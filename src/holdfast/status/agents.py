@@ -97,8 +97,18 @@ def _facts(entry: Entry) -> dict[str, Any]:
         return {}
 
 
+def _record(agent: str, entry: Entry | None) -> NodeRecord:
+    """What an agent says of itself; one that writes nonsense is shown as not there."""
+    if entry is not None:
+        try:
+            return nodes.decode(entry.value)
+        except msgspec.DecodeError:
+            pass
+    return NodeRecord(agent, "agent", state="INACTIVE")
+
+
 def _info(agent: str, said: dict[str, Any], facts: Entry, entry: Entry | None) -> AgentInfo:
-    record = nodes.decode(entry.value) if entry else NodeRecord(agent, "agent", state="INACTIVE")
+    record = _record(agent, entry)
     return AgentInfo(
         agent,
         record.alive,
