@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from holdfast.cli.deploy import parse_command
-from holdfast.deploy.check import RULES, check, commands, schemas
+from holdfast.deploy.check import RULES, applied, check, commands, schemas
 from holdfast.deploy.inventory import Inventory, Item, matches
 from holdfast.deploy.promql import Series, foreign, known, own, unknown
 from holdfast.errors import ConfigError
@@ -103,13 +105,30 @@ FLAWS: dict[str, tuple[tuple[str, str], Change, str]] = {
         "as root",
     ),
     "latest": (WORKER, lambda r: _main(r).update(image="ghcr.io/a/b:latest"), "no fixed tag"),
+    "disk": (
+        WORKER,
+        lambda r: _pod(r)["volumes"].append({"name": "d", "hostPath": {"path": "/"}}),
+        "the machine's disk",
+    ),
+    "host port": (WORKER, lambda r: _main(r)["ports"][0].update(hostPort=80), "hostPort"),
+    "ready is only live": (
+        CONTROL,
+        lambda r: _main(r)["readinessProbe"]["httpGet"].update(path="/health/live"),
+        "only asks whether it lives",
+    ),
+    "no login": (WORKER, lambda r: _main(r).update(env=[]), "logs in as nobody"),
+    "web without tokens": (
+        ("Deployment", "web"),
+        lambda r: _main(r).update(env=_main(r)["env"][:1]),
+        "HOLDFAST_WEB_TOKENS_FILE",
+    ),
     "no tag": (WORKER, lambda r: _main(r).update(image="localhost:5000/b"), "no fixed tag"),
     "no limits": (WORKER, lambda r: _main(r).pop("resources"), "resources"),
     "not ready": (CONTROL, lambda r: _main(r).pop("readinessProbe"), "no readinessProbe"),
     "ready is live": (
         CONTROL,
         lambda r: _main(r).update(readinessProbe=_main(r)["livenessProbe"]),
-        "ask the same",
+        "only asks whether it lives",
     ),
     "short grace": (
         WORKER,
@@ -133,6 +152,11 @@ FLAWS: dict[str, tuple[tuple[str, str], Change, str]] = {
     ),
     "recreate": (WORKER, lambda r: r["spec"].update(strategy={"type": "Recreate"}), "must be 0"),
     "no budget": (("PodDisruptionBudget", "control"), gone, "no PodDisruptionBudget"),
+    "budget for nobody": (
+        ("PodDisruptionBudget", "resize"),
+        lambda r: r["spec"]["selector"]["matchLabels"].update({"app.kubernetes.io/name": "x"}),
+        "picks no pod",
+    ),
     "tight budget": (
         ("PodDisruptionBudget", "control"),
         lambda r: r["spec"].update(minAvailable=2),
@@ -142,6 +166,23 @@ FLAWS: dict[str, tuple[tuple[str, str], Change, str]] = {
     # NATS
     "two servers": (NATS, lambda r: r["spec"].update(replicas=2), "2 servers"),
     "lazy sync": (CONF, lambda r: _conf(r, "sync_interval: always", ""), "sync_interval"),
+    "sync in a comment": (CONF, lambda r: _conf(r, "sync_", "# sync_"), "sync_interval"),
+    "servers together": (NATS, lambda r: _pod(r).pop("affinity"), "podAntiAffinity"),
+    "outside": (
+        ("Service", "nats-headless"),
+        lambda r: r["spec"].update(type="NodePort"),
+        "to the outside",
+    ),
+    "clients shut out": (
+        ("NetworkPolicy", "nats"),
+        lambda r: r["spec"].update(ingress=r["spec"]["ingress"][2:]),
+        "clients cannot reach it",
+    ),
+    "keda shut out": (
+        ("NetworkPolicy", "nats"),
+        lambda r: r["spec"]["ingress"].pop(3),
+        "KEDA cannot read",
+    ),
     "slow sync": (CONF, lambda r: _conf(r, "always", "2m"), "sync_interval"),
     "full disk": (CONF, lambda r: _conf(r, "16GB", "20GB"), "below the volume"),
     "no limit": (CONF, lambda r: _conf(r, "max_file_store: 16GB", ""), "no max_file_store"),
@@ -189,6 +230,7 @@ FLAWS: dict[str, tuple[tuple[str, str], Change, str]] = {
         lambda r: r["spec"]["scaleTargetRef"].update(name="rezise"),
         "is not there",
     ),
+    "other namespace": (SCALED, lambda r: r["metadata"].update(namespace="x"), "is not there"),
     "two scalers": (
         SCALED,
         lambda r: r["spec"]["scaleTargetRef"].update(name="shop-default"),
@@ -217,6 +259,16 @@ FLAWS: dict[str, tuple[tuple[str, str], Change, str]] = {
         WORKER,
         lambda r: _main(r)["env"].append({"name": "HOLDFAST_PASSWORD", "value": "hunter2"}),
         "has its value in the file",
+    ),
+    "seed": (
+        CONF,
+        lambda r: r["data"].update(user="S" + "U" + "A" * 56),
+        "everybody may read a ConfigMap",
+    ),
+    "token in a config map": (
+        CONF,
+        lambda r: r["data"].update(HOLDFAST_TOKEN="abc"),
+        "everybody may read a ConfigMap",
     ),
     "no account object": (("ServiceAccount", "control"), gone, "service account 'control'"),
     "no config": (CONF, gone, "'nats-config' is not there"),
@@ -317,6 +369,33 @@ def test_files_that_are_no_manifests_are_told(tmp_path: Path, text: str, words: 
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(ConfigError, match=words):
         check(tmp_path, parse_command)
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a resource."""
+    if not isinstance(value, dict | list):
+        return []
+    found = []
+    for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+        found += [(*path, key), *_paths(one, (*path, key))]
+    return found
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_nonsense_in_any_place_is_told_and_stops_nothing(data: st.DataObject) -> None:
+    """Whatever stands where: the check ends, with problems or none, and never with a traceback."""
+    items = inventory().items
+    number = data.draw(st.integers(0, len(items) - 1))
+    resource = copy.deepcopy(items[number].resource)
+    path = data.draw(st.sampled_from(_paths(resource)))
+    place: Any = resource
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = data.draw(st.sampled_from([None, "", "x", 7, -1, [], ["x"], {}, {"a": None}]))
+    changed = Inventory([*items[:number], Item(items[number].path, resource), *items[number + 1 :]])
+    for rule in RULES:
+        assert all(str(problem) for problem in applied(rule, changed))
 
 
 def test_selectors_pick_as_kubernetes_does() -> None:

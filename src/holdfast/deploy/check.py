@@ -33,10 +33,21 @@ Parse = Callable[[Sequence[str]], str]
 def check(folder: Path, parse: Parse) -> list[Problem]:
     """Everything that is wrong with a rendered folder."""
     inventory = read(folder)
-    found = [problem for rule in RULES for problem in rule(inventory)]
-    found += commands(inventory, parse)
+    found = [problem for rule in RULES for problem in applied(rule, inventory)]
+    found += applied(lambda all_: commands(all_, parse), inventory)
     found += schemas(inventory) or []
     return sorted(set(found), key=str)
+
+
+def applied(rule: Rule, inventory: Inventory) -> list[Problem]:
+    """What a rule finds; a file that is not shaped as a manifest is a problem, not the end."""
+    found: list[Problem] = []
+    try:
+        found.extend(rule(inventory))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        text = f"a resource is not shaped as it should be ({type(error).__name__}: {error})"
+        found.append(Problem("manifests", f"{text}; the schemas say which"))
+    return found
 
 
 def commands(inventory: Inventory, parse: Parse) -> Iterator[Problem]:
@@ -57,17 +68,19 @@ def schemas(inventory: Inventory) -> list[Problem] | None:
         return None
     found = []
     for item in inventory.items:
-        if "." in item.resource.get("apiVersion", "").split("/")[0] and not _builtin(item.resource):
+        if not _builtin(item.resource):
             continue
         try:
             kubernetes_validate.validate(item.resource, KUBERNETES, strict=True)
         except kubernetes_validate.ValidationError as error:
             path = ".".join(str(part) for part in error.path)
             found.append(item.problem(f"{path}: {error.message}"))
-        except kubernetes_validate.SchemaNotFoundError:
+        except (kubernetes_validate.SchemaNotFoundError, AttributeError, KeyError, TypeError):
             found.append(item.problem(f"Kubernetes {KUBERNETES} has no such kind"))
     return found
 
 
 def _builtin(resource: dict[str, Any]) -> bool:
-    return str(resource["apiVersion"]).split("/")[0].endswith("k8s.io")
+    """Whether Kubernetes itself has the kind: `apps/v1`, `v1`, `policy/v1`, `….k8s.io/v1`."""
+    group = str(resource.get("apiVersion")).split("/")[0]
+    return "." not in group or group.endswith("k8s.io")

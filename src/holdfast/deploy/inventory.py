@@ -44,6 +44,10 @@ class Item:
         return str(self.resource.get("metadata", {}).get("name", ""))
 
     @property
+    def namespace(self) -> str:
+        return str(self.resource.get("metadata", {}).get("namespace", ""))
+
+    @property
     def spec(self) -> Resource:
         found = self.resource.get("spec")
         return found if isinstance(found, dict) else {}

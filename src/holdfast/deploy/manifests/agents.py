@@ -14,7 +14,7 @@ from holdfast.config.fleet import AgentConfig
 from holdfast.deploy.manifests import access, control, pods
 from holdfast.deploy.manifests.pods import HEALTH_PORT, Resource
 from holdfast.deploy.project import Project
-from holdfast.deploy.rules.pods import ROOT_REASON
+from holdfast.deploy.rules.pods import DISK_REASON, ROOT_REASON
 
 NAME = "agent"
 SECRET = "holdfast-agents"
@@ -106,6 +106,7 @@ def _template(project: Project) -> Resource:
     )
     template["spec"]["volumes"][0] = {"name": "credentials", "emptyDir": {"medium": "Memory"}}
     template["metadata"]["annotations"] = {
-        ROOT_REASON: "a directory on the machine belongs to root until it is given away"
+        ROOT_REASON: "a directory on the machine belongs to root until it is given away",
+        DISK_REASON: "what an agent has executed is remembered when its pod is replaced",
     }
     return template

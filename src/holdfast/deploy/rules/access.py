@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from holdfast.deploy.inventory import Inventory, Item, Problem, Resource
 
-READS = frozenset({"get", "list", "watch", "*"})
 ROLES = ("Role", "ClusterRole")
+_TELLING = ("PASSWORD", "TOKEN", "TOKENS", "SEED", "SECRET")
+_SEED = re.compile(r"\bS[ACNOUX][A-Z2-7]{56}\b|BEGIN (USER )?NKEY|PRIVATE KEY-----")
 
 
 def least_rights(inventory: Inventory) -> Iterator[Problem]:
@@ -34,12 +36,19 @@ def no_secrets(inventory: Inventory) -> Iterator[Problem]:
     for item in inventory.workloads:
         for container in item.containers:
             for variable in container.get("env") or []:
-                name = str(variable.get("name", "")).upper()
-                telling = name.endswith(("PASSWORD", "TOKEN", "TOKENS", "SEED", "SECRET"))
-                if telling and variable.get("value"):
+                if _is_secret(str(variable.get("name", "")), variable.get("value")):
                     yield item.problem(
                         f"{variable['name']} has its value in the file: use a secret"
                     )
+
+    for item in inventory.of("ConfigMap"):
+        for name, value in (item.resource.get("data") or {}).items():
+            if _is_secret(name, value):
+                yield item.problem(f"{name} is a secret, and everybody may read a ConfigMap")
+
+
+def _is_secret(name: str, value: object) -> bool:
+    return bool(value) and bool(name.upper().endswith(_TELLING) or _SEED.search(str(value)))
 
 
 def closed_network(inventory: Inventory) -> Iterator[Problem]:

@@ -52,6 +52,13 @@ def budgets(inventory: Inventory) -> Iterator[Problem]:
                 )
 
 
+def budgets_pick_pods(inventory: Inventory) -> Iterator[Problem]:
+    """A budget that picks nothing guards nothing."""
+    for budget in inventory.of("PodDisruptionBudget"):
+        if not inventory.selected(budget.spec.get("selector") or {"matchLabels": {"": ""}}):
+            yield budget.problem("its selector picks no pod")
+
+
 def workers_left_to_the_autoscaler(inventory: Inventory) -> Iterator[Problem]:
     """A Deployment that is scaled does not say how many there are."""
     for scaled in inventory.of("ScaledObject"):
@@ -63,4 +70,4 @@ def workers_left_to_the_autoscaler(inventory: Inventory) -> Iterator[Problem]:
             )
 
 
-RULES = (control_plane, no_gap, budgets, workers_left_to_the_autoscaler)
+RULES = (control_plane, no_gap, budgets, budgets_pick_pods, workers_left_to_the_autoscaler)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from holdfast.deploy.inventory import Inventory, Item, Problem, Resource, matches
 
-MONITOR = 8222
+CLIENT, MONITOR = 4222, 8222
+_COMMENT = re.compile(r"(^|\s)(#|//)[^\n]*")
 UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 UNITS |= {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 NATS_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -32,7 +33,7 @@ def server_config(inventory: Inventory, item: Item) -> str:
             name = (source.get("configMap") or {}).get("name", "")
             found = inventory.named("ConfigMap", name) if name else None
             if found and "nats.conf" in (found.resource.get("data") or {}):
-                return str(found.resource["data"]["nats.conf"])
+                return _COMMENT.sub("", str(found.resource["data"]["nats.conf"]))
     return ""
 
 
@@ -44,6 +45,8 @@ def durable(inventory: Inventory) -> Iterator[Problem]:
             yield item.problem(
                 f"{replicas} servers: three (or five) keep the streams when one is lost"
             )
+        if not (item.pod.get("affinity") or {}).get("podAntiAffinity"):
+            yield item.problem("servers may land on one machine: add a podAntiAffinity")
         config = server_config(inventory, item)
         if not re.search(r"sync_interval\s*[:=]?\s*\"?always", config):
             yield item.problem(
@@ -132,6 +135,34 @@ def closed_monitor(inventory: Inventory) -> Iterator[Problem]:
                     )
 
 
+def connected(inventory: Inventory) -> Iterator[Problem]:
+    """Whom the network policies must let in: clients, and KEDA where it reads the monitor."""
+    wanted = {CLIENT: "clients cannot reach it"}
+    kinds = {t.get("type") for s in inventory.of("ScaledObject") for t in s.spec["triggers"]}
+    if "nats-jetstream" in kinds:
+        wanted[MONITOR] = "KEDA cannot read the lag"
+    for item in _servers(inventory):
+        rules = [
+            rule
+            for policy in inventory.of("NetworkPolicy")
+            if matches(policy.spec.get("podSelector") or {}, item.pod_labels)
+            for rule in policy.spec.get("ingress") or []
+        ]
+        allowed = {port.get("port") for rule in rules for port in rule.get("ports") or []}
+        for port, text in wanted.items():
+            if port not in allowed:
+                yield item.problem(f"no NetworkPolicy opens port {port}: {text}")
+
+
+def inside(inventory: Inventory) -> Iterator[Problem]:
+    """Neither clients nor the monitor are reached from outside the cluster."""
+    for item in _servers(inventory):
+        for service in inventory.of("Service"):
+            picks = matches({"matchLabels": service.spec.get("selector") or {}}, item.pod_labels)
+            if picks and service.spec.get("type") in ("NodePort", "LoadBalancer"):
+                yield service.problem(f"type {service.spec['type']} opens NATS to the outside")
+
+
 def _opens(rule: Resource) -> bool:
     ports = [one.get("port") for one in rule.get("ports") or []]
     reaches = not ports or MONITOR in ports or "monitor" in ports
@@ -148,4 +179,4 @@ def _any(source: Resource) -> bool:
     return not chosen
 
 
-RULES = (durable, room, orderly, reachable, closed_monitor)
+RULES = (durable, room, orderly, reachable, closed_monitor, connected, inside)

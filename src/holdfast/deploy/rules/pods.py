@@ -9,7 +9,11 @@ from holdfast.deploy.inventory import Inventory, Item, Problem, Resource
 
 ROOT_REASON = "holdfast.dev/root-because"
 """Annotation of a pod whose init container must be root, with the reason."""
+DISK_REASON = "holdfast.dev/disk-because"
+"""Annotation of a pod that writes to its machine's disk, with the reason."""
 HOST = ("hostNetwork", "hostPID", "hostIPC")
+OWN = ("control", "worker", "web", "agent")
+"""Our own containers, by name."""
 
 
 def hardened(inventory: Inventory) -> Iterator[Problem]:
@@ -21,6 +25,10 @@ def hardened(inventory: Inventory) -> Iterator[Problem]:
         for key in HOST:
             if pod.get(key):
                 yield item.problem(f"{key} opens the machine to the pod: remove it")
+        if not _notes(item).get(DISK_REASON):
+            for volume in pod.get("volumes") or []:
+                if volume.get("hostPath"):
+                    yield item.problem(f"volume {volume.get('name')} is the machine's disk")
         for container in item.containers:
             for text in _of_container(item, container):
                 yield item.problem(f"container {container.get('name')}: {text}")
@@ -38,6 +46,8 @@ def _of_container(item: Item, container: Resource) -> Iterator[str]:
         yield "allowPrivilegeEscalation must be false"
     if own.get("readOnlyRootFilesystem") is not True:
         yield "readOnlyRootFilesystem must be true: mount an emptyDir where it writes"
+    if any(port.get("hostPort") for port in container.get("ports") or []):
+        yield "hostPort opens it on the machine: use a service"
     if "ALL" not in ((own.get("capabilities") or {}).get("drop") or []):
         yield "capabilities must drop ALL"
     if (merged.get("seccompProfile") or {}).get("type") not in ("RuntimeDefault", "Localhost"):
@@ -46,8 +56,13 @@ def _of_container(item: Item, container: Resource) -> Iterator[str]:
 
 def _may_be_root(item: Item, container: Resource) -> bool:
     """An init container that prepares a directory, where the pod says why."""
-    notes = (item.template.get("metadata") or {}).get("annotations") or {}
-    return bool(notes.get(ROOT_REASON)) and container in (item.pod.get("initContainers") or [])
+    return bool(_notes(item).get(ROOT_REASON)) and container in (
+        item.pod.get("initContainers") or []
+    )
+
+
+def _notes(item: Item) -> dict[str, str]:
+    return (item.template.get("metadata") or {}).get("annotations") or {}
 
 
 def limited(inventory: Inventory) -> Iterator[Problem]:
@@ -85,8 +100,27 @@ def probed(inventory: Inventory) -> Iterator[Problem]:
                 "it has no readinessProbe: a rollout would stop the old pod before the new one "
                 "has a role"
             )
-        elif ready == live:
-            yield item.problem("readinessProbe and livenessProbe ask the same: use /health/ready")
+        elif ready == live or _asks_only_for_life(container):
+            yield item.problem("its readinessProbe only asks whether it lives: use /health/ready")
+
+
+def _asks_only_for_life(container: Resource) -> bool:
+    path = (container["readinessProbe"].get("httpGet") or {}).get("path")
+    return container.get("name") in OWN and path not in (None, "/health", "/health/ready")
+
+
+def logged_in(inventory: Inventory) -> Iterator[Problem]:
+    """Each process of ours has its login from a file, and what others reach has tokens."""
+    for item in inventory.workloads:
+        for container in item.pod.get("containers") or []:
+            names = {variable.get("name") for variable in container.get("env") or []}
+            if container.get("name") not in OWN:
+                continue
+            if "HOLDFAST_CREDENTIALS_FILE" not in names:
+                yield item.problem("it has no HOLDFAST_CREDENTIALS_FILE: it logs in as nobody")
+            tokens = names & {"HOLDFAST_WEB_TOKENS_FILE", "HOLDFAST_WEB_TOKENS"}
+            if container.get("name") == "web" and not tokens:
+                yield item.problem("the web has no HOLDFAST_WEB_TOKENS_FILE: nobody could log in")
 
 
 _HOLDFAST_SECONDS = re.compile(r"(\d+)s")
@@ -113,4 +147,4 @@ def _own_grace(container: Resource) -> int | None:
     return 10 if {"worker", "control", "agent"} & set(words[:1]) else None
 
 
-RULES = (hardened, limited, pinned, probed, patient)
+RULES = (hardened, limited, pinned, probed, logged_in, patient)

@@ -66,7 +66,8 @@ def targeted(inventory: Inventory) -> Iterator[Problem]:
     seen: dict[str, Item] = {}
     for item in inventory.of("ScaledObject"):
         name = str((item.spec.get("scaleTargetRef") or {}).get("name", ""))
-        if inventory.named("Deployment", name) is None:
+        target = inventory.named("Deployment", name)
+        if target is None or target.namespace != item.namespace:
             yield item.problem(f"its target, the Deployment {name!r}, is not there")
         if name in seen:
             yield item.problem(f"{seen[name].where} scales {name!r} too: they would fight")
