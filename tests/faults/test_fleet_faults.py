@@ -53,7 +53,7 @@ async def ready(found: list[Process]) -> None:
     for process in found:
         await until(
             lambda p=process: "dispatching" in p.text() or "watching" in p.text(),
-            30,
+            90,
             "a control service",
         )
 

@@ -17,6 +17,7 @@ COUNTS = st.integers(1, 20).flatmap(
 )
 
 
+@settings(deadline=None)
 @given(COUNTS, st.booleans(), st.booleans())
 def test_final_status_follows_the_rule(
     counts: tuple[int, int, int], cancelled: bool, given_up: bool
@@ -139,6 +140,18 @@ def test_unreachable_agent_that_returns_late_has_returned() -> None:
     assert fan.unreachable == {"a", "b"}
     assert fan.heard_return("a", True)
     assert fan.unreachable == {"b"}
+
+
+def test_silence_while_we_were_away_says_nothing() -> None:
+    """After an outage of the dispatcher's own, the silent are asked once more before a verdict."""
+    fan = FanOut(["a"], ack_seconds=1, grace_seconds=1)
+    assert fan.due(0.0) == (["a"], [])
+    assert fan.due(1.0) == ([], ["a"])
+    fan.start_over(60.0)
+    assert fan.due(60.0) == ([], ["a"])
+    assert not fan.unreachable
+    fan.due(61.0)
+    assert fan.unreachable == {"a"}
 
 
 GOLDEN = (

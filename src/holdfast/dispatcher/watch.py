@@ -98,6 +98,8 @@ class Watch:
         self._detach = False
         self._doubt = False
         """Somebody says that we are not the owner, or we were away: ask before anything else."""
+        self._away = False
+        """We were cut off ourselves: acks may have been missed."""
         self._cut_short = 0
         """Returns that only say that they were cancelled."""
         self._reread = False
@@ -117,12 +119,12 @@ class Watch:
         """Own the run until it has ended, or is not ours any more."""
         try:
             await self._listen()
-            if not self._fresh:
-                await self._read_back()
             if self._fresh:
                 request = self.record.request
                 detail = f"{request.function} for {len(self.record.targets)} by {request.user}"
                 await self._records.tell(self.run_id, "dispatched", detail)
+            else:
+                await self._read_back()
             await self._write(status="running", epoch=self.epoch)
             await self._until_over()
             if self._detach and not self._fan.over:
@@ -154,7 +156,7 @@ class Watch:
 
     def look_again(self) -> None:
         """We were away: something may have been missed, the run itself too."""
-        self._doubt = True
+        self._doubt = self._away = True
         self._awake.set()
 
     # ---- the loop
@@ -174,7 +176,7 @@ class Watch:
                 await self._sleep()
 
     async def _send_due(self) -> None:
-        if not self._trusted():
+        if self._doubt or not self._trusted():
             return  # whoever thinks us lost may have given the run to another
         now = self._broker.clock.monotonic()
         first, again = self._fan.due(now)
@@ -185,7 +187,7 @@ class Watch:
                 "exec", self.run_id, self.epoch, self._payload, [*first, *again, *forged]
             )
         except NotConnected:
-            self._doubt = True  # those not reached are silent, and get it once more
+            self.look_again()
 
     async def _sleep(self) -> None:
         due = self._fan.next_at()
@@ -215,6 +217,9 @@ class Watch:
             self._doubt = True
             return
         self._doubt = False
+        if self._away:
+            self._away = False
+            self._fan.start_over(self._broker.clock.monotonic())
 
     def _check_owner(self, found: tuple[FleetRun, int] | None) -> None:
         if found is None:

@@ -374,6 +374,10 @@ class FanOut:
         """Send to nobody else."""
         self.stopped = True
 
+    def start_over(self, now: float) -> None:
+        """We could not hear anybody: those who are silent are asked again before a verdict."""
+        self._silent = dict.fromkeys(self._silent, (now, 1))
+
     # ---- what to do
 
     def due(self, now: float) -> tuple[list[str], list[str]]:
