@@ -15,7 +15,7 @@ from holdfast.server import Server
 from holdfast.status.paging import RunPages
 from holdfast.status.run_index import RunIndex
 from holdfast.status.runs import RunFilter
-from tests.integration.web_support import run_records, store_all
+from tests.integration.web_support import run_records, store_all, waiting_runs
 from tests.support import until
 
 COUNT = 2_500
@@ -65,8 +65,10 @@ async def test_index_gives_what_the_server_gives(nats: Server, namespace: str) -
     """Every filter, page by page; a rare one with one page instead of many."""
     async with connected(nats, namespace) as client:
         await store_all(client, run_records(client, COUNT))
+        await store_all(client, waiting_runs(client, 300))
+        await put(client, "waiting-7", "running")  # its message is still in the queue
         async with indexed(client) as index:
-            assert len(index) == COUNT
+            assert len(index) == COUNT + 1
             for wanted in (ALL, RunFilter(job="job7"), RunFilter(state="dead")):
                 assert await listed(client, wanted, index) == await listed(client, wanted, None)
             page = await RunPages(client, index=index).page(RunFilter(state="lost"), 50)
@@ -130,9 +132,12 @@ async def test_index_is_filled_again_after_a_break(namespace: str) -> None:
         async with connected(own, namespace) as client, connected(own, namespace) as other:
             await put(client, "a", "running")
             async with indexed(client) as index:
+                back = asyncio.Event()
+                client.broker.on_reconnect(back.set)
                 await client.broker.leave()
                 await put(other, "a", "done")
                 await put(other, "b", "running")
-                while await listed(client, ALL, index) != ["b running", "a done"]:
-                    await asyncio.sleep(0.05)
+                async with asyncio.timeout(30):
+                    await back.wait()
                 await until(lambda: index.complete and len(index) == 2, 30)
+                assert await listed(client, ALL, index) == ["b running", "a done"]

@@ -175,6 +175,8 @@ class RunPages:
         return False
 
     async def _without_record(self, found: list[Found]) -> list[Found]:
+        if self._index is not None and not self._index.floor:
+            return [one for one in found if one[0].run not in self._index]
         entries = await asyncio.gather(*(self._client.runs.get(info.run) for info, _ in found))
         return [one for one, entry in zip(found, entries, strict=True) if entry is None]
 

@@ -160,6 +160,10 @@ class RunIndex:
 
     # ---- reading
 
+    def __contains__(self, run: str) -> bool:
+        known = self._known.get(run)
+        return known is not None and known.expires >= self._broker.server_now()
+
     def select(
         self, wanted: RunFilter, limit: int, before: int = 0
     ) -> tuple[list[tuple[int, RunInfo]], int]:
