@@ -1,0 +1,1 @@
+"""Pages in a real browser: a package, so that its world and its browser end with it."""
