@@ -78,7 +78,7 @@ def _options() -> argparse.Namespace:
 
 
 def _subjects() -> list[Subject]:
-    return [*floors(), *holdfast(), *peers.subjects()]
+    return [*floors(), *holdfast(), *peers.taskiq_on_holdfast(), *peers.subjects()]
 
 
 class Bench:

@@ -82,6 +82,12 @@ def _memory(results: Results) -> float | None:
     return None if mine is None or best is None else mine - best
 
 
+def _taskiq(variant: str) -> Callable[[Results], float | None]:
+    """The same app on both brokers, with the same batch size."""
+    ours, theirs = ("taskiq-holdfast", variant), ("taskiq-nats", variant)
+    return lambda results: results.ratio("drain", ours, theirs)
+
+
 GOALS = (
     Goal(
         "drain at_least_once / raw fetch(100) + ack",
@@ -148,4 +154,6 @@ GOALS = (
         unit=" %",
     ),
     Goal("recovery of the fastest peer / of Holdfast", 10, _recovery),
+    Goal("drain of taskiq on Holdfast / on taskiq-nats, batch 1", 2, _taskiq("default")),
+    Goal("drain of taskiq on Holdfast / on taskiq-nats, batch 100", 2, _taskiq("tuned")),
 )

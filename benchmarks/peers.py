@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from typing import Literal
 
 from benchmarks import environments
-from benchmarks.plan import ALL, HIGH, RECOVERY, Command, Kind, Subject
+from benchmarks.plan import ALL, HIGH, PRODUCT, RECOVERY, Command, Kind, Subject
 from benchmarks.services import redis_missing
 
 THREADS = 200
@@ -35,6 +36,30 @@ def subjects() -> list[Subject]:
         *_peer("dramatiq", "redis", _dramatiq, default=1_800, tuned=2_000),
         *_peer("arq", "redis", _arq, default=400, tuned=800),
     ]
+
+
+def taskiq_on_holdfast() -> list[Subject]:
+    """taskiq-nats' rows with one line changed: the same worker, job, sender and batch sizes.
+
+    Holdfast brings uvloop, which `taskiq worker` uses where it is.
+    """
+    return [
+        Subject(
+            "taskiq-holdfast",
+            variant,
+            _taskiq("taskiq-holdfast", variant == "tuned"),
+            [PRODUCT, "-m", _module("taskiq-holdfast")],
+            speed,
+            mode=variant,
+            measures=frozenset({"drain", "cpu_run", "enqueue_bulk"}),
+        )
+        for variant, speed in (("default", 4_000), ("tuned", 6_000))
+    ]
+
+
+def _program(name: str, program: str) -> str:
+    python = Path(PRODUCT) if name == "taskiq-holdfast" else environments.python(name)
+    return str(python.with_name(program))
 
 
 def _peer(
@@ -71,13 +96,13 @@ def _module(name: str) -> str:
 
 def _taskiq(name: str, tuned: bool) -> Commands:
     def commands(processes: int, kind: Kind) -> list[Command]:
-        program = str(environments.python(name).with_name("taskiq"))
+        program = _program(name, "taskiq")
         command = [program, "worker", f"{_module(name)}:broker", "--workers", str(processes)]
         if kind == "naps":
             command += ["--max-async-tasks", str(HIGH)]
         if tuned:
             command += ["--log-level", "WARNING", "--no-parse"]
-        if tuned and kind == "noop" and name == "taskiq-nats":
+        if tuned and kind == "noop" and name != "taskiq-redis":
             command += ["--max-prefetch", str(HIGH)]
         if tuned and kind == "noop" and name == "taskiq-redis":
             command += ["--max-async-tasks", "10"]

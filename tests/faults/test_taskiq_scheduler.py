@@ -106,7 +106,7 @@ async def end_leader(
 ) -> float:
     """End the leader and start another in its place; gives how long nobody led."""
     ending = await leader(fleet, watch)
-    await asyncio.sleep(dice.uniform(0.3, 1.2))
+    await asyncio.sleep(dice.uniform(0.2, 0.8))
     before, at = watch.holder, time.monotonic()
     ending.signal(number)
     took = await watch.next_holder(before) - at

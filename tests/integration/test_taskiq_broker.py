@@ -301,6 +301,17 @@ async def test_unreadable_message_is_a_dead_letter(nats: Server, namespace: str)
     assert (letter.reason, letter.body) == ("invalid", b"\x00no")
 
 
+async def test_large_message_is_kept_whole_as_a_dead_letter(nats: Server, namespace: str) -> None:
+    """As large as a message may be: body and story do not fit one, and nothing is cut off."""
+    broker = make_broker(nats.url, namespace)
+    body = b"x" * (1024 * 1024 - 200)
+    async with receiving(broker):
+        await broker.kick(BrokerMessage(task_id="1", task_name="x", message=body, labels={}))
+        await settled(nats.url, namespace, broker)
+    [letter] = await dead_letters(nats.url, namespace)
+    assert letter.body == body
+
+
 async def test_message_nobody_here_knows_goes_to_a_worker_that_does(
     nats: Server, namespace: str
 ) -> None:

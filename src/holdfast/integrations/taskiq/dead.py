@@ -7,7 +7,6 @@ taskiq. `DeadLetters` lists them, sends them again to where they came from, and 
 
 from __future__ import annotations
 
-import contextlib
 import traceback
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -16,12 +15,12 @@ from typing import Any, Final
 import msgspec
 from taskiq.message import TaskiqMessage
 
-from holdfast.broker import Broker, Delivery
+from holdfast.broker import Broker, Delivery, Received
 from holdfast.broker.kv import direct_batch
 from holdfast.broker.objects import Objects
 from holdfast.broker.streams import DAY, NANO, Topology
 from holdfast.config import RecordConfig
-from holdfast.errors import BrokerError, NotFound, PayloadTooLarge, Unavailable
+from holdfast.errors import BrokerError, NotFound, PayloadTooLarge
 from holdfast.integrations.taskiq.connection import Servers, connect, patiently
 from holdfast.model.dead import dead_headers
 from holdfast.names import (
@@ -149,23 +148,28 @@ class DeadLetters:
     async def list(self) -> AsyncIterator[DeadLetter]:
         """Every letter, oldest first."""
         everything = self._broker.names.taskiq_dead_letter()
-        with contextlib.suppress(Unavailable):  # nothing was ever given up: there is no stream
-            async for message in direct_batch(self._broker, self._stream, everything):
-                headers = message.headers
-                body = message.body
-                if kept := headers.get(H_OBJECT):
-                    body = await Objects(self._broker).get(kept)
-                yield DeadLetter(
-                    int(headers["Nats-Sequence"]),
-                    headers.get(H_TASK, ""),
-                    headers.get(H_TASK_ID, ""),
-                    headers.get(H_SUBJECT, ""),
-                    headers.get(H_REASON, ""),
-                    _text(headers.get(H_ERROR, "")),
-                    _text(headers.get(H_TRACEBACK, "")),
-                    {k: v for k, v in headers.items() if not is_own(k)},
-                    body,
-                )
+        try:
+            await self._broker.api(f"STREAM.INFO.{self._stream}")
+        except NotFound:
+            return  # nothing was ever given up
+        async for message in direct_batch(self._broker, self._stream, everything):
+            yield await self._letter(message)
+
+    async def _letter(self, message: Received) -> DeadLetter:
+        headers, body = message.headers, message.body
+        if kept := headers.get(H_OBJECT):
+            body = await Objects(self._broker).get(kept)
+        return DeadLetter(
+            int(headers["Nats-Sequence"]),
+            headers.get(H_TASK, ""),
+            headers.get(H_TASK_ID, ""),
+            headers.get(H_SUBJECT, ""),
+            headers.get(H_REASON, ""),
+            _text(headers.get(H_ERROR, "")),
+            _text(headers.get(H_TRACEBACK, "")),
+            {k: v for k, v in headers.items() if not is_own(k)},
+            body,
+        )
 
     async def replay(self, letter: DeadLetter) -> None:
         """Send it again to where it came from, and drop the letter; told twice, sent once."""
@@ -177,8 +181,10 @@ class DeadLetters:
         """Remove a letter for good; it not being there is fine."""
         try:
             await self._broker.api(f"STREAM.MSG.DELETE.{self._stream}", {"seq": letter.id})
-        except (NotFound, BrokerError) as error:
-            if not isinstance(error, NotFound) and "no message found" not in str(error):
+        except NotFound:
+            return
+        except BrokerError as error:
+            if "no message found" not in str(error):
                 raise
 
 

@@ -44,6 +44,8 @@ REMEMBERED: Final = 20_000
 """Messages finished here that are known again."""
 GATHER_SECONDS: Final = 0.005
 """How long an acknowledgement may wait for others to go with: a write costs more than all else."""
+UNBURIED_SECONDS: Final = 5.0
+"""When a message comes back whose dead letter could not be stored."""
 CRASHES: Final = 10
 """Deliveries beyond the attempts after which a message is taken for one that kills its worker."""
 
@@ -196,7 +198,7 @@ class Deliveries:
         except BrokerError as trouble:
             log.error("a dead letter could not be stored (%s): the message comes back", trouble)
             self._finished.pop(held.place, None)
-            await self._say(held.delivery.reply, _nak(max(1.0, *self._retry.waits, 1.0)))
+            await self._say(held.delivery.reply, _nak(UNBURIED_SECONDS))
             return
         await self._say(held.delivery.reply, ACK)
 

@@ -37,7 +37,7 @@ from holdfast.integrations.taskiq.connection import patiently
 from holdfast.integrations.taskiq.election import LeaderElection, ensure_bucket
 from holdfast.integrations.taskiq.pull_broker import message_id
 from holdfast.integrations.taskiq.slots import Markers, Slot, identities, slot_of
-from holdfast.names import H_KV_OPERATION, H_MARKER
+from holdfast.names import H_KV_OPERATION, H_MARKER, encode
 
 log = logging.getLogger("holdfast.taskiq")
 
@@ -96,7 +96,11 @@ class HAScheduleSource(ScheduleSource):
     async def startup(self) -> None:
         """Start the source, and take part in the election."""
         await self.source.startup()
-        await self.election.startup()
+        try:
+            await self.election.startup()
+        except BaseException:
+            await self.source.shutdown()
+            raise
         broker = self.election.connection
         await patiently(broker, lambda: ensure_bucket(broker, "taskiq_slots"))
         self._markers = Markers(broker)
@@ -145,7 +149,7 @@ class HAScheduleSource(ScheduleSource):
         self._check_leader(task, slot)
         if self.prefer == "gap":
             await self._mark_first(task, slot)
-        message_id.set((task.schedule_id, f"{self.election.leader_key}.{slot.key}"))
+        message_id.set((task.schedule_id, f"{encode(self.election.leader_key)}.{slot.key}"))
 
     async def post_send(self, task: ScheduledTask) -> None:
         """It was sent: mark the slot."""
@@ -234,5 +238,8 @@ class HAScheduleSource(ScheduleSource):
             _due.set(missed.slot)
             try:
                 await send(missed.task)
+            except Exception:
+                log.exception("slot %s could not be sent, trying again", key)
+                return
             finally:
                 _due.set(None)
