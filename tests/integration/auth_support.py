@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from holdfast.config import ConnectionConfig
 from holdfast.identity.credentials import Credentials, load_credentials
 from holdfast.identity.users import UserFolder
 from holdfast.names import Names
-from holdfast.server import Server
+from holdfast.server import Cluster, Server
 from tests.support import until
 
 NAMESPACE = "hf"
@@ -26,10 +26,12 @@ AGENTS = ("alpha", "beta")
 class Site:
     """A server, and the folder of its users."""
 
-    server: Server
+    server: Server | Cluster
     folder: UserFolder
     open_as: str = ""
     """On a server without logins: the namespace."""
+    homes: Mapping[str, str] = field(default_factory=dict)
+    """To which server of a cluster a user connects; all of them unless it is said here."""
 
     @property
     def names(self) -> Names:
@@ -40,7 +42,8 @@ class Site:
 
     def connection(self, user: str, **more: Any) -> ConnectionConfig:
         """How a process of that user connects."""
-        given = {"nats_url": self.server.url, "namespace": self.names.namespace, **more}
+        url = self.homes.get(user, self.server.url)
+        given = {"nats_url": url, "namespace": self.names.namespace, **more}
         return ConnectionConfig(**given, credentials_file="" if self.open_as else self.file(user))
 
     def environment(self, user: str) -> dict[str, str]:

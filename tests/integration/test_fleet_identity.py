@@ -26,12 +26,12 @@ from holdfast.identity.users import UserFolder
 from holdfast.model import fleet as model
 from holdfast.model.fleet import FleetRequest, FleetRun, Order, Return
 from holdfast.names import H_SIGNATURE, kv_subject
-from holdfast.server import Server
+from holdfast.server import Cluster, Server
 from holdfast.settings.publisher import Publisher
 from holdfast.settings.sealing import Sealer
 from holdfast.settings.store import Store
 from holdfast.status.agents import Agents
-from tests.integration.auth_support import Site, guarded, running
+from tests.integration.auth_support import NAMESPACE, Site, guarded, running
 from tests.support import until
 
 PATTERN = "*"
@@ -359,3 +359,22 @@ async def test_return_of_another_agent_is_not_taken(site: Site, tmp_path: Path) 
 
 async def _over(operator: Broker, run: str) -> bool:
     return (await Fleet(operator).read(run)).over
+
+
+async def test_fleet_works_on_a_cluster_with_accounts(tmp_path: Path) -> None:
+    """Dispatcher, agents and operator on three different nodes: accounts reach over routes."""
+    folder = UserFolder(tmp_path / "auth")
+    folder.init(NAMESPACE)
+    folder.add_agents(["alpha", "beta"])
+    with Cluster(fast=True, includes=[folder.config]) as cluster:
+        urls = [node.url for node in cluster.nodes]
+        homes = dict(zip(("dispatcher", "agent-alpha", "agent-beta"), urls, strict=True))
+        site = Site(cluster, folder, homes=homes)
+        async with fleetlet(site, tmp_path) as fleet:
+            for word in ("one", "two"):
+                record, returns = await fleet.run("touch", word)
+                assert (record.status, len(returns)) == ("complete", 2)
+            pong = await fleet.operator.request(site.names.node("beta", "ping"), timeout=5)
+            assert pong.body
+            assert len(fleet.executed) == 4
+            assert fleet.denied() == {}
