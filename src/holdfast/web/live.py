@@ -71,7 +71,7 @@ class Feed:
         self._news = asyncio.Event()
         self._closed = asyncio.Event()
         self._starting = asyncio.Lock()
-        self._subscriptions: list[Any] = []
+        self._subscriptions: dict[str, Any] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._read_to = 0
 
@@ -105,7 +105,8 @@ class Feed:
             names.log("operator", "*"): self._on(*TOPICS),
         }
         for subject, listener in heard.items():
-            self._subscriptions.append(await self._broker.listen(subject, listener))
+            if subject not in self._subscriptions:  # a start that failed is tried again
+                self._subscriptions[subject] = await self._broker.listen(subject, listener)
         self._broker.on_reconnect(lambda: self.changed("all"))
 
     def close(self) -> None:
@@ -119,9 +120,9 @@ class Feed:
         """The same, and give back what the server holds for us."""
         self.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for subscription in self._subscriptions:
+        for subscription in self._subscriptions.values():
             await self._broker.unsubscribe(subscription)
-        self._subscriptions = []
+        self._subscriptions = {}
 
     # ---- hearing
 

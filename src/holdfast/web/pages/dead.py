@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Query
@@ -154,8 +155,7 @@ async def drop(visit: AdminVisit, fields: Fields) -> Response:
     return _told(visit, await visit.desk.dead.drop(_ids(fields)), "dropped")
 
 
-def _told(visit: Visit, done: list[Replayed] | object, verb: str) -> Response:
-    assert isinstance(done, list)
+def _told(visit: Visit, done: Sequence[Replayed], verb: str) -> Response:
     good = sum(one.result in ("replayed", "dropped") for one in done)
     text = f"{many(good, 'dead letter')} {verb}"
     refused = [one for one in done if one.result not in ("replayed", "dropped")]

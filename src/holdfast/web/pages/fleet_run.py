@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from collections.abc import Callable
 from typing import Annotated, Final
 from urllib.parse import quote
 
@@ -35,7 +36,6 @@ class Line(msgspec.Struct, frozen=True):
     outcome: str
     seconds: float = 0.0
     at: float = 0.0
-    value: str = ""
     error: str = ""
 
 
@@ -62,20 +62,19 @@ async def show(visit: ViewerVisit, run: str, start: int = 0) -> Response:
 
 
 def _line(record: FleetRun, agent: str, given: Return | None) -> Line:
-    if given is None:
-        gone = "unreachable" if agent in record.unreachable else "no answer"
-        waits = "not sent" if agent in record.unsent else "waiting"
-        return Line(
-            agent, waits if not record.over else "not sent" if agent in record.unsent else gone
-        )
-    return Line(agent, given.outcome, given.seconds, given.at, error=given.error or given.note)
+    if given is not None:
+        return Line(agent, given.outcome, given.seconds, given.at, error=given.error or given.note)
+    if agent in record.unsent:
+        return Line(agent, "not sent")
+    if not record.over:
+        return Line(agent, "waiting")
+    return Line(agent, "unreachable" if agent in record.unreachable else "no answer")
 
 
-def _value(body: object, given: Return | None) -> str:
-    assert callable(body)
+def _value(shown: Callable[[bytes], str], given: Return | None) -> str:
     if given is None or given.value is None:
         return "kept apart: it is large" if given is not None and given.object else ""
-    text: str = body(msgspec.json.encode(given.value))
+    text = shown(msgspec.json.encode(given.value))
     return text if len(text) <= VALUE_BYTES else text[:VALUE_BYTES] + " …"
 
 

@@ -63,8 +63,7 @@ async def list_schedules(visit: ViewerVisit, q: str = "", start: int = 0) -> Res
     found = [s for s in every if q.lower() in f"{s.name} {s.job} {s.app}".lower()]
     start = max(0, start)
     chosen = found[start : start + SHOWN]
-    root = str(visit.request.scope.get("root_path", ""))
-    lines = await asyncio.gather(*(_line(visit, root, schedule) for schedule in chosen))
+    lines = await asyncio.gather(*(_line(visit, schedule) for schedule in chosen))
     return await visit.show(
         "schedules.html",
         "schedules",
@@ -77,19 +76,20 @@ async def list_schedules(visit: ViewerVisit, q: str = "", start: int = 0) -> Res
     )
 
 
-async def _line(visit: Visit, root: str, schedule: Schedule) -> Line:
+async def _line(visit: Visit, schedule: Schedule) -> Line:
     found = await outcomes(visit.client, schedule.name, TICKS)
     moment = next_after(schedule, visit.now) if schedule.active else None
     due = due_at(schedule, moment) if moment is not None else 0.0
-    return Line(schedule, due, found[0] if found else None, ticks(root, schedule.name, found))
+    return Line(schedule, due, found[0] if found else None, ticks(visit, schedule.name, found))
 
 
-def ticks(root: str, name: str, found: list[Outcome]) -> list[Tick]:
+def ticks(visit: Visit, name: str, found: list[Outcome]) -> list[Tick]:
     """Outcomes as a strip: the latest on the right."""
+    root = str(visit.request.scope.get("root_path", ""))
     return [
         Tick(
             _LOOKS.get(one.verdict, "unknown"),
-            tick_title(one),
+            visit.text(tick_title(one)),
             f"{root}/schedules/{name}?at={slots.stamp(one.moment)}",
         )
         for one in reversed(found)

@@ -20,7 +20,7 @@ from holdfast.status.jobs import JobInfo
 from holdfast.status.nodes import NodeInfo
 from holdfast.web.auth import Role
 from holdfast.web.live import Feed
-from holdfast.web.masking import hides, masked_body, masked_headers
+from holdfast.web.masking import hides, masked_body, masked_headers, masked_text
 from holdfast.web.pages.rendering import Question, ask, done, page, shown
 from holdfast.web.services import Desk, at_desk
 
@@ -93,8 +93,12 @@ class Visit:
 
     # ---- what others wrote
 
+    def text(self, text: str) -> str:
+        """An error or a note; secrets are masked for those who only look."""
+        return masked_text(text) if hides(self.desk.user) else text
+
     def body(self, data: bytes) -> str:
-        """A payload or a result for reading; secrets are masked for those who only look."""
+        """A payload or a result for reading, likewise."""
         text = shown(data)
         return shown(masked_body(text)) if hides(self.desk.user) else text
 
