@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until a signal; returns the exit code: 78 when the configuration cannot work."""
+    """Serve until a signal; returns the exit code.
+
+    0 after a signal, 3 when it cannot start (uvicorn's), 78 when the configuration cannot work.
+    """
     import uvicorn
 
     from uptime.web import create_app
@@ -25,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = uvicorn.Config(
         app, host=given.host, port=given.port, log_level="warning", server_header=False
     )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # raised again by the server after an orderly end
     uvicorn.Server(config).run()
     return 0
 
