@@ -40,7 +40,7 @@ class Demo:
     def text(self) -> str:
         return self._log.read_text(encoding="utf-8")
 
-    async def says(self, pattern: str, limit: float = 90) -> str:
+    async def says(self, pattern: str, limit: float = 150) -> str:
         def over() -> bool:
             return bool(re.search(pattern, self.text)) or self.process.poll() is not None
 
@@ -50,7 +50,7 @@ class Demo:
         return found[found.re.groups]
 
     async def ended(self) -> int:
-        await until(lambda: self.process.poll() is not None, 90, "the end of the demo")
+        await until(lambda: self.process.poll() is not None, 150, "the end of the demo")
         assert "Traceback" not in self.text
         assert not list(self.folder.glob("holdfast-*")), "its temporary files are gone"
         return int(self.process.returncode)
