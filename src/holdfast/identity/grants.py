@@ -239,8 +239,8 @@ def operator(names: Names) -> Grants:
 
 
 def web(names: Names) -> Grants:
-    """The dashboard and the API: what an operator may do, but for secrets."""
-    found = operator(names)
+    """The dashboard and the API: what an operator may do, but for secrets; and its sessions."""
+    found = operator(names).bucket(names.bucket("sessions"), "info create read write purge")
     secret = (kv_subject(names.secrets, ""), f"{kv_stream(names.secrets)}")
     found.publish = {s: None for s in found.publish if not any(part in s for part in secret)}
     return found
