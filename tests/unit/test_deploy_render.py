@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ import yaml
 
 from holdfast.cli.deploy import parse_command
 from holdfast.config import DeployConfig
+from holdfast.config.deployment import JobDeployConfig
 from holdfast.deploy.check import KUBERNETES, OWN_IMAGES, check
+from holdfast.deploy.project import JobDirectory
 from holdfast.deploy.render import render
+from holdfast.deploy.scaffold import new_job
 from holdfast.errors import ConfigError
-from tests.unit.deployment import one, project, read, rendered
+from tests.unit.deployment import group, one, project, read, rendered
 
 CRDS = ("keda.sh/v1alpha1", "monitoring.coreos.com/v1")
 EACH = pytest.mark.parametrize(
@@ -268,3 +272,22 @@ def test_configuration_that_cannot_work_is_refused(config: dict[str, Any], words
     """A mistake is told before anything is written."""
     with pytest.raises(ConfigError, match=words):
         DeployConfig(**config)
+
+
+def test_workers_have_names_that_kubernetes_takes() -> None:
+    """Groups may be called anything that NATS takes; long names stay apart."""
+    groups = tuple(group(name, "work") for name in ("Slow_One", "x" * 64, "x" * 63 + "y"))
+    job = JobDirectory("shop", JobDeployConfig(), groups, ())
+    names = [job.workers(one) for one in groups]
+    assert names[0] == "shop-slow-one"
+    assert all(re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) for name in names)
+    assert max(map(len, names)) <= 52
+    assert len(set(names)) == 3
+
+
+@pytest.mark.parametrize("name", ["control", "web", "nats", "agent"])
+def test_job_cannot_take_the_name_of_a_part(tmp_path: Path, name: str) -> None:
+    """Two Deployments of one name would replace each other."""
+    (tmp_path / "jobs").mkdir()
+    with pytest.raises(ConfigError, match="choose another"):
+        new_job(name, tmp_path)

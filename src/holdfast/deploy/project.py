@@ -9,6 +9,7 @@ An app that cannot be imported is an error that names the directory and shows wh
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -31,6 +32,17 @@ JOBS = "jobs"
 SHARED = "shared"
 SETTINGS = "pyproject.toml"
 LOAD_SECONDS = 120
+LONGEST_NAME = 52
+"""Of a Deployment, so that its pods' names still fit."""
+RESERVED = frozenset({"agent", "agents", "control", "deployer", "nats", "web", "workers"})
+"""Names of our own parts, which no job may have."""
+
+
+def check_job(name: str) -> str:
+    """The name of a job's directory, which is also that of its image and its workers."""
+    if name in RESERVED:
+        raise ConfigError(f"{name!r} is the name of a part of Holdfast: choose another for the job")
+    return check_label(name, "job")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +72,13 @@ class JobDirectory:
     schedules: tuple[str, ...]
 
     def workers(self, group: Group) -> str:
-        """The name of a group's workers in Kubernetes."""
-        return self.name if len(self.groups) == 1 else f"{self.name}-{group.name.lower()}"
+        """The name of a group's workers in Kubernetes: a label, whatever the group is called."""
+        if len(self.groups) == 1:
+            return self.name
+        full = f"{self.name}-{group.name.lower().replace('_', '-')}".rstrip("-")
+        if len(full) <= LONGEST_NAME:
+            return full
+        return f"{full[: LONGEST_NAME - 9]}-{hashlib.sha256(full.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +128,7 @@ def load_project(root: Path, *, only: str = "", **given: Any) -> Project:
 
 def read_job(path: Path, config: DeployConfig, names: Names) -> JobDirectory:
     """One directory: its settings, and what its app serves."""
-    check_label(path.name, "job directory")
+    check_job(path.name)
     settings = _settings(path / SETTINGS, config)
     described = describe(path, settings.app)
     by_group: dict[str, list[dict[str, Any]]] = {}

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from jinja2 import Environment, StrictUndefined
 
 from holdfast.config.deployment import check_label
-from holdfast.deploy.project import JOBS
+from holdfast.deploy.project import JOBS, check_job
 from holdfast.errors import ConfigError
 from holdfast.version import __version__
 
@@ -35,7 +35,7 @@ def new_project(name: str, root: Path) -> list[Path]:
 
 def new_job(name: str, root: Path) -> list[Path]:
     """Add a job to the project in a directory."""
-    check_label(name, "job")
+    check_job(name)
     if not (root / JOBS).is_dir():
         raise ConfigError(
             f"{root.resolve()} has no directory {JOBS!r}: run this in a project, or make one with "
