@@ -19,7 +19,7 @@ from holdfast.telemetry import CATALOGUE, Metric
 
 DOCS = Path(__file__).parents[1] / "docs"
 NOTE = "<!-- Written by `make docs`; edit {} instead. -->"
-COMMON = ("--nats-url", "--namespace", "--json", "--verbose")
+COMMON = ("--nats-url", "--namespace", "--credentials", "--json", "--verbose")
 """Options that every command takes: told once."""
 
 

@@ -63,9 +63,10 @@ async def test_auth_from_init_to_revoke(tmp_path: Path) -> None:
         env = {"HOLDFAST_NATS_URL": url, "HOLDFAST_NAMESPACE": "shop"}
         nobody = await holdfast(tmp_path, "jobs", "list", **env)
         assert (nobody.code, "refuses the login" in nobody.err) == (1, True)
-        env["HOLDFAST_CREDENTIALS_FILE"] = file("operator")
-        sent = await holdfast(tmp_path, "enqueue", "resize", "{}", **env)
+        login = ("--credentials", file("operator"))
+        sent = await holdfast(tmp_path, *login, "enqueue", "resize", "{}", **env)
         assert sent.code == 0, sent.err
+        env["HOLDFAST_CREDENTIALS_FILE"] = file("operator")
         doctor = await holdfast(tmp_path, "doctor", "--json", **env)
         found = {one["check"]: one["level"] for one in doctor.json}
         assert (found["login"], found["permissions"]) == ("ok", "ok"), doctor.out

@@ -29,10 +29,6 @@ def agent(
     facts: Annotated[
         str | None, typer.Option("--facts", help="File with facts: JSON or YAML.", metavar="FILE")
     ] = None,
-    credentials: Annotated[
-        str | None,
-        typer.Option("--credentials", help="File of 'holdfast auth agent ID'.", metavar="FILE"),
-    ] = None,
     app: Annotated[
         str, typer.Option("--app", help="App whose jobs it offers too.", metavar="APP")
     ] = "",
@@ -58,7 +54,6 @@ def agent(
     start_logging(log_level, log_format)
     make = make_agent(
         app,
-        credentials,
         id=id,
         data_dir=data,
         facts_file=facts,
@@ -69,7 +64,7 @@ def agent(
     raise typer.Exit(run_role(make))
 
 
-def make_agent(target: str, credentials: str | None, **given: Any) -> Callable[[], Agent]:
+def make_agent(target: str, **given: Any) -> Callable[[], Agent]:
     """Check everything that can be wrong with the configuration, and return the way to make one."""
     from holdfast.agent import Agent
     from holdfast.cli.loading import load_app
@@ -77,7 +72,7 @@ def make_agent(target: str, credentials: str | None, **given: Any) -> Callable[[
     from holdfast.identity import AgentCredentials
 
     config = load(AgentConfig, **given)
-    connection = load(ConnectionConfig, **connection_given(), credentials_file=credentials)
+    connection = load(ConnectionConfig, **connection_given())
     file = connection.credentials_file
     keys = AgentCredentials.load(file) if file else None
     app = load_app(target) if target else None

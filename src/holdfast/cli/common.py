@@ -1,9 +1,9 @@
 """What every command shares: the common options, connecting, printing, errors and exit codes.
 
 `Cli` is a `typer.Typer` whose commands take the common options (`--nats-url`, `--namespace`,
-`--json`, `--verbose`, `--debug`) wherever they stand, and may be coroutines. A command asks
-`given()` for them; it prints results with `emit` and `table` on standard output, and what is only
-worth a remark with `note` on standard error.
+`--credentials`, `--json`, `--verbose`, `--debug`) wherever they stand, and may be coroutines. A
+command asks `given()` for them; it prints results with `emit` and `table` on standard output, and
+what is only worth a remark with `note` on standard error.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Given:
 
     nats_url: str | None = None
     namespace: str | None = None
+    credentials: str | None = None
     json: bool | None = None
     verbose: bool | None = None
     debug: bool | None = None
@@ -53,6 +54,10 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "namespace": (
         str | None,
         typer.Option("--namespace", metavar="NAME", help="First part of every name on the server."),
+    ),
+    "credentials": (
+        str | None,
+        typer.Option("--credentials", metavar="FILE", help="Login of 'holdfast auth'."),
     ),
     "json": (bool | None, typer.Option("--json", help="Print JSON.")),
     "verbose": (bool | None, typer.Option("--verbose", "-v", help="Log more, to standard error.")),
@@ -194,7 +199,11 @@ async def _need_namespace(client: Client) -> None:
 
 def connection_given() -> dict[str, Any]:
     """What was said about the connection, as overrides for `load(ConnectionConfig, …)`."""
-    return {"nats_url": given().nats_url, "namespace": given().namespace}
+    return {
+        "nats_url": given().nats_url,
+        "namespace": given().namespace,
+        "credentials_file": given().credentials,
+    }
 
 
 def log_to_stderr(level: str = "warning") -> None:
