@@ -11,7 +11,8 @@ import pytest
 from holdfast.errors import ConfigError, InvalidInput
 from holdfast.identity.conf import read
 from holdfast.identity.credentials import new_nkey_seed, public_nkey
-from holdfast.identity.lint import Flaw, covers, examine, overlaps
+from holdfast.identity.lint import Flaw, examine
+from holdfast.identity.patterns import covers, overlaps
 from holdfast.identity.users import CONFIG, EXAMPLE, UserFolder
 
 

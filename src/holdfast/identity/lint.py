@@ -21,6 +21,7 @@ import msgspec
 from holdfast.identity import grants
 from holdfast.identity.conf import find, read
 from holdfast.identity.network import network_flaws
+from holdfast.identity.patterns import covers, overlaps
 from holdfast.names import Names, kv_stream
 
 Level = Literal["fail", "warn"]
@@ -339,31 +340,7 @@ def _exports(values: Mapping[str, Any]) -> Iterator[Flaw]:
                 )
 
 
-# ---- subjects
-
-
-def covers(pattern: str, subject: str) -> bool:
-    """Whether a permission's pattern allows all of a subject, which may have wildcards too."""
-    wanted, given = pattern.split("."), subject.split(".")
-    for number, part in enumerate(wanted):
-        if part == ">":
-            return len(given) > number
-        if number >= len(given) or given[number] == ">":
-            return False
-        if part != "*" and part != given[number]:
-            return False
-    return len(wanted) == len(given)
-
-
-def overlaps(one: str, other: str) -> bool:
-    """Whether some subject is in both patterns."""
-    left, right = one.split("."), other.split(".")
-    for a, b in zip(left, right, strict=False):
-        if ">" in (a, b):
-            return True
-        if a != b and "*" not in (a, b):
-            return False
-    return len(left) == len(right)
+# ---- texts
 
 
 def _where(login: Login) -> str:

@@ -18,7 +18,7 @@ from holdfast.broker.streams import stream_configs
 from holdfast.config import ConnectionConfig, RecordConfig
 from holdfast.identity import load_credentials
 from holdfast.identity.grants import ROLES
-from holdfast.identity.lint import covers
+from holdfast.identity.patterns import covers
 from holdfast.names import Names
 
 PROBE: Final = "holdfast-doctor"
