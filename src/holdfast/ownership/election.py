@@ -310,7 +310,10 @@ class LeaderElection:
 
     async def _is_gone(self, node: str) -> bool:
         try:
-            await self._broker.request(self._broker.names.node(node, "ping"), timeout=1.0)
+            # a ping under way when the process dies is never answered: ask again soon
+            await self._broker.request(
+                self._broker.names.node(node, "ping"), timeout=2 * self._probe_seconds
+            )
         except NotConnected:
             return False
         except Unavailable:
