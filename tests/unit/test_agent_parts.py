@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import stat
 import time
 from pathlib import Path
@@ -67,6 +68,32 @@ def test_journal_ignores_a_line_that_a_crash_cut_off(tmp_path: Path) -> None:
     last.open()
     assert last.get("f3")
     last.close()
+
+
+def test_journal_that_cannot_be_written_knows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk: the run was not accepted, and the half line spoils no other."""
+    journal = Journal(tmp_path)
+    journal.open()
+    journal.enter("f1", 1)
+    write = os.write
+
+    def full(descriptor: int, line: bytes) -> int:
+        write(descriptor, line[: len(line) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError):
+        journal.enter("f2", 2)
+    monkeypatch.setattr(os, "write", write)
+    assert journal.get("f2") is None
+    journal.enter("f3", 3)
+    journal.close()
+    again = Journal(tmp_path)
+    again.open()
+    assert [run for run in ("f1", "f2", "f3") if again.get(run)] == ["f1", "f3"]
+    again.close()
 
 
 def test_journal_is_not_shared(tmp_path: Path) -> None:

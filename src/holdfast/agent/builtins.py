@@ -148,7 +148,9 @@ async def _program(words: list[str], cwd: str | None, stdin: str | None) -> dict
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        with contextlib.suppress(TimeoutError):  # somebody else may hold its output open
+            async with asyncio.timeout(1):
+                await process.communicate()
         raise
     return {"code": process.returncode, "stdout": _text(out), "stderr": _text(err)}
 

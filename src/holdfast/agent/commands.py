@@ -87,6 +87,9 @@ class Commands:
         except HoldfastError as error:
             self._count("refused: malformed")
             log.warning("a command was refused: %s", error)
+        except OSError as error:
+            self._count("refused: journal")
+            log.error("a command was not answered, the journal cannot be written: %s", error)
 
     def _checked(self, kind: str, headers: Headers, body: bytes) -> tuple[str, int]:
         """Run and epoch of a command that may be obeyed."""
@@ -119,7 +122,11 @@ class Commands:
             self._count("busy")
             self._refuse(run, epoch, "the agent is busy: its queue is full")
             return
-        self._journal.enter(run, epoch)
+        try:
+            self._journal.enter(run, epoch)
+        except OSError as error:
+            self._refuse_unwritten(run, epoch, error)
+            return
         self._count("accepted")
         self._answer(run, Ack("accepted", epoch, epoch))
         self._executor.submit(Call(run, self._agent, epoch, order.deadline), order)
@@ -140,6 +147,16 @@ class Commands:
         self._answer(run, Ack("accepted", epoch, epoch))
         now = self._broker.server_now()
         self.finish(Return(run, self._agent, "busy", None, why, 0.0, now, epoch))
+
+    def _refuse_unwritten(self, run: str, epoch: int, error: OSError) -> None:
+        """What cannot be remembered is not executed: it might be executed twice."""
+        self._count("refused: journal")
+        why = f"the agent cannot write its journal: {error.strerror}"
+        log.error("run %s is not executed: %s", run, why)
+        self._answer(run, Ack("accepted", epoch, epoch))
+        now = self._broker.server_now()
+        found = Return(run, self._agent, "refused", None, why, 0.0, now, epoch)
+        self._outbox.send(run, fleet.encode(found))
 
     def _on_cancel(self, run: str, epoch: int, body: bytes) -> None:
         self._count("cancel")
@@ -165,7 +182,10 @@ class Commands:
                 found.epoch,
             )
         body = fleet.encode(found)
-        self._journal.done(found.run, body)
+        try:
+            self._journal.done(found.run, body)
+        except OSError as error:
+            log.error("the return of run %s would not outlive the agent: %s", found.run, error)
         self._returns[found.run] = body
         while len(self._returns) > 100:
             del self._returns[next(iter(self._returns))]

@@ -14,6 +14,8 @@ not sent yet; an older command has long expired.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -48,6 +50,7 @@ class Journal:
         self._path = folder / "runs.jsonl"
         self._seen: dict[str, Seen] = {}
         self._size = 0
+        self._torn = False
         self._file: IO[bytes] | None = None
         self._lock: IO[bytes] | None = None
 
@@ -123,20 +126,30 @@ class Journal:
         entry = self._seen.get(run)
         if entry and entry.state == "done":
             entry.state, entry.body = "sent", b""
-            self._put(entry, sync=False)
+            with contextlib.suppress(OSError):  # sent once more after a restart, and known then
+                self._put(entry, sync=False)
 
     def _put(self, entry: Seen, *, sync: bool) -> None:
+        """Append a line; `OSError` when the disk does not take it, and then it is not known."""
+        if self._file is not None:  # closed: a command that could not be stopped ended late
+            self._append(msgspec.json.encode(entry) + b"\n", sync=sync)
         self._seen[entry.run] = entry
-        if self._file is None:
-            return  # closed: a command that could not be stopped has ended after the agent
-        line = msgspec.json.encode(entry) + b"\n"
-        self._file.write(line)
-        self._file.flush()
-        if sync:
-            os.fsync(self._file.fileno())
-        self._size += len(line)
         if self._size > LARGEST_FILE or len(self._seen) > 2 * KEPT:
             self._write_anew()
+
+    def _append(self, line: bytes, *, sync: bool) -> None:
+        assert self._file is not None
+        try:
+            whole = b"\n" + line if self._torn else line
+            if os.write(self._file.fileno(), whole) < len(whole):
+                raise OSError(errno.ENOSPC, "the disk is full")
+            if sync:
+                os.fsync(self._file.fileno())
+        except OSError:
+            self._torn = True  # the next line must not be glued to half of this one
+            raise
+        self._torn = False
+        self._size += len(line)
 
     def _write_anew(self) -> None:
         """The whole journal as one new file, in place of the old one."""
