@@ -19,14 +19,14 @@ from holdfast.server import Server
 
 LEFT_OUT = ("test_success_broadcast", "test_success_queued", "test_push_based_broker_success")
 
-CONFTEST = '''
+CONFTEST = """
 import taskiq_nats
 from holdfast.integrations import taskiq as ours
 
 taskiq_nats.PullBasedJetStreamBroker = ours.ResilientPullBroker
 taskiq_nats.NATSKeyValueScheduleSource = ours.ResilientNATSScheduleSource
 taskiq_nats.NATSObjectStoreResultBackend = ours.ResilientNATSResultBackend
-'''
+"""
 
 
 def main(checkout: Path) -> int:
