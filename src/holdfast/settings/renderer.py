@@ -106,6 +106,6 @@ class Renderer:
             return
         with contextlib.suppress(ProcessLookupError):
             child.kill()
-        if child.stdin:
-            child.stdin.close()
         await child.wait()
+        child._transport.close()  # type: ignore[attr-defined]  # its pipes, too: nothing else does
+        await asyncio.sleep(0)

@@ -1,0 +1,190 @@
+"""`holdfast settings` and `holdfast secrets` as a person uses them."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast import Backoff, Context, Holdfast
+from holdfast.errors import RunFailed
+from holdfast.identity import AccountSeed
+from holdfast.settings.sealing import Sealer
+from holdfast.settings.tree import read_tree
+from tests.integration.cli_support import holdfast
+from tests.integration.settings_support import CANARY, World
+from tests.integration.support import broker_of, working
+
+TOP = "base: {'web*': [db]}\n"
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tree, and a seed where the commands look for it."""
+    monkeypatch.chdir(tmp_path)
+    AccountSeed.create(tmp_path / "auth" / "account.seed")
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    (folder / "top.yaml").write_text(TOP)
+    (folder / "db.yaml").write_text("# the database\ndb:\n  host: db1\n")
+    return folder
+
+
+def seed(tree: Path) -> AccountSeed:
+    return AccountSeed.load(tree.parent / "auth" / "account.seed")
+
+
+async def test_secret_goes_in_sealed_and_never_comes_out(app: Holdfast, tree: Path) -> None:
+    """Set from standard input, listed, published, looked at: the value is in no output."""
+    file = str(tree / "db.yaml")
+    said = []
+    for words, stdin in [
+        (["secrets", "set", file, "db.password"], f"{CANARY}\n"),
+        (["secrets", "list", str(tree)], ""),
+        (["settings", "push", str(tree), "--agent", "web1", "--dry-run"], ""),
+        (["settings", "push", str(tree), "--agent", "web1"], ""),
+        (["settings", "push", str(tree), "--agent", "web1"], ""),
+        (["settings", "diff", str(tree)], ""),
+        (["secrets", "list"], ""),
+        (["settings", "status"], ""),
+    ]:
+        ended = await holdfast(app, *words, stdin=stdin.encode())
+        assert ended.code == 0, ended.err
+        said.append(ended.out + ended.err)
+    assert CANARY not in "".join(said)
+    assert CANARY not in (tree / "db.yaml").read_text()
+    assert (
+        (tree / "db.yaml")
+        .read_text()
+        .startswith("# the database\ndb:\n  password: !encrypted hf1:")
+    )
+    assert read_tree(tree, Sealer(seed(tree))).secrets == {"db:db.password": CANARY}
+    assert "nothing was written" in said[2]
+    assert "added      secret db:db.password" in said[3]
+    assert "revision 1 is published" in said[3]
+    assert "nothing changes" in said[4]
+    assert said[5] == ""
+    assert "db:db.password" in said[6]
+    assert "no agent has reported yet" in said[7]
+
+
+async def test_diff_shows_lines_and_placeholders(app: Holdfast, tree: Path) -> None:
+    """What would change, as a person reads it; a secret in plain is noted, not shown."""
+    await holdfast(app, "settings", "push", str(tree))
+    (tree / "db.yaml").write_text(f"db:\n  host: db2\n  password: !encrypted {CANARY}\n")
+    ended = await holdfast(app, "settings", "diff", str(tree))
+    assert "-  host: db1" in ended.out
+    assert "+  host: db2" in ended.out
+    assert '+  password: "__HOLDFAST_SECRET(db:db.password)__"' in ended.out
+    assert "stand in plain in the folder" in ended.err
+    assert CANARY not in ended.out + ended.err
+    sealed = await holdfast(app, "secrets", "seal", str(tree))
+    assert sealed.out == "sealed     db:db.password\n"
+    assert CANARY not in (tree / "db.yaml").read_text()
+    assert (await holdfast(app, "settings", "push", str(tree))).err == ""
+
+
+async def test_edit_opens_a_private_file_and_writes_back_what_changed(
+    app: Holdfast, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The editor sees the values, in a file that only its user may read and that is gone after."""
+    file = tree / "db.yaml"
+    for path, value in (("db.password", CANARY), ("db.token", "other")):
+        await holdfast(app, "secrets", "set", str(file), path, stdin=value.encode())
+    before = Sealer(seed(tree)), file.read_text()
+    seen = tree.parent / "seen"
+    editor = tree.parent / "editor.py"
+    editor.write_text(
+        "import os, pathlib, sys\n"
+        "path = pathlib.Path(sys.argv[1])\n"
+        "text = path.read_text()\n"
+        f"pathlib.Path({str(seen)!r}).write_text(f'{{path.stat().st_mode:o}} {{path}}')\n"
+        f"assert {CANARY!r} in text\n"
+        f"path.write_text(text.replace({CANARY!r}, 'changed'))\n"
+    )
+    monkeypatch.setenv("EDITOR", f"{sys.executable} {editor}")
+    monkeypatch.delenv("VISUAL", raising=False)
+    ended = await holdfast(app, "secrets", "edit", str(file))
+    assert ended.out == "db.password written\n"
+    mode, where = seen.read_text().split(" ")
+    assert stat.S_IMODE(int(mode, 8)) == 0o600
+    assert not Path(where).exists()
+    assert not Path(where).parent.exists()
+    secrets = read_tree(tree, before[0]).secrets
+    assert secrets == {"db:db.password": "changed", "db:db.token": "other"}
+    monkeypatch.setenv("EDITOR", "false")
+    failed = await holdfast(app, "secrets", "edit", str(file))
+    assert (failed.code, "nothing was changed" in failed.err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["settings", "push", "tree", "--seed", "nothing"], "cannot be read"),
+        (["secrets", "set", "tree/top.yaml", "a"], "not a file for secrets"),
+        (["secrets", "set", "tree/db.yaml", "db.host.x"], "not a mapping"),
+        (["secrets", "rotate"], "nothing is published"),
+        (["settings", "get", "nobody"], "does not answer"),
+    ],
+)
+async def test_mistakes_are_told_in_a_sentence(
+    words: list[str], said: str, app: Holdfast, tree: Path
+) -> None:
+    """One line, exit code 1, and the tree as it was."""
+    before = (tree / "db.yaml").read_text()
+    await (await app.backend()).topology.ensure()  # type: ignore[attr-defined]
+    await app.close()
+    ended = await holdfast(app, *words, stdin=CANARY.encode())
+    assert (ended.code, ended.out) == (1, "")
+    assert said in ended.err
+    assert CANARY not in ended.err
+    assert (tree / "db.yaml").read_text() == before
+
+
+async def test_handlers_read_the_settings_of_their_host(app: Holdfast, tmp_path: Path) -> None:
+    """Through the agent's snapshot, read again when it changes; no secret is in a stored error."""
+    w = World(await broker_of(app), tmp_path)
+    w.write(top=TOP, db=f"db: {{host: db1, password: !encrypted {CANARY}}}\n")
+    agent = w.agent("web1")
+
+    @app.job(retry=Backoff.never())
+    async def show(ctx: Context) -> list[object]:
+        return [ctx.settings.revision, ctx.settings["db.host"], len(ctx.settings["db.password"])]
+
+    @app.job(retry=Backoff.never())
+    async def leak(ctx: Context) -> None:
+        raise ValueError(f"cannot log in with {ctx.settings['db']}")
+
+    file = str(tmp_path / "state" / "web1" / "settings.json")
+    async with working(app, settings_file=file):
+        run = await show.enqueue()
+        with pytest.raises(RunFailed, match="has no settings"):
+            await run.result(timeout=60)
+        for number in (1, 2):
+            w.write(db=f"db: {{host: db{number}, password: !encrypted {CANARY}}}\n")
+            await w.push("web1")
+            await agent.refresh()
+            run = await show.enqueue()
+            assert await run.result(timeout=60) == [number, f"db{number}", len(CANARY)]
+        run = await leak.enqueue()
+        with pytest.raises(RunFailed) as failed:
+            await run.result(timeout=60)
+    assert CANARY not in str(failed.value)
+    assert "'password': '***'" in str(failed.value)
+    await w.renderer.close()
+    await app.close()
+
+
+async def test_handler_without_settings_is_told_how_to_get_them(app: Holdfast) -> None:
+    """Never an empty mapping that looks like settings."""
+
+    @app.job(retry=Backoff.never())
+    async def show(ctx: Context) -> str:
+        return str(ctx.settings)
+
+    async with working(app):
+        run = await show.enqueue()
+        with pytest.raises(RunFailed, match="HOLDFAST_WORKER_SETTINGS_FILE"):
+            await run.result(timeout=60)
