@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import subprocess
+from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -132,27 +133,37 @@ async def cmd_run(*words: str, cwd: str = "", stdin: str = "") -> dict[str, Any]
 
 async def _program(words: list[str], cwd: str | None, stdin: str | None) -> dict[str, Any]:
     """Run a program to its end; it and its children are gone when this is cancelled."""
+    starting = asyncio.ensure_future(_started(words, cwd, stdin is not None))
     try:
-        process = await asyncio.create_subprocess_exec(
+        process = await asyncio.shield(starting)
+        out, err = await process.communicate(stdin.encode() if stdin else None)
+    except asyncio.CancelledError:
+        await _end(await starting)  # also one that was just being started
+        raise
+    return {"code": process.returncode, "stdout": _text(out), "stderr": _text(err)}
+
+
+async def _started(words: list[str], cwd: str | None, piped: bool) -> Process:
+    try:
+        return await asyncio.create_subprocess_exec(
             *words,
             cwd=cwd,
-            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+            stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
     except (OSError, ValueError) as error:
         raise InvalidInput(f"{words[0]!r} cannot be started: {error}") from None
-    try:
-        out, err = await process.communicate(stdin.encode() if stdin else None)
-    except BaseException:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(TimeoutError):  # somebody else may hold its output open
-            async with asyncio.timeout(1):
-                await process.communicate()
-        raise
-    return {"code": process.returncode, "stdout": _text(out), "stderr": _text(err)}
+
+
+async def _end(process: Process) -> None:
+    """Kill a program with all its children."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):  # somebody else may hold its output open
+        async with asyncio.timeout(1):
+            await process.communicate()
 
 
 def _text(output: bytes) -> str:
