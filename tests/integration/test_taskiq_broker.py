@@ -21,6 +21,7 @@ from holdfast.integrations.taskiq import (
 )
 from holdfast.model.backoff import Backoff
 from holdfast.server import Server
+from tests.faults.proxy import Proxy
 from tests.integration.taskiq_support import (
     consumer_info,
     dead_letters,
@@ -459,6 +460,34 @@ async def test_deleted_consumer_is_made_again_and_repeats_nothing(
         await until(lambda: len(seen) >= 60, 20, "the others")
         await settled(nats.url, namespace, broker)
     assert sorted(seen) == list(range(60))
+
+
+async def test_partition_costs_nothing_and_repeats_nothing(nats: Server, namespace: str) -> None:
+    """What runs when the network is cut is acknowledged after it; what is sent meanwhile comes."""
+    sender, seen, gate = make_broker(nats.url, namespace), [], asyncio.Event()
+    async with Proxy(int(nats.url.rpartition(":")[2])) as proxy:
+        broker = make_broker(proxy.url, namespace)
+
+        async def note(number: int) -> None:
+            seen.append(number)
+            if number < 10:
+                await gate.wait()
+
+        broker.register_task(note, task_name="note")
+        task = sender.register_task(note, task_name="note")
+        await sender.startup()
+        async with receiving(broker):
+            await asyncio.gather(*(task.kiq(n) for n in range(10)))
+            await until(lambda: len(seen) == 10, 20, "ten that wait")
+            cutting = asyncio.create_task(proxy.cut(1))
+            await until(lambda: not broker._connection.connected, 10, "the cut")
+            gate.set()
+            await asyncio.gather(*(task.kiq(n) for n in range(10, 20)))
+            await cutting
+            await until(lambda: len(seen) >= 20, 20, "the others")
+            await settled(nats.url, namespace, sender)
+        await sender.shutdown()
+    assert sorted(seen) == list(range(20))
 
 
 async def test_deleted_stream_is_made_again(nats: Server, namespace: str) -> None:
