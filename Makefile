@@ -65,10 +65,11 @@ soak: setup system ## the long things: 100,000 histories, an hour of chaos, a ro
 	$(BIN)/python -m holdfast.testing.chaos --rolling --minutes 15 --out $(REPORTS)/rollout
 
 # What the tests need from the system: libfaketime sets a process's clock wrong, Chromium opens the
-# pages, Prometheus (with promtool) scrapes and checks. Installed here when that is allowed.
+# pages, Prometheus (with promtool) scrapes and checks, openssl makes certificates. Installed here
+# when that is allowed.
 system:
 	@missing=; ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || missing="$$missing libfaketime"; \
-	for tool in chromium prometheus; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
+	for tool in chromium prometheus openssl; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
 	[ -z "$$missing" ] && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing$$missing"; apt-get update -qq >/dev/null 2>&1; \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     import uvicorn
 
+    from holdfast import HoldfastError
     from uptime.web import create_app
 
     parser = argparse.ArgumentParser(prog="holdfast-uptime", description="Serve the status page.")
@@ -26,6 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         sys.stderr.write(f"error: {error}\n")
         return 78
+    try:
+        asyncio.run(_connect())
+    except HoldfastError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 3
     config = uvicorn.Config(
         app, host=given.host, port=given.port, log_level="warning", server_header=False
     )
@@ -33,6 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, lambda *_: None)  # raised again by the server after an orderly end
     uvicorn.Server(config).run()
     return 0
+
+
+async def _connect() -> None:
+    """See that the server is there: uvicorn would tell of it with a traceback."""
+    from uptime.app import app
+
+    async with app:
+        pass
 
 
 if __name__ == "__main__":
