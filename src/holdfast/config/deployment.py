@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import holdfast.config.roles  # noqa: F401 - the roles come first on the page
 from holdfast.config.option import Role, option
 from holdfast.errors import ConfigError
 

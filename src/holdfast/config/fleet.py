@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import holdfast.config.roles  # noqa: F401 - the roles come first on the page
 from holdfast import names
 from holdfast.config.option import Role, checked_by, option
 from holdfast.errors import ConfigError
