@@ -207,9 +207,7 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "gauge",
         "The revision of the settings that is in force on this agent; 0: none.",
     ),
-    Metric(
-        "settings_applied", "holdfast_settings_applied", "counter", "Revisions put into force."
-    ),
+    Metric("settings_applied", "holdfast_settings_applied", "counter", "Revisions put into force."),
     Metric(
         "settings_refused",
         "holdfast_settings_refused",
