@@ -194,10 +194,10 @@ class Agent:
             await self.broker.listen(commands, self._commands.on_message),
             await self.broker.subscribe(names.node(self.id, "*"), self._on_node),
         ]
-        await self._presence.start()
-        for extension in self._extensions:
+        for extension in self._extensions:  # they need no dispatcher, which presence waits for
             await extension.start(self)
             self._begun.append(extension)
+        await self._presence.start()
         self._tasks.append(asyncio.create_task(self._presence.run(), name="holdfast-presence"))
         log.info("agent %s takes commands (%s)", self.id, ", ".join(self.functions.names))
 
