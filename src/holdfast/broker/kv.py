@@ -216,10 +216,13 @@ async def direct_page(
     subscription = await broker.listen(inbox, receive)
     try:
         request: dict[str, Any] = {"seq": start, "next_by_subj": subject, "batch": size}
-        await broker.publish(
-            f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(request), reply=inbox
-        )
+        asked = f"$JS.API.DIRECT.GET.{stream}"
+        await broker.publish(asked, msgspec.json.encode(request), reply=inbox)
         return await _read_page(queue, broker.config.request_timeout_seconds)
+    except errors.OutcomeUnknown:
+        if asked.lower() in broker.denied:
+            raise errors.PermissionDenied(f"this login may not read {stream}") from None
+        raise
     except errors.Unavailable:
         with contextlib.suppress(errors.OutcomeUnknown, errors.Unavailable):
             await broker.api(f"STREAM.INFO.{stream}", timeout=LOOK_SECONDS)  # `NotFound`, if so

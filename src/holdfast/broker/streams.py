@@ -225,6 +225,11 @@ class Topology:
             await self._broker.api(f"STREAM.CREATE.{config['name']}", config)
         except (errors.OutcomeUnknown, errors.Unavailable, errors.NotConnected):
             raise
+        except errors.PermissionDenied:
+            raise errors.PermissionDenied(
+                f"{config['name']} does not exist yet, and this login may not make it: start a "
+                "worker or 'holdfast control' first"
+            ) from None
         except errors.BrokerError as error:
             if "already in use" not in str(error):
                 raise errors.BrokerError(f"cannot create {config['name']}: {error}") from None

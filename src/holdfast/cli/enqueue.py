@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.common import Cli, connected, emit, given, moment, note, say
-from holdfast.errors import HoldfastError, InvalidInput, InvalidPayload, RunNotFound
+from holdfast.errors import (
+    BrokerError,
+    HoldfastError,
+    InvalidInput,
+    InvalidPayload,
+    RunNotFound,
+)
 
 if TYPE_CHECKING:
     from holdfast.client import Client
@@ -150,7 +156,10 @@ async def _remark(client: Client, request: Request, enqueued: Enqueued) -> None:
     if enqueued.duplicate:
         note(f"run {enqueued.run} was accepted before: nothing new was sent")
         return
-    groups = await Jobs(client).groups_of(request.spec.name)
+    try:
+        groups = await Jobs(client).groups_of(request.spec.name)
+    except BrokerError:
+        return  # the run is accepted: a remark that cannot be made is no error
     if request.group not in groups:
         hint = f"; it is served in group {', '.join(groups)}: --group" if groups else ""
         note(

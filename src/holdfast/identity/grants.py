@@ -144,7 +144,7 @@ def _sender(names: Names) -> Grants:
     ns = names.namespace
     found = Grants().may_publish(f"{ns}.job.>", f"{ns}.later.>", f"{ns}.event.>")
     found.may_publish(names.cancel("*"))
-    found.stream(names.jobs, "read purge").stream(names.events, "list")
+    found.stream(names.jobs, "read list purge").stream(names.events, "list")
     found.bucket(names.runs, "read write").bucket(names.nodes, "read")
     found.bucket(names.schedules, "read write").bucket(names.slots, "read write")
     return found.may_hear(names.changed(names.runs, ">")).join([_objects(names, write=False)])
