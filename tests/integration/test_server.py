@@ -238,6 +238,18 @@ def test_server_second_on_the_same_store_is_refused(tmp_path: Path) -> None:
             assert second.running
 
 
+def test_server_refused_second_leaves_the_first_its_configuration(tmp_path: Path) -> None:
+    """A server that may not have the store touches nothing in it: the first can still reload."""
+    with Server(store=tmp_path, fast=True) as first:
+        files = [tmp_path / "nats-server.conf", *tmp_path.glob("*.ports")]
+        before = {path: path.read_bytes() for path in files}
+        assert len(before) == 2
+        with pytest.raises(ServerError, match="in use by another nats-server"):
+            Server(store=tmp_path, fast=True).start()
+        assert {path: path.read_bytes() for path in before} == before
+        first.reload()
+
+
 def test_server_start_of_a_running_one_is_refused(nats: Server) -> None:
     """A second start would lose sight of the first process."""
     with pytest.raises(ServerError, match="already running"):

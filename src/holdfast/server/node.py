@@ -271,11 +271,7 @@ class Server:
 
     def _spawn(self) -> None:
         self.store.mkdir(parents=True, exist_ok=True)
-        for stale in self.store.glob("*.ports"):  # a killed server leaves its own behind
-            stale.unlink(missing_ok=True)
-        config = self.store / "nats-server.conf"
-        config.write_text(self._config(), encoding="utf-8")
-        self._process = Process(config, self.store, self.log_path)
+        self._process = Process(self._config(), self.store, self.log_path)
         atexit.register(self.kill)
 
     def _forget(self) -> None:

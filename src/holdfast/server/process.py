@@ -95,14 +95,22 @@ def temporary_store() -> tempfile.TemporaryDirectory[str]:
 
 
 class Process(Child):
-    """One running nats-server."""
+    """One running nats-server. Nothing in the store is touched before it is locked.
 
-    def __init__(self, config: Path, store: Path, log: Path) -> None:
-        command = [str(find_binary()), "-c", str(config)]
+    Another server that runs on it reads its configuration again at its next reload: with ours in
+    its place it would refuse, and a user that was revoked would stay.
+    """
+
+    def __init__(self, config: str, store: Path, log: Path) -> None:
+        path = store / "nats-server.conf"
+        command = [str(find_binary()), "-c", str(path)]
         self.log_start = log.stat().st_size if log.exists() else 0
         self.ready = False  # for its owner to say
         locks = _lock(store)
         try:
+            for stale in store.glob("*.ports"):  # a killed server leaves its own behind
+                stale.unlink(missing_ok=True)
+            path.write_text(config, encoding="utf-8")
             with log.open("ab") as output:
                 super().__init__(command, name="nats-server", output=output, pass_fds=locks)
         finally:
