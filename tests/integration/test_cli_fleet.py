@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 
 from holdfast import Holdfast
@@ -20,13 +21,14 @@ async def test_fleet_run_exit_codes_and_formats(
     quick = {"ack_seconds": 0.2, "grace_seconds": 0.2}
     async with World(nats, namespace, tmp_path) as world, world.dispatcher(**quick):
         await world.start_agents("web1", "web2")
-        fine, refused, failed, silent, both, typo = await asyncio.gather(
+        fine, refused, failed, silent, both, typo, option = await asyncio.gather(
             holdfast(app, "fleet", "run", "web*", "ping"),
             holdfast(app, "fleet", "run", "none*", "ping"),
             holdfast(app, "fleet", "run", "web1", "fail", "--format", "json"),
             holdfast(app, "fleet", "run", "L@web1,ghost", "ping"),
             holdfast(app, "fleet", "run", "L@web1,ghost", "fail", "--json"),
             holdfast(app, "fleet", "run", "web1 web2", "ping"),
+            holdfast(app, "fleet", "run", "web1", "cmd.run", "ls", "-l"),
         )
         assert (fine.code, sorted(fine.out.splitlines())) == (
             0,
@@ -42,6 +44,8 @@ async def test_fleet_run_exit_codes_and_formats(
         assert "ghost  unreachable" in silent.out
         assert (both.code, both.json["unreachable"]) == (4, ["ghost"])
         assert typo.code == 1
+        assert option.code == 1  # nothing was sent: 2 would say that an agent failed
+        assert "put -- before arguments that begin with a dash" in option.err
 
 
 async def test_fleet_detach_show_list_cancel(
@@ -58,11 +62,12 @@ async def test_fleet_detach_show_list_cancel(
         cancelled = await holdfast(app, "fleet", "cancel", run)
         assert cancelled.code == 0
         await world.followed(run)
-        shown, listed, gone, left = await asyncio.gather(
+        shown, listed, gone, left, unknown = await asyncio.gather(
             holdfast(app, "fleet", "show", run),
             holdfast(app, "fleet", "list"),
             holdfast(app, "fleet", "show", "fNobody"),
             holdfast(app, "fleet", "active", "--json"),
+            holdfast(app, "fleet", "list", "--status", "done"),
         )
         for step in ("dispatched", "cancelled", "ended"):
             assert step in shown.out
@@ -70,6 +75,24 @@ async def test_fleet_detach_show_list_cancel(
         assert gone.code == 1
         assert "no fan-out run" in gone.err
         assert left.json == []
+        assert unknown.code == 1
+        assert "status 'done' is not one of claimed, running, complete" in unknown.err
+
+
+async def test_fleet_run_interrupted_says_that_the_run_goes_on(
+    app: Holdfast, nats: Server, namespace: str, tmp_path: Path
+) -> None:
+    """Ctrl-C stops watching, not the run, and says how to stop that too."""
+    async with World(nats, namespace, tmp_path) as world, world.dispatcher():
+        await world.start_agents("web1")
+        words = ("fleet", "run", "web1", "mark", "x", "60", "--id", "long")
+        with Command(*words, folder=tmp_path, env=environment(app)) as watching:
+            await watching.says("long: mark for 1 agent\n")
+            watching.signal(signal.SIGINT)
+            assert await watching.ended() == 130
+            await watching.says("long goes on: 'holdfast fleet cancel long' stops it")
+        active = await holdfast(app, "fleet", "active", "--json")
+        assert [r["run"] for r in active.json] == ["long"]
 
 
 async def test_agent_and_dispatcher_out_of_the_box(app: Holdfast, tmp_path: Path) -> None:

@@ -46,7 +46,9 @@ async def list_agents(target: TargetArgument = "*", online: OnlineOption = False
             )
             for a in found
         ],
-        empty="no agent is known: start one with 'holdfast agent'",
+        empty="no agent is known: start one with 'holdfast agent'"
+        if target == "*" and not online
+        else "no agent matches: 'holdfast agents list' shows all",
     )
 
 

@@ -6,9 +6,10 @@ an agent did not answer, 4 both.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
+from typer.core import TyperCommand
 
 from holdfast.cli.common import (
     Cli,
@@ -30,13 +31,30 @@ if TYPE_CHECKING:
     from holdfast.model.fleet import FleetRequest, FleetRun, Return
     from holdfast.status.fleet import FleetInfo
 
+UsageError = cast("type[Exception]", typer.BadParameter.__base__)
+
+
+class RunCommand(TyperCommand):
+    """Wrong usage is "it could not be sent" here (1): 2 says that an agent failed."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments."""
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError as error:
+            vars(error)["exit_code"] = 1
+            if hasattr(error, "option_name"):
+                vars(error)["message"] += ": put -- before arguments that begin with a dash"
+            raise
+
+
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
 
 
 def register(app: Cli) -> None:
     """Add `holdfast fleet`."""
     fleet = app.noun("fleet", "Send commands to agents and see what they return.")
-    fleet.command("run")(run)
+    fleet.command("run", cls=RunCommand)(run)
     fleet.command("active")(active)
     fleet.command("list")(list_runs)
     fleet.command("show")(show)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Mapping
 from types import TracebackType
@@ -27,6 +28,7 @@ class View:
         self._ok = 0
         self._failed = 0
         self._told = False
+        self._run = ""
 
     def __enter__(self) -> View:
         if not self._quiet and sys.stdout.isatty():
@@ -47,12 +49,17 @@ class View:
     ) -> None:
         if self._bar:
             self._bar.stop()
+        if self._run and kind is asyncio.CancelledError:  # Ctrl-C
+            note(f"{self._run} goes on: 'holdfast fleet cancel {self._run}' stops it")
 
     def record(self, record: FleetRun) -> None:
         """The run has begun, or changed."""
+        self._run = record.run
         if not self._quiet and not self._told:
             self._told = True
-            note(f"{record.run}: {record.request.function} for {len(record.targets)} agents")
+            many = len(record.targets)
+            whom = "1 agent" if many == 1 else f"{many} agents"
+            note(f"{record.run}: {record.request.function} for {whom}")
         if self._bar and self._task is None:
             self._task = self._bar.add_task(record.request.function, total=len(record.targets))
 

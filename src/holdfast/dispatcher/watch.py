@@ -350,7 +350,7 @@ class Watch:
         unsent = fan.unsent if fan.begun or self._fresh else ()
         reason = ""
         if fan.stopped and not cancelled:
-            reason = f"{fan.failures} agents failed: {len(unsent)} were not sent to any more"
+            reason = f"failures: {fan.failures}, so {len(unsent)} were not sent to any more"
         status = fleet.final_status(
             len(fan.targets),
             len(fan.returned),

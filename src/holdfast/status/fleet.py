@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 import msgspec
 
@@ -75,6 +76,9 @@ class FleetStatus:
 
     async def list(self, *, most: int = 50, status: str = "") -> Sequence[FleetInfo]:
         """The newest runs first."""
+        if status and status not in get_args(fleet.FleetStatus):
+            known = ", ".join(get_args(fleet.FleetStatus))
+            raise errors.InvalidInput(f"status {status!r} is not one of {known}")
         try:
             found = [
                 fleet.decode(entry.value)
