@@ -41,6 +41,10 @@ log = logging.getLogger("holdfast.dispatcher")
 QUEUE: Final = "dispatchers"
 HAND_OVER_SECONDS: Final = 5.0
 TAKE_UP_SECONDS: Final = 1.0
+NO_SEED: Final = (
+    "no account seed is given: agents with credentials will refuse every command, and show up as "
+    "unreachable. Start with --seed FILE, or set HOLDFAST_DISPATCHER_SEED_FILE"
+)
 
 
 class Dispatcher:
@@ -59,6 +63,7 @@ class Dispatcher:
         self.telemetry = telemetry or Telemetry()
         seed = AccountSeed.load(self.config.seed_file) if self.config.seed_file else None
         self._signs = seed is not None
+        self._will_be_refused = not self._signs and bool(connection.credentials_file)
         self._broker = Broker(connection, name="holdfast dispatcher")
         self._topology = Topology(self._broker, records or RecordConfig())
         self._member = Membership(
@@ -121,6 +126,8 @@ class Dispatcher:
             known, online = self._index.counts()
             how = "signed" if self._signs else "not signed"
             log.info("%s: dispatching, %d of %d agents online, %s", self.node, online, known, how)
+            if self._will_be_refused:
+                log.warning(NO_SEED)
             self.ready.set()
             try:
                 async with HealthServer(
