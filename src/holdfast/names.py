@@ -110,7 +110,10 @@ def check_key(value: object) -> str:
 def check_run(value: object) -> str:
     """A run id as it was given out by `enqueue`."""
     if not isinstance(value, str) or not _RUN.fullmatch(value):
-        raise InvalidName(f"run id {_shown(value)} is not one that Holdfast gave out")
+        raise InvalidName(
+            f"run id {_shown(value)} is not one that Holdfast gave out: it has "
+            "letters, digits, '-', '_', '=' and '/', at most 400"
+        )
     return value
 
 

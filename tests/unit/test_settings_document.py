@@ -83,6 +83,7 @@ def test_secret_that_looks_like_a_template_is_taken_as_it_stands(value: str) -> 
         (f"a: !encrypted *{CANARY}", "not YAML at line 1"),
         (f"a: !encrypted '{CANARY}\nb: [", "not YAML at line"),
         (f"a: !encrypted {CANARY}\n\tb: 1", "not YAML at line 2"),
+        (f"a: [!encrypted {CANARY}", "expected ',' or ']', but got '<stream end>'"),
         ("a: !encrypted", "without a value"),
         ("a: __HOLDFAST_SECRET(f:x)__", "looks like a placeholder"),
         ("{% if x %}a: 1\nb: 2{% endif %}", "a line of its own"),

@@ -127,7 +127,7 @@ async def cmd_run(*words: str, cwd: str = "", stdin: str = "") -> dict[str, Any]
     done = await _program([str(word) for word in words], cwd or None, stdin or None)
     if done["code"] != 0:
         tail = (done["stderr"] or done["stdout"]).strip()[-2000:]
-        raise CommandFailed(f"{words[0]} ended with code {done['code']}: {tail}")
+        raise CommandFailed(f"{words[0]} ended with code {done['code']}{tail and ': '}{tail}")
     return done
 
 

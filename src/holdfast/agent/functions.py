@@ -178,8 +178,9 @@ class Functions:
         """A function by its name; `InvalidInput` says which there are."""
         found = self._known.get(name)
         if found is None:
+            hint = " (it was started without --allow-commands)" if name == "cmd.run" else ""
             raise InvalidInput(
-                f"this agent has no function {name!r}: it has {', '.join(self.names)}"
+                f"this agent has no function {name!r}{hint}: it has {', '.join(self.names)}"
             )
         return found
 

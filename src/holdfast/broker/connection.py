@@ -437,7 +437,10 @@ class Broker:
         for number, (future, _, sent) in list(self._waiting.items()):
             if (deaf or sent.lower() == subject) and not future.done():
                 del self._waiting[number]
-                reason = f"{text}: allow it for this user in the server's configuration"
+                reason = (
+                    f"{text}: use a login whose role may do this, or allow it for this user in the "
+                    "server's configuration"
+                )
                 future.set_exception(errors.PermissionDenied(reason.removeprefix("nats: ")))
 
     async def _on_disconnected(self) -> None:

@@ -192,8 +192,8 @@ async def _need_namespace(client: Client) -> None:
         await client.topology.measure_clock()
     except NotFound:
         raise NotFound(
-            f"namespace {client.broker.names.namespace!r} does not exist on this server: a worker "
-            "makes it when it starts, and so does the first 'holdfast enqueue'"
+            f"namespace {client.broker.names.namespace!r} does not exist on this server: 'holdfast "
+            "control' or a worker makes it when it starts, and so does the first 'holdfast enqueue'"
         ) from None
 
 

@@ -70,8 +70,9 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
             found = msgspec.json.decode(raw, type=cls, strict=False)
             found.check()
         except (msgspec.DecodeError, UnicodeDecodeError, ConfigError, InvalidInput):
+            whose = "an agent's" if cls is AgentCredentials else "one"
             raise ConfigError(
-                f"{_WHAT} {str(path)!r} is not one of {cls.__name__}: issue it again with "
+                f"{_WHAT} {str(path)!r} is not {whose}: issue it again with "
                 "'holdfast auth agent ID' or 'holdfast auth user ROLE'"
             ) from None
         return found

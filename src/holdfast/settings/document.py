@@ -32,6 +32,7 @@ _OPENING = re.compile(r"\{\{|\{%|\{#")
 _END_OF_RAW = re.compile(r"\{%[-+]?\s*endraw\s*[-+]?%\}")
 _CLOSING: Final = {"{{": "}}", "{%": "%}"}
 _BRACKETS: Final = {"(": ")", "[": "]", "{": "}"}
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _CORE = re.compile(r"tag:yaml\.org,2002:(null|bool|int|float|str|seq|map|merge|timestamp)")
 
 
@@ -118,9 +119,15 @@ def not_yaml(file: str, error: yaml.YAMLError) -> str:
     """What is wrong with a text, and where, without a word of the text itself."""
     mark = getattr(error, "problem_mark", None)
     where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-    problem = re.split(r"['\"]", str(getattr(error, "problem", "") or ""))[0].strip()
+    problem = _QUOTED.sub(_blanked, str(getattr(error, "problem", "") or ""))
     hint = "a {% … %} needs a line of its own, or quotes around it"
     return f"{file}.yaml is not YAML{where}{': ' + problem if problem else ''} ({hint})"
+
+
+def _blanked(quoted: re.Match[str]) -> str:
+    """A single character and the parser's own `<stream end>` may be told; names and tags not."""
+    text = quoted[0]
+    return text if len(text) == 3 or text[1:2] == "<" else "…"
 
 
 def _walk(file: str, root: yaml.Node | None, text: str) -> Iterator[tuple[str, yaml.Node]]:
