@@ -294,6 +294,11 @@ FLAWS: dict[str, tuple[tuple[str, str], Change, str]] = {
         lambda r: r["spec"]["groups"][0]["rules"][0].update(expr="max(holdfast_slot_overdu) > 1"),
         "no metric 'holdfast_slot_overdu'",
     ),
+    "quantity": (
+        ("Deployment", "control"),
+        lambda r: _main(r)["resources"]["limits"].update(memory="lots"),
+        "memory 'lots' is no quantity",
+    ),
     "panel": (("ConfigMap", "dashboard-jobs"), _board, "no metric 'holdfast_no_such_total'"),
 }
 
@@ -369,6 +374,25 @@ def test_files_that_are_no_manifests_are_told(tmp_path: Path, text: str, words: 
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(ConfigError, match=words):
         check(tmp_path, parse_command)
+
+
+def test_metadata_that_is_no_object_stops_nothing(tmp_path: Path) -> None:
+    """Nonsense where every resource has its name is a problem of that resource, too."""
+    (tmp_path / "a.yaml").write_text("{apiVersion: apps/v1, kind: Deployment, metadata: web}")
+    assert check(tmp_path, parse_command)
+
+
+def test_file_that_a_kustomization_names_and_nobody_finds_is_told(tmp_path: Path) -> None:
+    """A manifest that was deleted by hand is missed; what is elsewhere is not looked for."""
+    (tmp_path / "a.yaml").write_text("{apiVersion: v1, kind: Namespace, metadata: {name: a}}")
+    (tmp_path / "kustomization.yaml").write_text(
+        "{kind: Kustomization, resources: [a.yaml, gone, 'https://example.org/b.yaml']}"
+    )
+    found = [str(one) for one in check(tmp_path, parse_command) if "render again" in str(one)]
+    assert found == [
+        "kustomization.yaml: its resource 'gone' is not there: "
+        "render again, or take it off the list"
+    ]
 
 
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -36,6 +36,7 @@ def check(folder: Path, parse: Parse) -> list[Problem]:
     found = [problem for rule in RULES for problem in applied(rule, inventory)]
     found += applied(lambda all_: commands(all_, parse), inventory)
     found += schemas(inventory) or []
+    found += inventory.dangling
     return sorted(set(found), key=str)
 
 

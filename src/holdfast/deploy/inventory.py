@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,17 @@ class Item:
         return str(self.resource.get("kind", ""))
 
     @property
+    def metadata(self) -> Resource:
+        found = self.resource.get("metadata")
+        return found if isinstance(found, dict) else {}
+
+    @property
     def name(self) -> str:
-        return str(self.resource.get("metadata", {}).get("name", ""))
+        return str(self.metadata.get("name", ""))
 
     @property
     def namespace(self) -> str:
-        return str(self.resource.get("metadata", {}).get("namespace", ""))
+        return str(self.metadata.get("namespace", ""))
 
     @property
     def spec(self) -> Resource:
@@ -62,7 +67,7 @@ class Item:
 
     @property
     def labels(self) -> dict[str, str]:
-        return dict(self.resource.get("metadata", {}).get("labels") or {})
+        return dict(self.metadata.get("labels") or {})
 
     @property
     def template(self) -> Resource:
@@ -85,8 +90,10 @@ class Item:
 class Inventory:
     """All resources of a folder."""
 
-    def __init__(self, items: list[Item]) -> None:
+    def __init__(self, items: list[Item], dangling: Sequence[Problem] = ()) -> None:
         self.items = items
+        self.dangling = dangling
+        """What kustomizations name and the folder lacks."""
 
     def of(self, *kinds: str) -> list[Item]:
         """Those of some kinds."""
@@ -132,18 +139,38 @@ def read(folder: Path) -> Inventory:
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a directory: render into it first")
     items = []
+    dangling: list[Problem] = []
     for path in sorted(p for p in folder.rglob("*.y*ml") if p.suffix in (".yaml", ".yml")):
-        try:
-            documents = list(yaml.load_all(path.read_text(encoding="utf-8"), _LOADER))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
-        for document in documents:
-            if document is None:
-                continue
-            if not isinstance(document, dict):
-                raise ConfigError(f"{path}: a document is not a resource but {document!r:.60}")
-            if document.get("kind") != SKIPPED:
-                items.append(Item(path.relative_to(folder), document))
+        for document in _documents(path):
+            item = Item(path.relative_to(folder), document)
+            if item.kind == SKIPPED:
+                dangling += _dangling(folder, item)
+            else:
+                items.append(item)
     if not items:
         raise ConfigError(f"{folder} has no manifests: render into it first")
-    return Inventory(items)
+    return Inventory(items, dangling)
+
+
+def _documents(path: Path) -> list[Resource]:
+    try:
+        found = list(yaml.load_all(path.read_text(encoding="utf-8"), _LOADER))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path}{where}: is not YAML: {error.problem}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+    for document in found:
+        if not isinstance(document, dict | None):
+            raise ConfigError(f"{path}: a document is not a resource but {document!r:.60}")
+    return [document for document in found if document is not None]
+
+
+def _dangling(folder: Path, kustomization: Item) -> Iterator[Problem]:
+    """Files of our own that a kustomization names and nobody finds; addresses are let be."""
+    for name in kustomization.resource.get("resources") or []:
+        local = "://" not in str(name) and "?" not in str(name)
+        if local and not (folder / kustomization.path.parent / str(name)).exists():
+            text = f"its resource '{name}' is not there: render again, or take it off the list"
+            yield Problem(kustomization.path.as_posix(), text)

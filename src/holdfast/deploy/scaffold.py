@@ -78,7 +78,11 @@ def _walk(folder: Traversable, below: PurePosixPath) -> Iterator[tuple[PurePosix
 def _write(wanted: dict[Path, str]) -> list[Path]:
     there = [str(path) for path in wanted if path.exists()]
     if there:
-        raise ConfigError(f"these are there already, and nothing was written: {', '.join(there)}")
+        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
+        raise ConfigError(
+            f"there already: {', '.join(there[:3])}{more}; nothing was written: choose another name"
+            " or directory"
+        )
     for path, text in wanted.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -14,6 +14,8 @@ DISK_REASON = "holdfast.dev/disk-because"
 HOST = ("hostNetwork", "hostPID", "hostIPC")
 OWN = ("control", "worker", "web", "agent")
 """Our own containers, by name."""
+QUANTITY = re.compile(r"\d+(\.\d*)?([eE][+-]?\d+|[numkMGTPE]|[KMGTPE]i)?")
+"""What Kubernetes reads as an amount of something."""
 
 
 def hardened(inventory: Inventory) -> Iterator[Problem]:
@@ -76,6 +78,12 @@ def limited(inventory: Inventory) -> Iterator[Problem]:
                     f"container {container.get('name')}: it needs resources: requests for cpu and "
                     "memory, and a limit for memory"
                 )
+            for key, amount in (*limits.items(), *requests.items()):
+                if not QUANTITY.fullmatch(str(amount)):
+                    yield item.problem(
+                        f"container {container.get('name')}: {key} {amount!r} is no quantity: "
+                        "write it as 500m, 2, 512Mi or 1Gi"
+                    )
 
 
 def pinned(inventory: Inventory) -> Iterator[Problem]:
