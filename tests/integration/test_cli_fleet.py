@@ -105,15 +105,18 @@ async def test_agent_and_dispatcher_out_of_the_box(app: Holdfast, tmp_path: Path
     ):
         await until(lambda: "takes commands" in agent.text, 30, "an agent")
         assert agent.text.count("obeys whoever") == 1
-        done, refused, listed, shown = await asyncio.gather(
+        done, refused, listed, shown, settings = await asyncio.gather(
             holdfast(app, "fleet", "run", "*", "facts.get", "id"),
             holdfast(app, "fleet", "run", "a1", "cmd.run", "id"),
             holdfast(app, "agents", "list", "--json"),
             holdfast(app, "agents", "show", "a1"),
+            holdfast(app, "settings", "get", "a1"),
         )
         assert (done.code, done.out) == (0, "a1  ok  a1\n")
         assert refused.code == 2
-        assert "no function 'cmd.run'" in refused.out
+        assert "no function 'cmd.run' (it was started without --allow-commands)" in refused.out
+        assert settings.code == 1
+        assert "this agent has no credentials, and so takes no settings" in settings.err
         assert [(a["id"], a["online"]) for a in listed.json] == [("a1", True)]
         assert "fact: os" in shown.out
         for command in (agent, control):

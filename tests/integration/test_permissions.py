@@ -389,7 +389,9 @@ async def test_reflected_answers_reach_nothing_that_counts(site: Site) -> None:
 # ---- changes while the server runs
 
 
-async def test_revoked_agent_is_cut_off(site: Site, tmp_path: Path) -> None:
+async def test_revoked_agent_is_cut_off(
+    site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """After a reload its connection is gone, it cannot come back, and others notice nothing."""
     site.folder.add_agents(["gamma", "delta"])
     site.server.reload()
@@ -413,6 +415,8 @@ async def test_revoked_agent_is_cut_off(site: Site, tmp_path: Path) -> None:
         assert (await delta.request("$JS.API.INFO")).body
         assert (await worker.request("$JS.API.INFO")).body
         assert broken == []
+    await until(lambda: "refuses the login" in caplog.text, 10, "gamma's log to say why")
+    assert caplog.text.count("refuses the login") == 1
     await gamma.close()
 
 

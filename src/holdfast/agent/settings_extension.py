@@ -7,14 +7,17 @@ without credentials has no keys to know a publisher by: it takes no settings, an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from holdfast.agent.functions import Function
 from holdfast.agent.settings import ASKED, AgentSettings
-from holdfast.broker import Received
-from holdfast.errors import SettingsError
+from holdfast.broker import Broker, Received
+from holdfast.errors import BrokerError, SettingsError
 from holdfast.model.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,12 +25,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("holdfast.agent.settings")
 
+NO_KEYS: Final = "this agent has no credentials, and so takes no settings"
+
 
 class SettingsExtension:
     """The settings of the agent that it is given to."""
 
     def __init__(self) -> None:
         self._own: AgentSettings | None = None
+        self._broker: Broker | None = None
         self._run: asyncio.Task[None] | None = None
 
     def functions(self) -> Iterable[Function]:
@@ -48,6 +54,7 @@ class SettingsExtension:
 
     async def start(self, agent: Agent) -> None:
         """Take up what was in force, and follow the server."""
+        self._broker = agent.broker
         if agent.credentials is None:
             log.info("agent %s has no credentials, and so takes no settings", agent.id)
             return
@@ -87,8 +94,11 @@ class SettingsExtension:
         """Answer operators' questions."""
         if verb == ASKED and self._own is not None:
             await self._own.answer(message)
+        elif verb == ASKED and message.reply and self._broker is not None:
+            with contextlib.suppress(BrokerError):
+                await self._broker.publish(message.reply, msgspec.json.encode({"error": NO_KEYS}))
 
     def _needed(self) -> AgentSettings:
         if self._own is None:
-            raise SettingsError("this agent has no credentials, and so takes no settings")
+            raise SettingsError(NO_KEYS)
         return self._own

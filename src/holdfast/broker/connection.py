@@ -100,6 +100,7 @@ class Broker:
         self._lost_at: float | None = None
         self._confirmed = 0.0
         self._trouble: Exception | None = None
+        self._refused = False  # since the connection was lost, and told
         self._closing = False
 
     # ---- life
@@ -408,6 +409,9 @@ class Broker:
             subject = text.split('"')[1].lower() if '"' in text else ""  # the client lowers it too
             self.denied[subject] = text
             self._deny_waiting(subject, text)
+        elif self._opened and not self._refused and (what := hopeless(error)):
+            self._refused = True
+            log.error("NATS %s; it is tried again", what)
         else:
             log.debug("nats: %s", reason(error))
         await self._tell("error_cb", error)
@@ -456,7 +460,7 @@ class Broker:
 
     async def _on_reconnected(self) -> None:
         away = self.clock.monotonic() - (self._lost_at or self.clock.monotonic())
-        self._lost_at = None
+        self._lost_at, self._refused = None, False
         url = self._nc.connected_url
         log.info("connected to NATS again (%s) after %.1f s", url.netloc if url else "?", away)
         for callback in list(self._reconnected):

@@ -14,8 +14,8 @@ from pathlib import Path
 from holdfast.errors import ConfigError
 
 
-def read_private(path: Path, what: str) -> bytes:
-    """The content of a file that only its owner may read."""
+def read_private(path: Path, what: str, missing: str = "") -> bytes:
+    """The content of a file that only its owner may read; `missing`: what to do without one."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
@@ -27,7 +27,8 @@ def read_private(path: Path, what: str) -> bytes:
                 )
             return file.read()
     except OSError as error:
-        raise ConfigError(f"{what} {str(path)!r} cannot be read: {error.strerror}") from None
+        todo = f". {missing}" if missing and isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"{what} {str(path)!r} cannot be read: {error.strerror}{todo}") from None
 
 
 def _mounted(found: os.stat_result) -> bool:

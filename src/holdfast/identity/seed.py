@@ -30,6 +30,7 @@ from holdfast.identity.framing import framed
 FIRST_GENERATION: Final = 1
 
 _WHAT: Final = "account seed"
+_MISSING: Final = "Say where the one is that 'holdfast auth init' made"
 _BYTES: Final = 32
 
 
@@ -54,7 +55,7 @@ class AccountSeed:
     @classmethod
     def load(cls, path: str | Path) -> AccountSeed:
         """The seed of a file; one that others may read is refused."""
-        text = read_private(Path(path), _WHAT).decode("ascii", "replace").strip()
+        text = read_private(Path(path), _WHAT, _MISSING).decode("ascii", "replace").strip()
         try:
             return cls(bytes.fromhex(text))
         except ValueError:
