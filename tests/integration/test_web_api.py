@@ -116,6 +116,10 @@ async def test_dead_letters_are_replayed_edited_and_dropped(nats: Server, namesp
         asked: dict[str, Any] = {"job": "boom", "error": "edited", "dry_run": True}
         would = (await there.operator.post("/dead/replay", json=asked)).json()
         assert [w["result"] for w in would] == ["would replay"]
+        typed = {"Content-Type": "application/json"}
+        as_it_was = await there.operator.post(f"/dead/{letters[0]['id']}/replay", headers=typed)
+        assert as_it_was.json()["result"] == "replayed", "an empty body is an empty object"
+        await there.viewer.get("/runs/boom~c/result?wait=20")
         none = await there.admin.post("/dead/drop", json={})
         assert none.status_code == 422
         dropped = (await there.admin.post("/dead/drop", json={"job": "boom"})).json()

@@ -145,6 +145,6 @@ async def test_token_is_printed_once_and_only_its_hash_is_kept(
     token, line = done.out.strip(), done.err.strip().splitlines()[-1]
     assert line == f"ann:operator:{hash_of(token)}"
     assert token not in line
-    for name, role, why in (("ann", "king", "viewer, operator, admin"), ("a:b", "admin", "role")):
+    for name, role, why in (("ann", "king", "viewer, operator, admin"), ("a:b", "admin", "name")):
         with pytest.raises(ConfigError, match=why):
             make_token(name, role)

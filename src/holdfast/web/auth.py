@@ -70,6 +70,10 @@ class Token:
 
 def make_token(name: str, role: str) -> tuple[str, str]:
     """A new token, and the text to configure for it."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r:.80} is no name for a token: letters, digits and '_.@-', at most 64 of them"
+        )
     text = PREFIX + secrets.token_urlsafe(32)
     token = parse_token(f"{name}:{role}:{hash_of(text)}", "the new token")
     return text, f"{token.name}:{token.role}:{token.hash}"

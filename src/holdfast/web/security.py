@@ -218,7 +218,12 @@ def _address(request: Request) -> str:
 
 
 def _login_needed(request: Request) -> Response:
-    detail = "Nobody is logged in: send a token as 'Authorization: Bearer …', or log in at /login"
+    why = (
+        "This token is not known here"
+        if "authorization" in request.headers
+        else "Nobody is logged in"
+    )
+    detail = f"{why}: send a token as 'Authorization: Bearer …', or log in at /login"
     if wants_page(request):
         from holdfast.web.pages import render_login
 

@@ -85,13 +85,13 @@ def answer(request: Request, value: Any, status: int = 200) -> Response:
 
 
 def reads(kind: type[T]) -> Callable[[Request], Awaitable[T]]:
-    """A dependency: the body of a request as a record."""
+    """A dependency: the body of a request as a record; an empty one is an empty object."""
 
     async def read(request: Request) -> T:
         sent = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if sent != JSON:
             raise Problem(415, f"Send the body as {JSON}, not {sent[:80] or 'without a type'}")
-        body = await request.body()
+        body = await request.body() or b"{}"
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.ValidationError as error:
