@@ -217,7 +217,8 @@ class AgentSettings:
         if before is not None and revision.order < before.order:
             raise SettingsError(
                 f"revision {revision.number} is older than revision {before.number}, which is in "
-                "force: somebody put an old one back",
+                "force: somebody put an old one back, or this is another server. If it is meant, "
+                "remove settings.json from the agent's folder and start it again",
                 reason="rollback",
             )
         facts = dict(self._facts())
