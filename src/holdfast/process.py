@@ -18,6 +18,7 @@ from holdfast.errors import HoldfastError
 
 log = logging.getLogger("holdfast.process")
 
+SAME_SECONDS = 0.05
 HANDLERS = ("holdfast-job", "holdfast-slot")
 """How the threads and tasks are called in which handlers run."""
 
@@ -68,17 +69,22 @@ async def _main(make: Callable[[], Role]) -> int:
 
 
 def handle_signals(stop: Callable[[], None], kill: Callable[[], None] | None = None) -> None:
-    """Call `stop` on the first SIGTERM or SIGINT; on the second `kill`, and exit at once."""
+    """Call `stop` on the first SIGTERM or SIGINT; on the second `kill`, and exit at once.
+
+    What comes right after the first is the same one: `timeout` and some shells signal
+    a process and then its whole group.
+    """
     loop = asyncio.get_running_loop()
-    seen: list[int] = []
+    first: list[float] = []
 
     def received(number: int) -> None:
-        if seen:
+        if not first:
+            first.append(loop.time())
+            stop()
+        elif loop.time() - first[0] > SAME_SECONDS:
             if kill:
                 kill()
             os._exit(128 + number)
-        seen.append(number)
-        stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, received, number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import Holdfast
+from holdfast.process import SAME_SECONDS
 from holdfast.server import Server
 from tests.integration import gate_app
 from tests.integration.command import (
@@ -92,6 +94,7 @@ async def test_worker_exits_at_once_on_a_second_signal(
             await gates.started("a")
             process.signal(signal.SIGTERM)
             await process.says("stopping: 1 running")
+            await asyncio.sleep(SAME_SECONDS)  # else it is the same one
             process.signal(signal.SIGINT)
             assert await process.ended(5) == 128 + signal.SIGINT
 
@@ -213,9 +216,22 @@ async def test_processes_do_not_outlive_their_supervisor(
                 else:
                     supervisor.signal(signal.SIGTERM)
                     await supervisor.says("stopping: 1 running")
+                    await asyncio.sleep(SAME_SECONDS)  # else it is the same one
                     supervisor.signal(signal.SIGTERM)
                     assert await supervisor.ended(5) == 128 + signal.SIGTERM
                 await gone(children)
+
+
+async def test_signal_that_comes_twice_at_once_is_one(
+    nats: Server, namespace: str, tmp_path: Path
+) -> None:
+    """`timeout` signals a process and then its group: that is a drain, not an exit."""
+    async with sending(nats, namespace) as app:
+        with worker(app, tmp_path) as process:
+            await process.says("at a time")
+            process.signal(signal.SIGTERM)
+            process.signal(signal.SIGINT)
+            assert await process.ended() == 0
 
 
 async def test_worker_with_a_failing_hook_shows_where(

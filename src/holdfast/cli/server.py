@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.common import emit, given, note, pairs, say
+from holdfast.process import SAME_SECONDS
 
 if TYPE_CHECKING:
     from holdfast.server import Cluster, Server
@@ -100,14 +101,15 @@ def server(
 
 
 def handle_signals(events: Events) -> None:
-    """The first SIGTERM or SIGINT becomes an event; a second one exits at once."""
-    seen: list[int] = []
+    """The first SIGTERM or SIGINT becomes an event; a second one, later, exits at once."""
+    first: list[float] = []
 
     def received(number: int, _: FrameType | None) -> None:
-        if seen:
+        if not first:
+            first.append(time.monotonic())
+            events.put(number)
+        elif time.monotonic() - first[0] > SAME_SECONDS:
             os._exit(128 + number)
-        seen.append(number)
-        events.put(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, received)
