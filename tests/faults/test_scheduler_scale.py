@@ -58,7 +58,7 @@ async def test_burst_is_enqueued_within_seconds(
     config = ConnectionConfig(nats_url=nats.url, namespace=namespace)
     async with Broker(config) as broker:
         await Topology(broker, RecordConfig()).ensure()
-        due = int(time.time()) + 30
+        due = int(time.time()) + 15
         await _store(broker, [define(f"s{n}", "job", at=due) for n in range(BURST)])
         with scheduler_fleet(1, nats.url, namespace, tmp_path) as [scheduler]:
             await leader_of([scheduler])

@@ -444,6 +444,11 @@ async def test_jobs_list_counts_what_the_server_holds(
             await until(lambda: any(s[0] == "hold" for s in seen), 10, "the handler")
             await Jobs(client).pause("add")
             await shop.add.enqueue(2, 2)
+
+            async def counted() -> bool:
+                return (await job_info(client, "add")).waiting == 1
+
+            await until(counted, 10, "the run in the consumer's count")
             info = await job_info(client, "add")
             assert (info.waiting, info.in_flight, info.parked, info.paused) == (1, 0, 1, True)
             assert info.oldest_seconds is not None

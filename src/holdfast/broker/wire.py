@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
@@ -68,6 +69,13 @@ class WireClient(Client):
         if self.is_connected:
             await self._flush_pending(force_flush=True)
         await super().flush(timeout)
+
+    async def _connect_to_server(self, server: Any) -> None:
+        """Try one server; the library would leave the socket of the try before it open."""
+        if self._transport is not None:
+            with contextlib.suppress(OSError):
+                self._transport.close()  # type: ignore[no-untyped-call]
+        await super()._connect_to_server(server)
 
     def abandon(self) -> None:
         """Let the socket go: after a failed handshake the library would wait for ever for its end,
