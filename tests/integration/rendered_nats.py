@@ -74,8 +74,7 @@ def rendered_nats(root: Path) -> Iterator[RenderedNats]:
         for number in range(project.config.nats_replicas):
             folder = root / f"nats-{number}"
             folder.mkdir()
-            config = folder / "nats.conf"
-            config.write_text(_config(project, number, (client, routes, monitor), folder))
+            config = _config(project, number, (client, routes, monitor), folder)
             processes.append(Process(config, folder, folder / "log"))
         hosts = [f"127.0.0.{n + 1}" for n in range(len(processes))]
         for host in hosts:
