@@ -32,6 +32,11 @@ QUICK = {
 """A dead worker is noticed within a few seconds, also without a coordinator."""
 
 
+def _hear_interrupts() -> None:
+    """Shells let what they start in the background ignore SIGINT, and its children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Command:
     """One running command; what it prints, on either stream, goes to one file."""
 
@@ -52,6 +57,7 @@ class Command:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=_hear_interrupts,
             )
 
     def __enter__(self) -> Self:
