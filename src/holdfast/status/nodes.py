@@ -7,6 +7,7 @@ every process that reads it.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 import msgspec
@@ -157,3 +158,12 @@ class Nodes:
                 yield nodes.decode_transition(await queue.get())
         finally:
             await self._broker.unsubscribe(subscription)
+
+
+def by_role(nodes: Sequence[NodeInfo]) -> list[tuple[str, Counter[str]]]:
+    """How many nodes of each role are in which state; those that have ended are left out."""
+    found: dict[str, Counter[str]] = {}
+    for node in nodes:
+        if node.state not in ("NOT_RUNNING", "INACTIVE"):
+            found.setdefault(node.role, Counter())[node.state] += 1
+    return sorted(found.items())

@@ -7,7 +7,8 @@ that its record has expired.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import heapq
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,7 @@ from holdfast.names import parse_slot_key, progress_key, slot_key
 
 MOST_NEXT = 1_000
 LATE_SECONDS = 5.0
+COMING_MOST = 7
 
 _SKIPPED = {
     "catch_up": "it was missed, and catch_up={catch_up!r} does not make up for it",
@@ -197,3 +199,37 @@ def explain(schedule: Schedule, slot: Slot) -> str:
 
 def _without_since(schedule: Schedule) -> Schedule:
     return msgspec.structs.replace(schedule, since=0.0)
+
+
+# ---- all schedules at a glance
+
+
+class Due(msgspec.Struct, frozen=True, order=True):
+    """A slot to come."""
+
+    at: float
+    name: str
+    job: str
+    rule: str
+
+
+def coming(schedules: Sequence[Schedule], now: float) -> list[Due]:
+    """The next slots of all schedules, the first one first."""
+    found = []
+    for schedule in schedules:
+        moment = next_after(schedule, now) if schedule.active else None
+        if moment is not None:
+            due = due_at(schedule, moment)
+            found.append(Due(due, schedule.name, schedule.job, schedule.rule))
+    return heapq.nsmallest(COMING_MOST, found)
+
+
+def overdue_since(schedules: Sequence[Schedule], watermark: float, now: float) -> float:
+    """For how long a slot that nobody recorded has been due; 0: none is."""
+    worst = 0.0
+    for schedule in schedules:
+        if schedule.active:
+            moment = next_after(schedule, watermark)
+            late = now - due_at(schedule, moment) if moment is not None else 0.0
+            worst = max(worst, late)
+    return worst if worst > LATE_SECONDS else 0.0

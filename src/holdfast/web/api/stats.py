@@ -11,8 +11,9 @@ from starlette.responses import Response
 
 from holdfast.clock import rfc3339
 from holdfast.status.jobs import JobInfo
+from holdfast.status.nodes import by_role
+from holdfast.status.schedules import coming, overdue_since
 from holdfast.web.live import Feed
-from holdfast.web.pages.overview import by_role, coming, overdue_since
 from holdfast.web.rates import KEPT_SECONDS
 from holdfast.web.services import ViewerDesk
 from holdfast.web.wire import answer, returns

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -12,10 +11,11 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from holdfast.model.schedule import Schedule, due_at, next_after
+from holdfast.model.schedule import Schedule
 from holdfast.status.dead import DeadFilter
 from holdfast.status.jobs import JobInfo
-from holdfast.status.nodes import NodeInfo
+from holdfast.status.nodes import NodeInfo, by_role
+from holdfast.status.schedules import coming, overdue_since
 from holdfast.web.pages import charts
 from holdfast.web.pages.rendering import many, span
 from holdfast.web.pages.visit import ViewerVisit
@@ -24,10 +24,8 @@ router = APIRouter(include_in_schema=False)
 
 RANGES: Final = {"5m": 300, "15m": 900, "1h": 3600}
 BARS: Final = 60
-DUE_SHOWN: Final = 7
 SHOWN: Final = 6
 OLD_SECONDS: Final = 60.0
-OVERDUE_SECONDS: Final = 5.0
 RECENT_SECONDS: Final = 3600.0
 RATE_SECONDS: Final = 300.0
 TROUBLE: Final = ("DISCONNECTED", "ERROR")
@@ -39,15 +37,6 @@ class Finding(msgspec.Struct, frozen=True):
     level: str
     text: str
     path: str
-
-
-class Due(msgspec.Struct, frozen=True, order=True):
-    """A slot to come."""
-
-    at: float
-    name: str
-    job: str
-    rule: str
 
 
 @router.get("/")
@@ -162,37 +151,3 @@ def _of_nodes(nodes: Sequence[NodeInfo]) -> list[Finding]:
         )
         found.append(Finding("warn", text, "/cluster"))
     return found
-
-
-def overdue_since(schedules: Sequence[Schedule], watermark: float, now: float) -> float:
-    """For how long a slot that nobody recorded has been due; 0: none is."""
-    worst = 0.0
-    for schedule in schedules:
-        if schedule.active:
-            moment = next_after(schedule, watermark)
-            late = now - due_at(schedule, moment) if moment is not None else 0.0
-            worst = max(worst, late)
-    return worst if worst > OVERDUE_SECONDS else 0.0
-
-
-# ---- what comes, who is there
-
-
-def coming(schedules: Sequence[Schedule], now: float) -> list[Due]:
-    """The next slots of all schedules, the first one first."""
-    found = []
-    for schedule in schedules:
-        moment = next_after(schedule, now) if schedule.active else None
-        if moment is not None:
-            due = due_at(schedule, moment)
-            found.append(Due(due, schedule.name, schedule.job, schedule.rule))
-    return heapq.nsmallest(DUE_SHOWN, found)
-
-
-def by_role(nodes: Sequence[NodeInfo]) -> list[tuple[str, Counter[str]]]:
-    """How many nodes of each role are in which state; those that have ended are left out."""
-    found: dict[str, Counter[str]] = {}
-    for node in nodes:
-        if node.state not in ("NOT_RUNNING", "INACTIVE"):
-            found.setdefault(node.role, Counter())[node.state] += 1
-    return sorted(found.items())
