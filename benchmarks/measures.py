@@ -49,6 +49,8 @@ MORE_IS_BETTER = frozenset({"enqueue", "enqueue_bulk", "drain", "drain_2", "io"}
 PATIENCE_SECONDS = 60.0
 SETTLE_SECONDS = 4.0
 STAGGER_SECONDS = 0.5
+APART_SECONDS = 4.0
+"""Between two starts where what is measured is a second or two: about what starting one takes."""
 SECOND_SECONDS = 1.5
 """How long the first of two processes may work alone, until the second has started."""
 HELD_RUNS = 10
@@ -126,7 +128,7 @@ def _idle(subject: Subject, seconds: float) -> Figures:
 
 def recovery(subjects: list[Subject], most: float) -> dict[str, Figures | str]:
     """How long runs of a killed worker wait; more than `most` is given as infinity."""
-    return _side_by_side(subjects, lambda subject: _recovery(subject, most))
+    return _side_by_side(subjects, lambda subject: _recovery(subject, most), APART_SECONDS)
 
 
 def _recovery(subject: Subject, most: float) -> Figures:
@@ -151,9 +153,11 @@ def _recovery(subject: Subject, most: float) -> Figures:
         return {"recovery": time.monotonic() - begin}
 
 
-def _side_by_side(subjects: list[Subject], measure: Any) -> dict[str, Figures | str]:
+def _side_by_side(
+    subjects: list[Subject], measure: Any, apart: float = STAGGER_SECONDS
+) -> dict[str, Figures | str]:
     def tried(place: int) -> Figures | str:
-        time.sleep(place * STAGGER_SECONDS)  # starting is the one thing that needs the processor
+        time.sleep(place * apart)  # starting is the one thing that needs the processor
         try:
             found: Figures = measure(subjects[place])
         except (Failed, Missing) as error:

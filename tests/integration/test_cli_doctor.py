@@ -180,10 +180,12 @@ async def test_doctor_notices_a_node_that_fell_silent(app: Holdfast) -> None:
     """A record that nobody renews, and nobody judges, is a warning with the node's name."""
     async with app:
         broker = await broker_of(app)
-        await Topology(broker, RecordConfig()).ensure()
+        topology = Topology(broker, RecordConfig())
+        await topology.ensure()
         silent = NodeRecord("worker-gone-1", "worker", "default", state="RUNNING")
         await Bucket(broker, broker.names.nodes).put(silent.id, nodes.encode(silent), expected=0)
-        broker.server_offset += 60  # as if it were a minute later
+        later, now = broker.server_now() + 60, broker.clock.monotonic()
+        broker.learn_time(later, now, topology.measure_clock)  # as if it were a minute later
         site = Site(broker, Client(broker, RecordConfig()), RecordConfig())
         (finding,) = await namespace_checks.node_records(site)
     assert finding.level == "warn"

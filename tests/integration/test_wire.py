@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -18,6 +20,7 @@ from holdfast.broker.wire import WireClient, parse_headers, publish_line
 from holdfast.config import ConnectionConfig
 from holdfast.errors import NotConnected, PayloadTooLarge
 from holdfast.server import Server
+from holdfast.server.process import free_ports
 from tests.integration.support import raw, until
 
 Line = tuple[bytes, bytes, bytes, bytes | None]
@@ -53,6 +56,27 @@ def test_private_members_are_where_we_use_them() -> None:
     for name in ("_flush_queue", "_server_info", "_subs"):
         assert hasattr(client, name), name
     assert "_id" in inspect.getsource(Subscription.__init__)
+
+
+def test_aiohttp_is_imported_by_whoever_uses_it() -> None:
+    """nats-py would load it in every process, for websockets alone."""
+    script = (
+        "import sys, holdfast.broker\n"
+        "assert 'aiohttp' not in sys.modules, 'loaded without need'\n"
+        "import aiohttp\n"
+        "assert aiohttp.ClientSession\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+@pytest.mark.filterwarnings("ignore:parameter 'timeout' of type 'float':DeprecationWarning")
+async def test_connection_over_a_websocket() -> None:
+    """`ws://` in `nats_url` works where aiohttp is installed."""
+    (port,) = free_ports(1)
+    websocket = f"websocket {{ listen: '127.0.0.1:{port}', no_tls: true }}"
+    with Server(fast=True, extra_config=websocket):
+        async with Broker(ConnectionConfig(nats_url=f"ws://127.0.0.1:{port}")) as broker:
+            assert (await broker.api("INFO"))["type"].endswith("account_info_response")
 
 
 async def test_connected_client_has_what_write_needs(nats: Server) -> None:

@@ -109,12 +109,13 @@ class Presence:
         Whether a command has expired is judged by it. An agent may ask for no other stamp; one of
         an older heartbeat, from a copy that is behind, says nothing.
         """
-        before = self._broker.clock.utc()
+        clock = self._broker.clock
+        before = clock.monotonic()
         written = await self.beat()
-        middle = (before + self._broker.clock.utc()) / 2
+        middle = (before + clock.monotonic()) / 2
         entry = await Bucket(self._broker, self._broker.names.agents).peek(self._agent)
         if entry is not None and entry.revision == written:
-            self._broker.server_offset = entry.stored - middle
+            self._broker.learn_time(entry.stored, middle, self.measure_clock)
 
     async def publish_facts(self) -> None:
         """Publish the facts if they are others than before."""

@@ -1,5 +1,6 @@
 """The only code that speaks to NATS: connection, streams, buckets, objects, the pull loop."""
 
+from holdfast.broker import lean  # noqa: F401 - before anything of nats-py
 from holdfast.broker.answers import Received, Stored
 from holdfast.broker.connection import Broker
 from holdfast.broker.kv import Bucket, Entry

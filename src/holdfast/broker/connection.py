@@ -53,6 +53,10 @@ PING_SECONDS: Final = 2
 before the liveness timeout of a process that could go on with another server."""
 USELESS_SECONDS: Final = 10.0
 """A server through which nothing could be written for so long may have lost the others."""
+LEAP_SECONDS: Final = 0.5
+"""Wall clock and monotonic clock moved apart by so much: one of them is not to be believed."""
+MEASURE_SECONDS: Final = 600.0
+"""How long a measured difference is taken for granted: a clock may be fast or slow as well."""
 
 CALLBACKS: Final = ("error_cb", "disconnected_cb", "reconnected_cb", "closed_cb")
 
@@ -81,7 +85,11 @@ class Broker:
         self._theirs = {n: self._options.pop(n, None) for n in CALLBACKS}
         self.names = Names(config.namespace)
         self.clock = clock or SystemClock()
-        self.server_offset = 0.0
+        self._ahead: float | None = None  # the server's clock before our monotonic one
+        self._measured = 0.0
+        self._apart = 0.0  # what our two clocks differed by when it was measured
+        self._measure: Callable[[], Awaitable[object]] | None = None
+        self._measuring: asyncio.Task[None] | None = None
         self.api_level = 0
         self.closed: asyncio.Event = asyncio.Event()
         self._name = name
@@ -172,10 +180,11 @@ class Broker:
     async def close(self) -> None:
         """Flush what was published and disconnect; quiet, because it is wanted."""
         self._closing = True
-        if self._sweeper:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
-            self._sweeper = None
+        for task in (self._sweeper, self._measuring):
+            if task:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        self._sweeper = None
         if self._nc.is_connected:
             with contextlib.suppress(Exception):
                 await self._nc.flush(timeout=2)
@@ -242,8 +251,24 @@ class Broker:
         return bool(self._nc._server_info.get("auth_required"))
 
     def server_now(self) -> float:
-        """The server's clock, as far as this process knows it: the only one to compare with."""
-        return self.clock.utc() + self.server_offset
+        """The server's clock, as far as this process knows it: the only one to compare with.
+
+        Carried on by the monotonic clock: a wall clock that is set wrong changes nothing.
+        """
+        if self._ahead is None:
+            return self.clock.utc()
+        return self.clock.monotonic() + self._ahead
+
+    def learn_time(self, instant: float, at: float, again: Callable[[], Awaitable[object]]) -> None:
+        """It was `instant` on the server when our monotonic clock showed `at`.
+
+        `again` is called to measure anew once in a while, and when our clocks have moved apart: one
+        of them was set, or the machine slept while the monotonic clock stood still.
+        """
+        self._ahead = instant - at
+        self._measured = self.clock.monotonic()
+        self._apart = self.clock.utc() - self._measured
+        self._measure = again
 
     def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back after each reconnect; returns the way to stop that."""
@@ -389,6 +414,24 @@ class Broker:
                 future = self._waiting.pop(number)[0]
                 if not future.done():
                     future.set_exception(errors.OutcomeUnknown("no answer from NATS in time"))
+            self._keep_time(now)
+
+    def _keep_time(self, now: float) -> None:
+        """Have the server's time measured again where what we know of it is old or doubtful."""
+        busy = self._measuring is not None and not self._measuring.done()
+        if self._measure is None or busy or not self.connected:
+            return
+        leapt = abs(self.clock.utc() - now - self._apart) > LEAP_SECONDS
+        if leapt or now - self._measured > MEASURE_SECONDS:
+            task = self._measure_again(self._measure)
+            self._measuring = asyncio.create_task(task, name="holdfast-clock")
+
+    async def _measure_again(self, measure: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await measure()
+        except errors.BrokerError as error:
+            log.debug("the server's clock could not be read: %s", error)
+        await self.clock.sleep(_LOOK_SECONDS)
 
     def _fail_waiting(self, error: errors.BrokerError) -> None:
         waiting, self._waiting = self._waiting, {}

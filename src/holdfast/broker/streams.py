@@ -236,12 +236,13 @@ class Topology:
 
     async def measure_clock(self) -> float:
         """The difference between the server's clock and ours, good to half a round trip."""
-        before = self._broker.clock.utc()
+        clock = self._broker.clock
+        before = clock.monotonic()
         info = await self._broker.api(f"STREAM.INFO.{self._names.jobs}", timeout=LOOK_SECONDS)
-        middle = (before + self._broker.clock.utc()) / 2
+        middle = (before + clock.monotonic()) / 2
         if "ts" in info:
-            self._broker.server_offset = parse_time(info["ts"]) - middle
-        return self._broker.server_offset
+            self._broker.learn_time(parse_time(info["ts"]), middle, self.measure_clock)
+        return self._broker.server_now() - clock.utc()
 
     async def drift(self) -> list[str]:
         """How the streams on the server differ from what Holdfast would create, in words."""

@@ -70,7 +70,7 @@ class ServerTime:
         if max(self._samples) - max(recent) > STEP_SECONDS:  # set back, not merely a slow answer
             self._samples = deque(recent, maxlen=WINDOW)
         self._difference = max(self._samples)
-        self._broker.server_offset = -self.offset
+        self._broker.learn_time(self._difference, 0.0, self.measure)
 
     async def run(self) -> None:
         """Keep measuring."""

@@ -125,7 +125,7 @@ class Drill:
             self.root,
             env={**ENVIRONMENT, "HOLDFAST_NAMESPACE": self._namespace},
             servers=self.size.servers,
-            faketime=self._faketime if role == "scheduler" else None,
+            faketime=self._faketime,
         )
 
     @property
@@ -142,7 +142,7 @@ class Drill:
     @property
     def left_out(self) -> list[str]:
         """Faults that cannot be made on this machine."""
-        if self._faketime or not self.size.schedulers:
+        if self._faketime:
             return []
         return ["reclock: libfaketime is not installed (Debian: apt install libfaketime)"]
 
