@@ -47,6 +47,7 @@ CallNext = Callable[[], Awaitable[Any]]
 Middleware = Callable[[Context, CallNext], Awaitable[Any]]
 Hook = Callable[[], Awaitable[None] | None]
 
+_OPTIONS = frozenset(SendOptions.__annotations__)
 _SCHEDULE_OPTIONS = (
     "schedule",
     "tz",
@@ -113,8 +114,17 @@ class Job(Generic[P, R]):
 
     def request(self, *args: Any, **kwargs: Any) -> Request:
         """A run to be sent later by `enqueue_many`; takes what `enqueue` takes."""
+        if _OPTIONS.isdisjoint(kwargs):
+            return self._request(args, kwargs, NO_OPTIONS)
         sender, payload = self._sender(kwargs)
         return sender.request(*args, **payload)
+
+    def _request(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Request:
+        body = self.signature.encode(args, kwargs)
+        request = make_request(self.spec, body, options, current_run.get())
+        if tracing.on():
+            tracing.sent(f"enqueue {self.name}", request.headers, run=request.run)
+        return request
 
     @overload
     async def enqueue_many(
@@ -138,11 +148,7 @@ class Job(Generic[P, R]):
         return define(name, self.name, group=self.spec.group, body=body, **rule)
 
     def _sender(self, kwargs: dict[str, Any]) -> tuple[Sender[R], dict[str, Any]]:
-        taken = [
-            n
-            for n in SendOptions.__annotations__
-            if n in kwargs and n not in self.signature.parameters
-        ]
+        taken = [n for n in _OPTIONS if n in kwargs and n not in self.signature.parameters]
         if not taken:
             return Sender(self, NO_OPTIONS), kwargs
         options = Options(**{name: kwargs[name] for name in taken})
@@ -158,10 +164,7 @@ class Sender(Generic[R]):
 
     def request(self, *args: Any, **kwargs: Any) -> Request:
         """Check arguments and options."""
-        body = self._job.signature.encode(args, kwargs)
-        request = make_request(self._job.spec, body, self._options, current_run.get())
-        tracing.sent(f"enqueue {self._job.name}", request.headers, run=request.run)
-        return request
+        return self._job._request(args, kwargs, self._options)
 
     async def enqueue(self, *args: Any, **kwargs: Any) -> Run[R]:
         """Send a run with these arguments."""

@@ -45,6 +45,8 @@ BATCH = 500
 BATCHES = 4
 """Runs in one batch, and batches under way at once."""
 WINDOW = 100
+OWN_HEADERS_BYTES = 4096
+"""More than the headers that we add ourselves can have."""
 LOOK_AGAIN_SECONDS = 2.0
 CANCEL_SECONDS = 10.0
 LOOK_SECONDS = 5.0
@@ -93,25 +95,29 @@ class Client:
         server that syncs. The first run goes alone: with it the streams are there, or are made.
         Only a connection lost on the way, or a repeated key, can change the order.
         """
-        messages = [self._message(request) for request in requests]
+        small = self._largest() - OWN_HEADERS_BYTES
+        for request in requests:
+            if request.headers or len(request.body) > small:
+                self._message(request)
         done = [await self.enqueue(request) for request in requests[:1]]
         flying: deque[tuple[Sequence[Request], asyncio.Future[Received] | None]] = deque()
         for start in range(1, len(requests), BATCH):
             if len(flying) >= BATCHES:
                 done += await self._land(*flying.popleft())
             chunk = requests[start : start + BATCH]
-            flying.append((chunk, await self._send(chunk, messages[start : start + BATCH])))
+            flying.append((chunk, await self._send(chunk)))
         while flying:
             done += await self._land(*flying.popleft())
         return done
 
-    async def _send(
-        self, chunk: Sequence[Request], messages: Sequence[tuple[str, Headers]]
-    ) -> asyncio.Future[Received] | None:
+    async def _send(self, chunk: Sequence[Request]) -> asyncio.Future[Received] | None:
         """Send a batch; None when its runs must go one by one."""
         if any(r.delayed or r.spec.fallback != "wait" for r in chunk):
             return None
-        writes = [Write(s, r.body, h) for r, (s, h) in zip(chunk, messages, strict=True)]
+        writes = []
+        for request in chunk:
+            subject, headers = self._message(request)
+            writes.append(Write(subject, request.body, headers))
         try:
             return await send_batch(self.broker, writes)
         except errors.NotConnected:
@@ -165,9 +171,12 @@ class Client:
         self._check_size(request.body, headers)
         return target, headers
 
+    def _largest(self) -> int:
+        return self.broker.max_message_bytes - ENVELOPE_BYTES
+
     def _check_size(self, body: bytes, headers: Headers) -> None:
         size = len(body) + header_bytes(headers)
-        limit = self.broker.max_message_bytes - ENVELOPE_BYTES
+        limit = self._largest()
         if size > limit:
             raise errors.PayloadTooLarge(size, limit)
 

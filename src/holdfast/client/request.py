@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol, TypedDict
+from typing import NamedTuple, Protocol, TypedDict
+
+import msgspec
 
 from holdfast.broker import Stored
 from holdfast.client.bucket import Data
@@ -16,8 +18,7 @@ from holdfast.model.run import RunRecord
 from holdfast.names import IdMaker, check_header, check_name, keyed_run
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """One run to be accepted."""
 
     spec: JobSpec
@@ -27,7 +28,7 @@ class Request:
     keyed: bool = False
     delay_seconds: float = 0.0
     at: float | None = None
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: dict[str, str] = {}
     cause: str = ""
 
     @property
@@ -35,8 +36,7 @@ class Request:
         return self.at is not None or self.delay_seconds > 0
 
 
-@dataclass(frozen=True, slots=True)
-class Enqueued:
+class Enqueued(NamedTuple):
     """What the stream said to a request."""
 
     run: str

@@ -24,6 +24,9 @@ _ANY = msgspec.json.Decoder(Any)
 class Reader(Protocol):
     """Reads and writes values of one annotation."""
 
+    prepares: bool
+    """Whether `plain` does anything to a value before it is written."""
+
     def read(self, body: bytes | msgspec.Raw) -> Any: ...
 
     def plain(self, value: Any) -> Any: ...
@@ -47,6 +50,8 @@ def decode_result(body: bytes, type: Any = Any) -> Any:
 
 
 class _MsgspecReader:
+    prepares = False
+
     def __init__(self, annotation: Any) -> None:
         try:
             # the decoder itself would take any class
@@ -67,6 +72,8 @@ def _schema_of_object(kind: type) -> dict[str, Any]:
 
 
 class _PydanticReader:
+    prepares = True
+
     def __init__(self, annotation: Any) -> None:
         from pydantic import TypeAdapter
 

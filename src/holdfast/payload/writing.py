@@ -33,10 +33,10 @@ def encode_result(value: object) -> bytes:
     return encode(value, _own, f"return None, {ENCODABLE}")
 
 
-def encode(value: Any, plain: Callable[[Any], Any], advice: str) -> bytes:
+def encode(value: Any, plain: Callable[[Any], Any] | None, advice: str) -> bytes:
     """A value as JSON; `plain` prepares it, `advice` ends the message of a refusal."""
     try:
-        body = _ENCODER.encode(plain(value))
+        body = _ENCODER.encode(plain(value) if plain else value)
     except MemoryError:
         raise
     except RecursionError:

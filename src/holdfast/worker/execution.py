@@ -43,6 +43,7 @@ from holdfast.telemetry import Telemetry
 from holdfast.worker import envelope
 from holdfast.worker.attempt import CurrentAttempt
 from holdfast.worker.calling import Caller
+from holdfast.worker.deadlines import Deadlines
 from holdfast.worker.held import Held, Interrupt
 from holdfast.worker.outbox import Outbox
 from holdfast.worker.settling import Settler, line_of, quietly, story_of
@@ -78,6 +79,7 @@ class Executor:
         self._node = node
         self._settings = settings
         self._now = now
+        self._deadlines = Deadlines()
         self._settle = Settler(
             claims, outbox, clock, telemetry, node=node, now=now, short_wait=short_wait
         )
@@ -226,14 +228,13 @@ class Executor:
     async def _run(self, held: Held, ctx: Context, bound: Any, limit: Any) -> Any:
         if held.cause is not None:
             raise asyncio.CancelledError
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(limit, held.interrupt, Interrupt.TIMEOUT) if limit else None
         held.task = asyncio.current_task()
+        if limit:
+            self._deadlines.begin(held, limit)
         try:
             return await self._caller.call(held.job, ctx, bound)
         finally:
-            if timer:
-                timer.cancel()
+            self._deadlines.end(held)
             held.over()
 
     def _deadline(self, held: Held) -> float | None:
