@@ -184,7 +184,7 @@ async def call(app: Holdfast, name: str, *args: Any, telemetry: Telemetry | None
     caller = Caller(app.middlewares, 2, telemetry or Telemetry())
     try:
         bound = job.signature.decode(job.signature.encode(args, {}))
-        return await caller.call(job, make_context(run="run-1"), bound)
+        return await caller.call(job, "run-1", bound, lambda: make_context(run="run-1"))
     finally:
         caller.close()
 

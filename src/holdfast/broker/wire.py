@@ -19,6 +19,8 @@ from typing import Any
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
+from holdfast.broker.parser import WireParser
+
 log = logging.getLogger("holdfast.broker")
 
 Headers = dict[str, str]
@@ -34,6 +36,7 @@ class WireClient(Client):
     def __init__(self) -> None:
         super().__init__()
         self._listeners: dict[int, Listener] = {}
+        self._ps = WireParser(self, self._listeners, self._take)
 
     async def listen(self, subject: str, listener: Listener) -> Subscription:
         """Subscribe with a plain function that the parser calls."""
@@ -45,21 +48,28 @@ class WireClient(Client):
         self._listeners[subscription._id] = listener
         return subscription
 
-    async def _process_msg(
-        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
-    ) -> None:
+    def _take(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None
+    ) -> bool:
         listener = self._listeners.get(sid)
         if listener is None:
-            await super()._process_msg(sid, subject, reply, data, headers)
-            return
+            return False
         try:
             listener(subject, reply, data, headers)
         except Exception:
             log.exception("a message could not be taken in")
+        return True
+
+    async def _process_msg(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
+    ) -> None:
+        if not self._take(sid, subject, reply, data, headers):
+            await super()._process_msg(sid, subject, reply, data, headers)
 
     async def write(self, line: bytes) -> None:
         """Send a finished protocol line."""
-        await self._send_command(line)
+        self._pending.append(line)
+        self._pending_data_size += len(line)
         queue = self._flush_queue
         if queue is not None and queue.empty():
             await self._flush_pending()

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -64,13 +64,15 @@ class _Calls(Caller):
         self.crashes: dict[str, list[Moment]] = {}
         self.raised: list[Exception] = []
 
-    async def call(self, job: Job[Any, Any], ctx: Context, bound: Bound) -> Any:
+    async def call(
+        self, job: Job[Any, Any], run: str, bound: Bound, make_context: Callable[[], Context]
+    ) -> Any:
         planned = self.crashes.get(job.name)
         moment = planned.pop(0) if planned else None
         if moment == "start":
             raise _ProcessDied
         try:
-            value = await super().call(job, ctx, bound)
+            value = await super().call(job, run, bound, make_context)
         except Exception as error:
             if moment == "end":
                 raise _ProcessDied from None

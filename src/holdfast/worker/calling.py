@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -56,35 +56,39 @@ class Caller:
         self._pool: ThreadPoolExecutor | None = None
         self._telemetry = telemetry
 
-    async def call(self, job: Job[Any, Any], ctx: Context, bound: Bound) -> Any:
-        """Run one attempt."""
+    async def call(
+        self, job: Job[Any, Any], run: str, bound: Bound, make_context: Callable[[], Context]
+    ) -> Any:
+        """Run one attempt; its context is made only where somebody sees it."""
         context = contextvars.copy_context()
-        context.run(current_run.set, ctx.run)
-        if not tracing.on():
+        context.run(current_run.set, run)
+        traced = tracing.on()
+        if not (job.signature.contexts or self._middlewares or traced):
+            return await InContext(self._handler(job, bound), context)
+        ctx = make_context()
+        if not traced:
             return await InContext(self._chain(job, ctx, bound), context)
         facts = {"run": ctx.run, "group": ctx.group, "attempt": ctx.attempt, "node": ctx.node}
         with tracing.attempting(f"run {ctx.job}", ctx.headers, context, **facts):
             return await InContext(self._chain(job, ctx, bound), context)
 
     def _chain(self, job: Job[Any, Any], ctx: Context, bound: Bound) -> Coroutine[Any, Any, Any]:
-        if not self._middlewares:
-            return self._handler(job, ctx, bound)
-        handler: Any = functools.partial(self._handler, job, ctx, bound)
+        if job.signature.contexts:
+            own = ctx if job.is_async else SyncContext.beside(ctx, asyncio.get_running_loop())
+            given = {**bound.kwargs, **dict.fromkeys(job.signature.contexts, own)}
+            bound = bound._replace(kwargs=given)
+        handler: Any = functools.partial(self._handler, job, bound)
         wrapped: Any
         for wrapped in reversed(self._middlewares):
             handler = functools.partial(wrapped, ctx, handler)
         chained: Coroutine[Any, Any, Any] = handler()
         return chained
 
-    def _handler(self, job: Job[Any, Any], ctx: Context, bound: Bound) -> Coroutine[Any, Any, Any]:
-        kwargs = bound.kwargs
-        if job.signature.contexts:
-            own = ctx if job.is_async else SyncContext.beside(ctx, asyncio.get_running_loop())
-            kwargs = {**kwargs, **dict.fromkeys(job.signature.contexts, own)}
+    def _handler(self, job: Job[Any, Any], bound: Bound) -> Coroutine[Any, Any, Any]:
         if job.is_async:
-            coroutine: Coroutine[Any, Any, Any] = job.func(*bound.args, **kwargs)
+            coroutine: Coroutine[Any, Any, Any] = job.func(*bound.args, **bound.kwargs)
             return coroutine
-        return self._in_thread(functools.partial(job.func, *bound.args, **kwargs))
+        return self._in_thread(functools.partial(job.func, *bound.args, **bound.kwargs))
 
     async def _in_thread(self, call: functools.partial[Any]) -> Any:
         if self._pool is None:

@@ -39,6 +39,7 @@ from holdfast.model.run import Outcome, RunRecord, State, Verdict
 from holdfast.model.settings import Settings
 from holdfast.names import H_CAUSE
 from holdfast.ownership.claims import Claims
+from holdfast.payload import Bound
 from holdfast.telemetry import Telemetry
 from holdfast.worker import envelope
 from holdfast.worker.attempt import CurrentAttempt
@@ -209,14 +210,13 @@ class Executor:
         except InvalidPayload as error:
             await self._settle.dead(held, "invalid", f"InvalidPayload: {error}", "")
             return
-        ctx = self._context(held, deadline)
         tally = self._telemetry.tally(spec.group, spec.name)
         tally.started += 1
         if held.attempt == 1:
             tally.waited.observe(max(0.0, self._now() - held.created))
         began = self._clock.monotonic()
         try:
-            value = await self._run(held, ctx, bound, deadline)
+            value = await self._run(held, bound, deadline)
         except asyncio.CancelledError:
             outcome = await self._interrupted(held)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a handler may raise anything
@@ -225,14 +225,16 @@ class Executor:
             outcome = await self._settle.done(held, value)
         tally.finish(outcome, self._clock.monotonic() - began)
 
-    async def _run(self, held: Held, ctx: Context, bound: Any, limit: Any) -> Any:
+    async def _run(self, held: Held, bound: Bound, limit: float | None) -> Any:
         if held.cause is not None:
             raise asyncio.CancelledError
         held.task = asyncio.current_task()
         if limit:
             self._deadlines.begin(held, limit)
         try:
-            return await self._caller.call(held.job, ctx, bound)
+            return await self._caller.call(
+                held.job, held.run, bound, lambda: self._context(held, limit)
+            )
         finally:
             self._deadlines.end(held)
             held.over()
