@@ -48,13 +48,16 @@ def test_private_members_are_where_we_use_them() -> None:
         "headers",
     ]
     assert inspect.iscoroutinefunction(Client._process_msg)
-    assert list(inspect.signature(Client._send_command).parameters)[:2] == ["self", "cmd"]
-    assert inspect.iscoroutinefunction(Client._send_command)
+    for line in ("self._pending.append(cmd)", "self._pending_data_size += len(cmd)"):
+        assert line in inspect.getsource(Client._send_command)
     assert inspect.iscoroutinefunction(Client._flush_pending)
     assert "_process_msg" in inspect.getsource(Parser.parse)
     client = Client()
-    for name in ("_flush_queue", "_server_info", "_subs"):
+    for name in ("_flush_queue", "_server_info", "_subs", "_pending", "_pending_data_size"):
         assert hasattr(client, name), name
+    for name in ("buf", "state", "needed"):
+        assert hasattr(client._ps, name), name
+    assert "await self._ps.parse(" in inspect.getsource(Client._read_loop)
     assert "_id" in inspect.getsource(Subscription.__init__)
 
 
