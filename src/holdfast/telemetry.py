@@ -106,7 +106,7 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "holdfast_slots",
         "counter",
         "Slots by what became of them: dispatched, caught_up, duplicate, or skipped by which "
-        "policy: catch_up, limit, overlap.",
+        "policy: catch_up, limit, overlap; too_large: the server takes no message of its size.",
         ("outcome",),
     ),
     Metric(

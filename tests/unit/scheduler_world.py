@@ -19,7 +19,7 @@ from holdfast.model.schedule import Schedule, due_at, instants
 from holdfast.model.slot import Progress, Slot
 from holdfast.ownership.lease import Lease, LeaseLost
 from holdfast.scheduler.leader import Leader
-from holdfast.scheduler.store import NatsSlots, Planned, Sent, StaleTerm
+from holdfast.scheduler.store import Answer, NatsSlots, Planned, Sent, StaleTerm
 from holdfast.telemetry import Telemetry
 
 TTL = 5.0
@@ -161,6 +161,9 @@ class MemorySlots(NatsSlots):
     async def progress(self) -> Progress:
         return await self._call(lambda: self._world.progress)  # type: ignore[no-any-return]
 
+    def fits(self, planned: Planned) -> bool:
+        return True
+
     async def _commit(self, planned: Sequence[Planned], progress: Progress, epoch: int) -> int:
         return int(await self._call(lambda: self._world.commit(planned, progress, epoch)))
 
@@ -175,8 +178,8 @@ class MemorySlots(NatsSlots):
         found = await self._call(lambda: self._world.slots.get((schedule, moment)))
         return Planned(schedule, moment, *found) if found else None
 
-    async def send(self, planned: Sequence[Planned]) -> list[Sent | None]:
-        sent: list[Sent | None] = []
+    async def send(self, planned: Sequence[Planned]) -> list[Answer]:
+        sent: list[Answer] = []
         for p in planned:
             try:
                 sent.append(await self._call(lambda p=p: self._world.send(p)))

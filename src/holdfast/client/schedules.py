@@ -23,6 +23,7 @@ from holdfast.client.client import Client
 from holdfast.client.request import Backend
 from holdfast.errors import Conflict, InvalidInput
 from holdfast.model import schedule as schedules
+from holdfast.model import slot as slots
 from holdfast.model.schedule import KEPT_PAUSES, Pause, Schedule, check_release, release_order
 from holdfast.names import H_MSG_ID, IdMaker, app_key, check_name, schedule_key, trigger_run
 
@@ -111,7 +112,21 @@ class Schedules:
 
     async def add(self, schedule: Schedule, *, replace: bool = False) -> Schedule:
         """Add a schedule, or replace one; one that an app's code defines belongs to that app."""
+        self._check_size(schedule)
         return await self._change(schedule.name, lambda old: self._added(old, schedule, replace))
+
+    def _check_size(self, schedule: Schedule) -> None:
+        """Refuse what could be stored, perhaps, and would never be sent."""
+        limit = self.client.broker.max_message_bytes
+        needed = slots.room(schedule.payload, schedule.headers)
+        if needed > limit:
+            given = needed - slots.ROOM_BYTES
+            raise InvalidInput(
+                f"the payload and headers of schedule {schedule.name!r} are {given:,} bytes, and "
+                f"this server's max_payload of {limit:,} leaves room for "
+                f"{max(0, limit - slots.ROOM_BYTES):,}: put the data into an object store and send "
+                "its key, or raise max_payload on the server"
+            )
 
     def _added(self, old: Schedule | None, new: Schedule, replace: bool) -> Schedule:
         if old is not None and not old.removed:
@@ -137,7 +152,10 @@ class Schedules:
 
     def _removed(self, old: Schedule | None) -> Schedule:
         assert old is not None
-        return msgspec.structs.replace(old, removed=self._now(), changed=self._now())
+        now = self._now()
+        return msgspec.structs.replace(
+            old, removed=now, changed=now, payload=schedules.NO_BODY, headers={}
+        )
 
     async def pause(self, name: str) -> Schedule:
         """Let it fire no more until it is resumed; what is missed meanwhile stays missed."""
@@ -208,6 +226,8 @@ class Schedules:
             s.name: s for s in (defined.values() if isinstance(defined, Mapping) else defined)
         }
         release = check_release(release)
+        for schedule in wanted.values():
+            self._check_size(schedule)
         newer = await self._claim_release(check_name(app, "app"), wanted, release, allow_empty)
         if newer:
             return Synced(newer=newer)

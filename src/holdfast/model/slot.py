@@ -5,6 +5,8 @@
       │        waiting            for the run of the slot before (overlap="queue")
       └──────► skipped            by which policy; one record may stand for a series
 
+A planned slot becomes skipped, too, when the server never takes its run: it is too large.
+
 A slot's id is its run's id and its message's id. It is made of the schedule's name and the instant
 in UTC, so every scheduler makes the same one, and a second attempt at the same slot is refused
 three times over: by the bucket (the record exists), by the stream (the message id is known) and by
@@ -24,9 +26,11 @@ from holdfast.model.schedule import NO_BODY
 from holdfast.names import slot_run
 
 State = Literal["planned", "waiting", "dispatched", "skipped"]
-Reason = Literal["", "catch_up", "limit", "overlap", "removed"]
+Reason = Literal["", "catch_up", "limit", "overlap", "removed", "too_large"]
 
 PENDING: frozenset[str] = frozenset({"planned", "waiting"})
+ROOM_BYTES = 4_096
+"""More than a schedule's record, a slot's and its message need beside payload and headers."""
 
 
 class Slot(msgspec.Struct, omit_defaults=True, frozen=True):
@@ -98,6 +102,11 @@ def decode(body: bytes) -> Slot:
 def decode_progress(body: bytes) -> Progress:
     """Stored progress."""
     return _progress_decoder.decode(body)
+
+
+def room(body: bytes | msgspec.Raw, headers: dict[str, str]) -> int:
+    """The size of message that a slot needs at most, for its record and for its run."""
+    return len(bytes(body)) + (len(_encoder.encode(headers)) if headers else 0) + ROOM_BYTES
 
 
 @lru_cache(maxsize=4096)

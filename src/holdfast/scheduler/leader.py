@@ -10,11 +10,13 @@ up for. A leader that was replaced is refused at its next `plan` or `mark` (`Sta
 may still send are runs that its successor sends too, under the same id.
 
 There is no clock and no task in here, only awaits on the store, so that tests can stop it at every
-step. Errors of the broker leave it as it was: what was taken is put back, and due again.
+step. Errors of the broker leave it as it was: what was taken is put back, and due again. A slot
+that is larger than the server takes is recorded as skipped, and stands in no other one's way.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -23,8 +25,10 @@ from holdfast.model.planner import Decision, Planner
 from holdfast.model.schedule import NO_BODY
 from holdfast.model.slot import Progress, Slot
 from holdfast.scheduler.overlap import Overlaps
-from holdfast.scheduler.store import MOST_PLANNED, Planned, SlotStore
+from holdfast.scheduler.store import MOST_PLANNED, TOO_LARGE, Planned, Sent, SlotStore
 from holdfast.telemetry import Telemetry
+
+log = logging.getLogger("holdfast.scheduler")
 
 MOST_TAKEN = 20_000
 """Slots decided in one tick; more of them take further ticks."""
@@ -59,6 +63,8 @@ class Leader:
         self._unmarked: dict[str, Planned] = {}
         """Sent and not marked yet, by id; with the record that is to be written."""
         self._overlaps = Overlaps(store)
+        self._told: set[str] = set()
+        """Schedules that the log has said to be too large."""
         self._dispatched = telemetry.slots.labels("dispatched")
         self._duplicate = telemetry.slots.labels("duplicate")
 
@@ -152,7 +158,22 @@ class Leader:
         )
         if not decision.skip:
             slot = msgspec.structs.replace(slot, body=schedule.payload, headers=schedule.headers)
-        return Planned(schedule.name, decision.moment, slot)
+        planned = Planned(schedule.name, decision.moment, slot)
+        if decision.skip or self._store.fits(planned):
+            return planned
+        return self._too_large(planned)
+
+    def _too_large(self, planned: Planned) -> Planned:
+        """The slot as one that is never sent, because the server takes no message of its size."""
+        if planned.schedule not in self._told:
+            self._told.add(planned.schedule)
+            log.error(
+                "schedule %s: its payload is larger than the server takes, so that its slots are "
+                "skipped: put the data into an object store and send its key, or raise max_payload",
+                planned.schedule,
+            )
+        lean = {"body": NO_BODY, "headers": {}, "state": "skipped", "reason": "too_large"}
+        return planned._replace(slot=msgspec.structs.replace(planned.slot, **lean))
 
     def _remember(self, planned: Planned) -> None:
         self._newest = max(self._newest, planned.revision)
@@ -175,23 +196,31 @@ class Leader:
         for p, answer in zip(planned, answers, strict=True):
             if answer is None:
                 continue
-            sent = msgspec.structs.replace(
-                p.slot,
-                state="dispatched",
-                dispatched=now,
-                sender="" if p.slot.node == self._node else self._node,
-                duplicate=answer.duplicate,
-                sequence=answer.sequence,
-                body=NO_BODY,
-                headers={},
-            )
-            done = p._replace(slot=sent)
-            id = p.id
-            del self._unsent[id]
-            self._unmarked[id] = done
-            self._overlaps.recorded(done)
-            (self._duplicate if answer.duplicate else self._dispatched).inc()
-            self._telemetry.slot_delay.observe(max(0.0, now - p.slot.due))
+            if answer is TOO_LARGE:
+                done = self._too_large(p)
+                self._overlaps.forget(p.schedule)
+                self._count(done)
+            else:
+                done = self._dispatch(p, answer, now)
+            del self._unsent[p.id]
+            self._unmarked[p.id] = done
+
+    def _dispatch(self, p: Planned, answer: Sent, now: float) -> Planned:
+        sent = msgspec.structs.replace(
+            p.slot,
+            state="dispatched",
+            dispatched=now,
+            sender="" if p.slot.node == self._node else self._node,
+            duplicate=answer.duplicate,
+            sequence=answer.sequence,
+            body=NO_BODY,
+            headers={},
+        )
+        done = p._replace(slot=sent)
+        self._overlaps.recorded(done)
+        (self._duplicate if answer.duplicate else self._dispatched).inc()
+        self._telemetry.slot_delay.observe(max(0.0, now - p.slot.due))
+        return done
 
     async def _mark(self) -> None:
         changes = [*self._unmarked.values(), *self._overlaps.replaced()]

@@ -56,6 +56,10 @@ class Overlaps:
         if planned.slot.state != "skipped" and planned.schedule in self._last:
             self._last[planned.schedule] = planned
 
+    def forget(self, schedule: str) -> None:
+        """Its newest slot was not sent after all: the record says which one was."""
+        self._last.pop(schedule, None)
+
     # ---- judging new slots
 
     async def judge(self, wanted: list[Planned], policies: Sequence[Overlap]) -> list[Planned]:

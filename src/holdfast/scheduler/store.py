@@ -7,7 +7,8 @@ two, so the term is read; when it still stands, the slots that exist are left ou
 their own revisions, to be sent like the rest if nobody has said that they were.
 
 `send` publishes runs with the slot's id as message id: a second one inside the stream's window is
-dropped and known as a repeat. `mark` is fenced as `plan` is.
+dropped and known as a repeat. One that is larger than the server takes is `TOO_LARGE`: no later try
+could send it. `mark` is fenced as `plan` is.
 
 An answer that does not come is unknown (`OutcomeUnknown`): the caller does the same again, which is
 harmless each time.
@@ -16,6 +17,7 @@ harmless each time.
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -30,6 +32,7 @@ from holdfast.errors import (
     HoldfastError,
     NotFound,
     OutcomeUnknown,
+    PayloadTooLarge,
     Unavailable,
 )
 from holdfast.model import run as runs
@@ -57,6 +60,10 @@ MOST_PLANNED = LARGEST_BATCH - 1
 STALE_SECONDS = 0.1
 STALE_TRIES = 50
 READS_AT_ONCE = 200
+BATCH_HEADER_BYTES = 512
+"""More than the headers of one write of a batch."""
+_EXCEEDS_STREAM = "(10054)"
+"""The server's number for a message that is larger than its stream takes."""
 
 
 class StaleTerm(BrokerError):
@@ -83,14 +90,26 @@ class Sent(NamedTuple):
     duplicate: bool
 
 
+class TooLarge(enum.Enum):
+    """The answer to a run that the server will never take."""
+
+    TOO_LARGE = "too_large"
+
+
+TOO_LARGE = TooLarge.TOO_LARGE
+Answer = Sent | TooLarge | None
+"""None: no answer came, or nothing could be sent; to be tried again."""
+
+
 class SlotStore(Protocol):
     """What a leader needs; kept on NATS, and in memory by the tests that crash it at each step."""
 
     async def progress(self) -> Progress: ...
+    def fits(self, planned: Planned) -> bool: ...
     async def plan(
         self, planned: Sequence[Planned], progress: Progress, epoch: int
     ) -> list[Planned]: ...
-    async def send(self, planned: Sequence[Planned]) -> list[Sent | None]: ...
+    async def send(self, planned: Sequence[Planned]) -> list[Answer]: ...
     async def mark(self, planned: Sequence[Planned], progress: Progress, epoch: int) -> int: ...
     async def left_over(self, after: int, epoch: int) -> list[Planned]: ...
     async def active(self, planned: Sequence[Planned]) -> list[bool]: ...
@@ -121,6 +140,13 @@ class NatsSlots:
         return slots.decode_progress(entry.value) if entry else Progress()
 
     # ---- planning
+
+    def fits(self, planned: Planned) -> bool:
+        """Whether the server takes the record of a slot, which is larger than its run."""
+        slot, limit = planned.slot, self._broker.max_message_bytes
+        if slots.room(slot.body, slot.headers) <= limit:
+            return True
+        return len(slots.encode(slot)) + BATCH_HEADER_BYTES <= limit
 
     async def plan(
         self, planned: Sequence[Planned], progress: Progress, epoch: int
@@ -186,13 +212,15 @@ class NatsSlots:
 
     # ---- sending
 
-    async def send(self, planned: Sequence[Planned]) -> list[Sent | None]:
-        """Publish runs, all under way at once; None where no answer came or none could be sent."""
-        futures: list[asyncio.Future[Received] | None] = []
+    async def send(self, planned: Sequence[Planned]) -> list[Answer]:
+        """Publish runs, all under way at once."""
+        futures: list[asyncio.Future[Received] | TooLarge | None] = []
         for p in planned:
             subject = self._broker.names.job(p.slot.group, p.slot.job)
             try:
                 futures.append(await self._broker.send(subject, bytes(p.slot.body), _headers(p)))
+            except PayloadTooLarge:
+                futures.append(TOO_LARGE)
             except HoldfastError:
                 futures.append(None)
         return [await _sent(future) for future in futures]
@@ -277,13 +305,13 @@ def _headers(p: Planned) -> dict[str, str]:
     return {**p.slot.headers, H_MSG_ID: p.id, H_SLOT: rfc3339(p.moment)}
 
 
-async def _sent(future: asyncio.Future[Received] | None) -> Sent | None:
-    if future is None:
-        return None
+async def _sent(future: asyncio.Future[Received] | TooLarge | None) -> Answer:
+    if not isinstance(future, asyncio.Future):
+        return future
     try:
         stored = await read_ack(future)
-    except BrokerError:
-        return None
+    except BrokerError as error:
+        return TOO_LARGE if _EXCEEDS_STREAM in str(error) else None
     return Sent(stored.seq, stored.duplicate)
 
 

@@ -34,6 +34,8 @@ _SKIPPED = {
     "limit": "it was missed, and more slots were missed than limit={limit} makes up for",
     "overlap": "the run of the slot before had not ended, and overlap={overlap!r}",
     "removed": "its schedule was removed",
+    "too_large": "its message is larger than the server takes: put the data into an object store "
+    "and send its key, or raise max_payload on the server",
 }
 
 
