@@ -237,6 +237,17 @@ def app_key(app: str) -> str:
     return f"app.{app}"
 
 
+def pause_key(group: str, job: str) -> str:
+    """The key, in the schedules' bucket, that says a job is paused."""
+    return f"pause.{group}.{job}"
+
+
+def parse_pause_key(key: str) -> tuple[str, str] | None:
+    """Group and job of a pause's key, or None."""
+    parts = key.split(".")
+    return (parts[1], parts[2]) if len(parts) == 3 and parts[0] == "pause" else None
+
+
 def slot_key(schedule: str, time: str) -> str:
     """The key of a slot in its bucket."""
     return f"slot.{schedule}.{time}"

@@ -11,10 +11,18 @@ import pytest
 
 from holdfast import Backoff, Context, Holdfast
 from holdfast.client import Client
-from holdfast.errors import InvalidInput, InvalidName, NoRecord, RunError, RunNotFound, UnknownJob
+from holdfast.errors import (
+    InvalidInput,
+    InvalidName,
+    NoRecord,
+    NotFound,
+    RunError,
+    RunNotFound,
+    UnknownJob,
+)
 from holdfast.model import run as runs
 from holdfast.model.run import RunRecord
-from holdfast.names import H_MSG_ID, H_RUN
+from holdfast.names import H_MSG_ID, H_RUN, parse_consumer
 from holdfast.server import Server
 from holdfast.status.audit import Audit
 from holdfast.status.dead import DeadLetters
@@ -481,6 +489,46 @@ async def test_pause_holds_a_job_and_its_events_until_resumed(
             ("resume", "", "default"),
             ("pause", "sink", ""),
         ]
+
+
+async def test_pause_outlives_the_consumers_of_its_job(
+    app: Holdfast, shop: Shop, seen: Seen
+) -> None:
+    """Deleted under a worker, or while none was there: they are made anew, and paused."""
+
+    async def made_anew() -> bool:
+        try:
+            return all([(await consumer_info(app, "sink", e))["paused"] for e in ("", "made")])
+        except NotFound:
+            return False
+
+    async with operating(app) as client:
+        jobs = Jobs(client)
+        async with working(app):
+            await jobs.pause("sink")
+            await delete_consumers(client, "sink")
+            await until(made_anew, 10, "paused consumers")
+            await shop.sink.enqueue({"n": 0})
+        await delete_consumers(client, "sink")
+        assert (await job_info(client, "sink")).paused
+        async with working(app):
+            await until(made_anew, 10, "paused consumers")
+            await (await shop.source.enqueue()).result(10)
+            await until(lambda: shop_waiting(client), 10, "both to wait")
+            assert seen == []
+            await jobs.resume("sink")
+            await seen.wait(2)
+            await delete_consumers(client, "sink")
+            await shop.sink.enqueue({"n": 1})
+            await seen.wait(3)
+
+
+async def delete_consumers(client: Client, job: str) -> None:
+    """As somebody would by hand."""
+    for stream in (client.broker.names.jobs, client.broker.names.events):
+        for info in await client.topology.consumers(stream):
+            if parse_consumer(info["name"]) == ("default", job):
+                await client.broker.api(f"CONSUMER.DELETE.{stream}.{info['name']}")
 
 
 async def shop_waiting(client: Client) -> bool:

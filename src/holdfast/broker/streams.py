@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 
 from holdfast import errors
 from holdfast.broker.connection import Broker
-from holdfast.broker.kv import parse_time
+from holdfast.broker.kv import Bucket, parse_time
 from holdfast.clock import rfc3339
 from holdfast.config import RecordConfig
-from holdfast.names import Names, kv_stream, kv_subject
+from holdfast.names import Names, kv_stream, kv_subject, parse_consumer, pause_key
 
 NANO: Final = 1_000_000_000
 DAY: Final = 86_400
@@ -283,7 +283,7 @@ class Topology:
         new: bool = False,
         since: float | None = None,
     ) -> None:
-        """Create a job's consumer unless it is there.
+        """Create a job's consumer unless it is there; that of a paused job is made paused.
 
         `new`: messages from now on, not all that are kept; `since`: from that instant on, for one
         that was there and has vanished.
@@ -299,7 +299,21 @@ class Topology:
             config["deliver_policy"] = "new"
         elif new and since is not None:
             config |= {"deliver_policy": "by_start_time", "opt_start_time": rfc3339(since)}
+        if await self._is_paused(name):
+            config["pause_until"] = FOREVER
         await self.create_consumer(stream, config)
+
+    async def _is_paused(self, name: str) -> bool:
+        """Whether somebody paused the job of a consumer, as `status.jobs` writes it down."""
+        job = parse_consumer(name)
+        if job is None:
+            return False
+        try:
+            return (
+                await Bucket(self._broker, self._names.schedules).get(pause_key(*job)) is not None
+            )
+        except errors.NotFound:  # no bucket, no pauses
+            return False
 
     async def create_consumer(self, stream: str, config: Config) -> None:
         """Create one consumer; doing it twice is harmless."""

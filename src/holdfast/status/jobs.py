@@ -2,9 +2,11 @@
 
 A job is known when a worker has ever served it (its consumers exist) or when something was sent to
 it. `pause` stops the server from delivering, to the job's queue and to its events; what is running
-goes on. A consumer that is made anew, or a job that a worker serves for the first time, starts
-unpaused. `purge` removes runs that wait or are put off; what is in flight is left alone, and so
-are events, which belong to every job that subscribes to them.
+goes on. It is a property of the consumers, and it is written down beside them: a consumer that is
+made anew (deleted by hand, or a subscription that a new release has) starts paused, too.
+
+`purge` removes runs that wait or are put off; what is in flight is left alone, and so are events,
+which belong to every job that subscribes to them.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from typing import Any, Literal, cast, get_args
 
 import msgspec
 
+from holdfast.broker import Bucket
 from holdfast.client import Client
 from holdfast.errors import InvalidInput, UnknownJob
-from holdfast.names import parse_consumer
+from holdfast.names import parse_consumer, parse_pause_key, pause_key
 from holdfast.status.audit import Audit
 from holdfast.status.messages import next_of, subject_counts
 from holdfast.status.purging import Purger
@@ -96,6 +99,8 @@ class _Counts:
     waiting: dict[tuple[str, str], int]
     parked: dict[tuple[str, str], int]
     dead: dict[tuple[str, str], int]
+    paused: set[tuple[str, str]]
+    """Jobs that are written down as paused."""
 
 
 class Jobs:
@@ -106,6 +111,7 @@ class Jobs:
         self._broker = client.broker
         self._names = client.broker.names
         self._audit = audit or Audit(client)
+        self._pauses = Bucket(client.broker, client.broker.names.schedules)
 
     # ---- looking
 
@@ -113,7 +119,7 @@ class Jobs:
         """Every known job, or those of a name or group."""
         consumers = await self._consumers()
         counts = await self._counts()
-        known = {(c.group, c.job) for c in consumers}
+        known = {(c.group, c.job) for c in consumers} | counts.paused
         known |= counts.waiting.keys() | counts.parked.keys() | counts.dead.keys()
         return [
             await self._info(g, j, consumers, counts)
@@ -137,7 +143,7 @@ class Jobs:
             sum(c.in_flight for c in mine),
             counts.parked.get((group, job), 0),
             counts.dead.get((group, job), 0),
-            bool(mine) and all(c.paused for c in mine),
+            all(c.paused for c in mine) if mine else (group, job) in counts.paused,
             bool(mine),
             await self._oldest(group, job, queue) if waiting else None,
             events,
@@ -170,6 +176,11 @@ class Jobs:
             _by_job({s: names.parse_job(s) for s in queued}, queued),
             _by_job({s: (names.parse_later(s) or ())[:2] or None for s in later}, later),
             _by_job({s: names.parse_dead(s) for s in dead}, dead),
+            {
+                where
+                async for e in self._pauses.entries("pause")
+                if (where := parse_pause_key(e.key))
+            },
         )
 
     async def groups_of(self, job: str) -> Sequence[str]:
@@ -190,16 +201,22 @@ class Jobs:
         self, verb: Literal["pause", "resume"], job: str, group: str
     ) -> Sequence[JobInfo]:
         targets = set(await self.targets(job, group))
-        consumers = [c for c in await self._consumers() if (c.group, c.job) in targets]
-        if not consumers:
-            raise UnknownJob(
-                f"no worker has ever served {job or group}: there is nothing to {verb}"
-            )
+        for target in targets:  # first: consumers that are made meanwhile are made so
+            await self._write_down(verb, *target)
         switch = self._client.topology.pause if verb == "pause" else self._client.topology.resume
-        for consumer in consumers:
-            await switch(consumer.stream, consumer.name)
+        for consumer in await self._consumers():
+            if (consumer.group, consumer.job) in targets:
+                await switch(consumer.stream, consumer.name)
         await self._audit.write(verb, job=job, group=group, count=len(targets))
         return [i for i in await self.list(job, group) if (i.group, i.job) in targets]
+
+    async def _write_down(self, verb: Literal["pause", "resume"], group: str, job: str) -> None:
+        key = pause_key(group, job)
+        if verb == "resume":
+            await self._pauses.delete(key)
+            return
+        record = {"since": round(self._broker.server_now(), 3)}
+        await self._pauses.put(key, msgspec.json.encode(record), expected=None)
 
     async def purge(self, job: str = "", group: str = "", which: Which = "all") -> Sequence[Purged]:
         """Remove runs that wait in the queue or are put off; returns how many of each."""
