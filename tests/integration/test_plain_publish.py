@@ -152,6 +152,34 @@ async def test_same_message_id_for_two_jobs_runs_both(
         assert all(r.state == "done" for r in found.values())
 
 
+async def test_message_id_with_the_job_in_it_is_safe_within_the_window(
+    app: Holdfast, nats: Server, namespace: str, seen: Seen
+) -> None:
+    """The server drops the second of two equal ids, for whichever job, and says so to its sender."""
+
+    @app.job
+    async def resize(ctx: Context) -> None:
+        seen.append(ctx.run)
+
+    @app.job
+    async def index(ctx: Context) -> None:
+        seen.append(ctx.run)
+
+    async with working(app), raw(nats) as (_, js):
+
+        async def dropped(job: str, id: str) -> bool:
+            subject = f"{namespace}.job.default.{job}"
+            return bool((await js.publish(subject, headers={"Nats-Msg-Id": id})).duplicate)
+
+        assert not await dropped("resize", "order-7")
+        assert await dropped("index", "order-7")
+        assert not await dropped("resize", "resize/order-7")
+        assert not await dropped("index", "index/order-7")
+        expected = ["index/order-7", "order-7", "resize/order-7"]
+        assert sorted(await seen.wait(3)) == expected
+        await until(lambda: queue_empty(app), 5, "an empty queue")
+
+
 @pytest.mark.parametrize("body", [b"", b"  \n", b"null"])
 async def test_empty_body_means_no_arguments(
     app: Holdfast, nats: Server, namespace: str, seen: Seen, body: bytes
