@@ -106,3 +106,22 @@ def _receivers(process: TaskiqProcess) -> list[int]:
         if b"resource_tracker" not in line:
             found.append(pid)
     return found
+
+
+async def test_worker_without_a_server_says_so_in_one_line(namespace: str, tmp_path: Path) -> None:
+    """What could not be reached and what to do, and no traceback; taskiq sees it fail."""
+    with Server(fast=True) as server:
+        url = server.url
+    command = ["worker", "tests.faults.taskiq_app:broker", "--workers", "1", "--max-fails", "1"]
+    process = TaskiqProcess(command, url, namespace, tmp_path / "worker.log")
+    try:
+        assert await process.stopped() != 0
+    finally:
+        for child in children(process.pid):
+            os.kill(child, 9)
+        process.close()
+    log = process.text()
+    assert "Traceback" not in log
+    [told] = [line for line in log.splitlines() if "cannot" in line]
+    assert f"cannot start, ending this process: cannot reach NATS at {url}" in told
+    assert "'holdfast server', or give another address" in told

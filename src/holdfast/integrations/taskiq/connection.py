@@ -39,7 +39,11 @@ async def connect(
         connect_timeout_seconds=CONNECT_SECONDS,
     )
     broker = Broker(config, name=name, options=options)
-    await broker.open(check=check)
+    try:
+        await broker.open(check=check)
+    except NotConnected as error:  # the address is the caller's, and in no variable of ours
+        text = str(error).replace("set HOLDFAST_NATS_URL", "give another address (servers)")
+        raise NotConnected(text) from None
     return broker
 
 

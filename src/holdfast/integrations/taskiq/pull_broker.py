@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import multiprocessing
 import os
 import re
 import signal
@@ -125,7 +126,20 @@ class ResilientPullBroker(AsyncBroker):
     # ---- life
 
     async def startup(self) -> None:
-        """Connect, and make stream and consumer unless they are there."""
+        """Connect, and make stream and consumer unless they are there.
+
+        A process of `taskiq worker` that cannot says why in one line of its log, and ends; taskiq
+        starts another one.
+        """
+        try:
+            await self._start()
+        except HoldfastError as error:
+            if not (self.is_worker_process and multiprocessing.parent_process()):
+                raise
+            log.critical("cannot start, ending this process: %s", error)
+            raise SystemExit(1) from None
+
+    async def _start(self) -> None:
         await super().startup()
         self._shutting_down = False
         broker = self._broker = await connect(
