@@ -155,7 +155,7 @@ async def test_same_message_id_for_two_jobs_runs_both(
 async def test_message_id_with_the_job_in_it_is_safe_within_the_window(
     app: Holdfast, nats: Server, namespace: str, seen: Seen
 ) -> None:
-    """The server drops the second of two equal ids, for whichever job, and says so to its sender."""
+    """Of two equal ids the server drops the second, for whichever job, and tells its sender."""
 
     @app.job
     async def resize(ctx: Context) -> None:
