@@ -59,6 +59,7 @@ _SCHEDULE_OPTIONS = (
     "catch_up",
     "limit",
     "overlap",
+    "run_on_start",
 )
 _make_event_id = IdMaker()
 
@@ -260,7 +261,8 @@ class Holdfast:
 
         Registers the function as a job too, so it takes what `job` takes, and besides: `schedule=`
         (its name; else the job's), `tz=`, `jitter=`, `start=`, `end=`, `payload=`, `headers=`,
-        `catch_up=`, `limit=`, `overlap=`. Above `@app.job` or another rule it adds a rule.
+        `catch_up=`, `limit=`, `overlap=`, `run_on_start=`. Above `@app.job` or another rule it adds
+        a rule.
         """
         return lambda func: self._scheduled(func, {"cron": expression}, options)
 

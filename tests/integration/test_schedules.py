@@ -166,6 +166,33 @@ async def test_schedule_changes_take_effect_at_once(app: Holdfast, seen: Seen) -
     await app.close()
 
 
+async def test_schedule_that_runs_on_start_fires_when_it_is_added(
+    app: Holdfast, seen: Seen
+) -> None:
+    """Once, as a slot of its own that `why` knows; a second start of the scheduler adds none."""
+
+    @app.every("1h", run_on_start=True)
+    async def hourly(ctx: Context) -> None:
+        seen.append(ctx.run)
+
+    @app.every("1s")
+    async def tick(ctx: Context) -> None:
+        seen.append(ctx.run)
+
+    async with working(app):
+        async with scheduling(app):
+            await until(lambda: any(r.startswith("hourly/") for r in seen), 15, "the first slot")
+        client = await client_of(app)
+        first = (await Schedules(client).show("hourly")).first
+        why = await SlotHistory(client).why("hourly", first)
+        assert (why.verdict, why.run in seen) == ("dispatched", True)
+        async with scheduling(app):
+            await seen.wait(len(seen) + 2)
+        at_start = [r for r in seen if r == why.run]
+        assert len(at_start) == 1
+    await app.close()
+
+
 async def test_trigger_and_backfill_fire_by_hand(app: Holdfast, seen: Seen) -> None:
     """A trigger is a run of its own; a backfill fires what was not fired, once."""
 

@@ -129,3 +129,19 @@ def test_planner_watermark_leaves_no_gap(
             p = planner(schedule, watermark=now)
     wanted = [m for m in instants(schedule, T, now) if due_at(schedule, m) <= now]
     assert seen == wanted
+
+
+def test_planner_slot_of_the_start_is_one_among_the_others() -> None:
+    """`first` lies off the interval's grid and has no jitter; missed, it is for `catch_up`."""
+    started = msgspec.structs.replace(made(every=10, jitter=5, run_on_start=True), first=T + 1)
+    p = planner(started)
+    assert p.next_due == T + 1
+    assert moments(p.take(T + 1)) == [1]
+    assert moments(p.take(T + 16)) == [10]
+    late = planner(started)
+    assert moments(late.take(T + 45)) == [1, 10, 20, 30, 40]
+    none = planner(msgspec.structs.replace(started, catch_up="none", jitter=0.0))
+    [skipped, *fired] = none.take(T + 45)
+    assert (skipped.moment, skipped.last, skipped.count) == (T + 1, T + 30, 4)
+    assert skipped.skip == "catch_up"
+    assert moments(fired) == [40]

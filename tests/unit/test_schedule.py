@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.client.schedules import merged
 from holdfast.errors import InvalidInput
 from holdfast.model import schedule as schedules
 from holdfast.model.schedule import Schedule, define, due_at, instants, next_after
@@ -200,3 +201,22 @@ def test_records_ignore_members_they_do_not_know() -> None:
 def test_slot_stamp_reads_back(moment: int) -> None:
     """A slot's time survives its id."""
     assert parse_stamp(stamp(moment)) == moment
+
+
+def test_schedule_that_runs_on_start_has_one_instant_more() -> None:
+    """Right after it was added, once: neither after a change of its rule nor after a resume."""
+    added = at("2026-11-16T00:10:30") + 0.4
+    new = merged(None, define("a", "job", every="1h", jitter="1m", run_on_start=True), added)
+    assert utc(new, "2026-11-16T00:00:00", 2) == ["11-16 00:10:31", "11-16 01:00:00"]
+    assert due_at(new, new.first) == new.first
+    later = added + 60
+    changed = merged(new, define("a", "job", every="2h", run_on_start=True), later)
+    assert changed.first == new.first
+    assert utc(changed, "2026-11-16T00:00:00", 1) == ["11-16 02:00:00"]
+    resumed = msgspec.structs.replace(new, since=later)
+    assert utc(resumed, "2026-11-16T00:00:00", 1) == ["11-16 01:00:00"]
+    old = merged(None, define("a", "job", every="1h"), added)
+    assert not merged(old, define("a", "job", every="1h", run_on_start=True), later).first
+    for rule in ({"at": later}, {"every": 5, "start": later}):
+        with pytest.raises(InvalidInput, match="does not go with at= or start="):
+            define("a", "job", run_on_start=True, **rule)  # type: ignore[arg-type]

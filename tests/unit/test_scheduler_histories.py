@@ -27,6 +27,8 @@ def _schedules() -> list[Schedule]:
         define("skipping", "job", every=4, overlap="skip", limit=1000),
         define("replacing", "job", every=5, overlap="cancel", limit=1000),
     ]
+    started = define("started", "job", every=7, jitter=2, limit=1000, run_on_start=True)
+    defined.append(msgspec.structs.replace(started, first=int(START) + 1))
     return [msgspec.structs.replace(s, since=START) for s in defined]
 
 

@@ -99,6 +99,7 @@ def _print(schedule: Schedule) -> None:
             ("headers", schedule.headers),
             ("catch up", f"{schedule.catch_up}, at most {schedule.limit}"),
             ("overlap", schedule.overlap),
+            ("ran on start", rfc3339(schedule.first) if schedule.first else ""),
             ("app", schedule.app),
             ("release", schedule.release),
             ("counts since", rfc3339(schedule.since)),
@@ -126,6 +127,9 @@ async def add(
     overlap: Annotated[
         str, typer.Option("--overlap", help="allow, skip, queue or cancel.")
     ] = "allow",
+    run_on_start: Annotated[
+        bool, typer.Option("--run-on-start", help="One slot more, right now.")
+    ] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Replace one that exists.")] = False,
 ) -> None:
     """Add a schedule at run time."""
@@ -148,6 +152,7 @@ async def add(
         catch_up=catch_up,
         limit=limit,
         overlap=overlap,
+        run_on_start=run_on_start,
     )
     async with connected(create=True) as client:
         _print(await Schedules(client).add(schedule, replace=replace))

@@ -275,12 +275,21 @@ class Schedules:
 
 
 def merged(old: Schedule | None, new: Schedule, now: float) -> Schedule:
-    """A definition with what must outlive a change of it: the pause, and since when it counts."""
+    """A definition with what must outlive a change of it: the pause, and since when it counts.
+
+    Only a schedule that is new has a start to run on; one that is deployed again has had it.
+    """
     if old is None or old.removed:
-        return msgspec.structs.replace(new, since=now, changed=now)
+        first = int(now) + 1 if new.run_on_start else 0
+        return msgspec.structs.replace(new, since=now, changed=now, first=first)
     since = old.since if old.timing == new.timing else now
     found = msgspec.structs.replace(
-        new, since=since, changed=old.changed, paused=old.paused, pauses=old.pauses
+        new,
+        since=since,
+        changed=old.changed,
+        paused=old.paused,
+        pauses=old.pauses,
+        first=old.first,
     )
     return found if found == old else msgspec.structs.replace(found, changed=now)
 

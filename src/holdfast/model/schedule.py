@@ -3,7 +3,8 @@
 The record is what is stored, one key per schedule. It has exactly one of three rules: `cron`,
 `every` (whole seconds, counted from `start` or from 1970, so that any scheduler finds the same
 instants) or `at` (once). Instants lie between `start` and `end` and after `since`, which is when
-the rule began to count: set when the schedule is new, its rule changes or it is resumed.
+the rule began to count: set when the schedule is new, its rule changes or it is resumed. With
+`run_on_start` there is one instant more, `first`: the second after the schedule was added.
 
 Everything here is pure: the same record and the same time give the same instants on every machine.
 Jitter is derived from the slot's id for the same reason.
@@ -76,6 +77,9 @@ class Schedule(msgspec.Struct, omit_defaults=True, frozen=True):
     pauses: tuple[Pause, ...] = ()
     removed: float = 0.0
     """Since when it is no more; the record is kept for a while, so that everybody hears of it."""
+    run_on_start: bool = False
+    first: int = 0
+    """The instant that `run_on_start` gave it, beside those of its rule; without jitter."""
 
     @property
     def rule(self) -> str:
@@ -128,6 +132,7 @@ def define(
     catch_up: str = "all",
     limit: int = 100,
     overlap: str = "allow",
+    run_on_start: bool = False,
     app: str = "",
     release: str = "",
     source: Source = "api",
@@ -155,6 +160,7 @@ def define(
         app,
         check_release(release),
         source,
+        run_on_start=run_on_start,
     )
     _check_bounds(schedule)
     _check_jitter(schedule)
@@ -240,6 +246,11 @@ def release_order(release: str) -> tuple[int, ...]:
 def _check_bounds(schedule: Schedule) -> None:
     if schedule.start and schedule.end and schedule.end <= schedule.start:
         raise InvalidInput("end must be after start")
+    if schedule.run_on_start and (schedule.at or schedule.start):
+        raise InvalidInput(
+            "run_on_start adds a slot at the moment of the definition: it does not go with at= or "
+            "start=, which say that it is not yet time"
+        )
     if schedule.cron and next_instant(schedule.cron, schedule.tz, SOME_DAY) is None:
         raise InvalidInput(f"cron {schedule.cron!r} names a day that never comes")
 
@@ -274,6 +285,8 @@ def next_after(schedule: Schedule, after: float) -> int | None:
         found = schedule.at if schedule.at > lower else None
     else:
         found = next_instant(schedule.cron, schedule.tz, lower)
+    if schedule.first > lower and (found is None or schedule.first < found):
+        found = schedule.first
     if found is None or found >= LATEST or (schedule.end and found > schedule.end):
         return None
     return found
@@ -294,7 +307,7 @@ def instants(schedule: Schedule, after: float, until: float = LATEST) -> Iterato
 
 def due_at(schedule: Schedule, moment: int) -> float:
     """When a slot is to be sent: its instant, plus a jitter that only its id decides."""
-    if not schedule.jitter:
+    if not schedule.jitter or moment == schedule.first:
         return float(moment)
     digest = hashlib.blake2s(f"{schedule.name}/{moment}".encode(), digest_size=4).digest()
     return moment + schedule.jitter * int.from_bytes(digest, "big") / 2**32
