@@ -19,13 +19,15 @@ from holdfast.model.schedule import Schedule, due_at, instants
 from holdfast.model.slot import Progress, Slot
 from holdfast.ownership.lease import Lease, LeaseLost
 from holdfast.scheduler.leader import Leader
-from holdfast.scheduler.store import Answer, NatsSlots, Planned, Sent, StaleTerm
+from holdfast.scheduler.store import TOO_LARGE, Answer, NatsSlots, Planned, Sent, StaleTerm
 from holdfast.telemetry import Telemetry
 
 TTL = 5.0
 MISSED_AFTER = 10.0
 START = 1_800_000_000.0
 TELEMETRY = Telemetry()
+LARGE = "large"
+"""The schedule whose runs the jobs stream does not take."""
 
 
 class Step:
@@ -69,7 +71,9 @@ class World:
             self.lease = (None, self.next(), 0.0)  # the marker has a revision of its own
         return self.lease[0], self.lease[1]
 
-    def send(self, planned: Planned) -> Sent:
+    def send(self, planned: Planned) -> Answer:
+        if planned.schedule == LARGE:
+            return TOO_LARGE
         if planned.id in self.ids:
             return Sent(len(self.messages), True)
         self.ids.add(planned.id)
@@ -351,6 +355,9 @@ def _check_policy(schedule: Schedule, sent: bool, skipped: list[Slot]) -> None:
         reasons -= {"limit"}
     else:
         reasons -= {"catch_up"}
-    if schedule.overlap in ("skip", "cancel"):
+    if schedule.name == LARGE:
+        assert not sent
+        reasons -= {"too_large"}
+    elif schedule.overlap in ("skip", "cancel"):
         reasons -= {"overlap"}
     assert not reasons, (schedule.name, reasons)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.model.schedule import Schedule, define
-from tests.unit.scheduler_world import MISSED_AFTER, START, TTL, Scheduler, World, check
+from tests.unit.scheduler_world import LARGE, MISSED_AFTER, START, TTL, Scheduler, World, check
 
 HISTORIES = int(os.environ.get("HOLDFAST_HISTORIES", "2000"))
 PROCESSES = 3
@@ -26,6 +26,7 @@ def _schedules() -> list[Schedule]:
         define("queued", "job", every=6, overlap="queue", limit=1000),
         define("skipping", "job", every=4, overlap="skip", limit=1000),
         define("replacing", "job", every=5, overlap="cancel", limit=1000),
+        define(LARGE, "job", every=4, overlap="queue", limit=1000),
     ]
     started = define("started", "job", every=7, jitter=2, limit=1000, run_on_start=True)
     defined.append(msgspec.structs.replace(started, first=int(START) + 1))
