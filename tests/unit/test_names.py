@@ -257,3 +257,10 @@ def test_attempt_message_id_differs_for_each_attempt() -> None:
     """The first publish carries the run itself, each later one its attempt."""
     assert names.attempt_message_id("r1", 1) == "r1"
     assert names.attempt_message_id("r1", 2) == "r1.2"
+
+
+def test_pause_key_is_read_back() -> None:
+    """Group and job of a pause; other keys of the same bucket are none."""
+    assert names.parse_pause_key(names.pause_key("video", "re-size_2")) == ("video", "re-size_2")
+    assert names.parse_pause_key(names.schedule_key("pause")) is None
+    assert names.parse_pause_key(names.app_key("shop")) is None
