@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import msgspec
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from holdfast.model.planner import Decision, Planner, first_open
@@ -116,6 +116,7 @@ def test_planner_new_schedule_starts_at_its_own_time() -> None:
     st.lists(st.floats(0.1, 40), min_size=1, max_size=20),
     st.integers(0, 19),
 )
+@example(every=10, share=0.0, waits=[9.9995, 1.0], handover=0)
 def test_planner_watermark_leaves_no_gap(
     every: int, share: float, waits: list[float], handover: int
 ) -> None:

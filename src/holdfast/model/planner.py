@@ -28,7 +28,6 @@ NEW_SECONDS = 60.0
 """A rule younger than this, against the watermark, may not have been seen by who wrote it."""
 MOST_COUNTED = 20_000
 """Missed instants of one cron rule that are looked at one by one."""
-ROUNDING_SECONDS = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +168,7 @@ def first_open(schedule: Schedule, watermark: float, *, seen: bool = True) -> in
     if not seen and watermark - schedule.since <= NEW_SECONDS:
         return next_after(schedule, schedule.since)
     for moment in instants(schedule, watermark - schedule.jitter - 1):
-        if due_at(schedule, moment) > watermark + ROUNDING_SECONDS:
+        if due_at(schedule, moment) > watermark:
             return moment
     return None
 
