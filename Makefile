@@ -45,7 +45,7 @@ static: setup
 unit: setup
 	$(BIN)/python -m pytest -q tests/unit
 
-bench: setup ## measure Holdfast beside its peers (about 5 minutes)
+bench: setup ## measure Holdfast beside its peers (about 10 minutes)
 	$(BIN)/python -m benchmarks.environments
 	$(BIN)/python -m benchmarks
 

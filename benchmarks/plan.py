@@ -114,7 +114,7 @@ def floors() -> list[Subject]:
 
     sender = _product("benchmarks.subjects.raw")
     fetch = Subject(
-        "raw-fetch", "default", worker("fetch"), sender, 12_000, measures=ALL | RECOVERY
+        "raw-fetch", "default", worker("fetch"), sender, 20_000, measures=ALL | RECOVERY
     )
     sends = {"enqueue", "enqueue_bulk"}
     callback = Subject(
@@ -140,9 +140,9 @@ def holdfast() -> list[Subject]:
 
     sender = _product("benchmarks.subjects.holdfast_jobs")
     speeds = {
-        "at_least_once": (15_000, 5_000),
-        "effectively_once": (4_500, 1_000),
-        "at_most_once": (3_500, 1_000),
+        "at_least_once": (25_000, 20_000),
+        "effectively_once": (8_000, 2_000),
+        "at_most_once": (6_000, 1_500),
     }
     found = [
         Subject(

@@ -22,6 +22,7 @@ LINKED: Final = "chaos-linked"
 ANNOUNCED: Final = "chaos-announced"
 RETRY: Final = Backoff.list(["200ms", "500ms", "1s", "12s"] + ["1s"] * 40)
 """Short waits, and one that is long enough to become a scheduled message."""
+LATER_SECONDS: Final = 2.0
 INTERVALS: Final = (1, 2, 3, 5)
 
 
@@ -73,6 +74,14 @@ def _define_quick(app: Holdfast) -> None:
         """The first link of a chain: publishes, then has its effect."""
         await _attempt(ctx, mark, 0.01)
         await ctx.publish(LINKED, {"mark": f"{mark}/next"})
+        _apply(ctx, mark)
+
+    @app.job(group=QUICK, retry=RETRY)
+    async def put_off(mark: str, ctx: Context) -> None:
+        """Leaves a part for later: a worker whose clock is wrong must not get the time wrong."""
+        await _attempt(ctx, mark, 0.01)
+        later = f"{mark}/later"
+        await touch.options(key=later, delay=LATER_SECONDS).enqueue(mark=later, seconds=0.01)
         _apply(ctx, mark)
 
 

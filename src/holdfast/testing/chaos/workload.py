@@ -29,6 +29,7 @@ MIX: Final = {
     "keyless": 20,
     "chain": 15,
     "delayed": 12,
+    "put_off": 5,
     "flaky": 10,
     "event": 8,
     "long": 5,
@@ -95,6 +96,7 @@ class Workload:
         jobs: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "keyless": lambda: self._touch(name, kind, seconds),
             "chain": lambda: self._send(name, kind, "link", (name, f"{name}/next"), {}),
+            "put_off": lambda: self._send(name, kind, "put_off", (name, f"{name}/later"), {}),
             "flaky": lambda: self._send(name, kind, "flaky", (name,), {"failures": failures}),
             "long": lambda: self._send(name, kind, "long", (name,), {"seconds": lasting}),
             "once": lambda: self._send(name, kind, "once", (name,), {"seconds": seconds * 3}),
