@@ -107,8 +107,8 @@ def _flags(option: Any) -> str:
 
 
 def _kind(option: Any) -> str:
-    kind = getattr(option.type_descriptor, "annotation", str)
-    return {int: "N", float: "N"}.get(kind, "PATH" if "Path" in str(kind) else "TEXT")
+    kind = option.type.name
+    return "N" if kind.startswith(("int", "float")) else "PATH" if kind == "path" else "TEXT"
 
 
 def _shown(argument: Any) -> str:
