@@ -14,6 +14,7 @@ from holdfast.model.fleet import FleetRequest, FleetRun, Return
 from holdfast.names import H_EXPECTED, fleet_key, kv_subject, return_key
 from holdfast.server import Server
 from holdfast.testing import RunningWorker
+from tests.integration.test_web_access import every_route
 from tests.integration.web_support import (
     Site,
     dead_letters,
@@ -69,6 +70,55 @@ async def test_run_is_sent_watched_and_told(nats: Server, namespace: str) -> Non
         wrong = await there.operator.post("/runs", json={"job": "add", "payload": {"a": "x"}})
         assert wrong.status_code == 422
         assert (await there.operator.post(f"/runs/{part}/retry")).status_code == 409
+
+
+async def test_run_of_a_job_that_nobody_has_is_taken_with_a_hint(
+    nats: Server, namespace: str
+) -> None:
+    """It is legal and stored; the answer and the run say that no worker has ever served the job."""
+    app = shop()
+    async with (
+        site(nats, namespace) as there,
+        RunningWorker(app, nats_url=nats.url, namespace=namespace),
+    ):
+        sent = await there.operator.post("/runs", json={"job": "ad", "key": "1"})
+        assert sent.status_code == 201
+        assert "no worker has ever served job ad of group default" in sent.json()["hint"]
+        shown = (await there.viewer.get("/runs/ad~1")).json()
+        assert shown["where"].startswith("in the queue of ad as message")
+        assert "no worker has ever served job ad" in shown["where"]
+        later = {"job": "ad", "key": "2", "delay": "1h"}
+        assert "hint" in (await there.operator.post("/runs", json=later)).json()
+        assert "has ever served" in (await there.viewer.get("/runs/ad~2")).json()["where"]
+        moved = await there.operator.post("/runs", json={"job": "add", "group": "other"})
+        assert "it is served in group default" in moved.json()["hint"]
+        fine = {"job": "add", "payload": {"a": 1, "b": 2}}
+        assert "hint" not in (await there.operator.post("/runs", json=fine)).json()
+        assert (await there.operator.post("/runs", json={"job": "a b"})).status_code == 422
+
+
+async def test_unknown_members_of_a_query_are_refused_everywhere(
+    nats: Server, namespace: str
+) -> None:
+    """A misspelt filter is told with the one that was meant, instead of listing everything."""
+    async with site(nats, namespace) as there:
+        told = (await there.viewer.get("/runs?sate=failed")).json()
+        assert told["status"] == 422
+        assert told["detail"].startswith("query 'sate' is not known here: did you mean state?")
+        assert "this address takes cursor, group, job, limit" in told["detail"]
+        far = (await there.viewer.get("/runs?zzz=1")).json()["detail"]
+        assert far.startswith("query 'zzz' is not known here, this address takes cursor")
+        none = (await there.viewer.get("/nodes/n1?limit=1")).json()["detail"]
+        assert none == "query 'limit' is not known here, this address takes none"
+        asked = 0
+        for method, path, route in every_route(there.web):
+            if path.startswith("/api/v1/") and hasattr(route, "dependant"):
+                asking = f"{path.removeprefix('/api/v1')}?limt=1"
+                answer = await there.admin.request(method, asking)
+                assert answer.status_code == 422, f"{method} {path}"
+                assert "query 'limt' is not known here" in answer.json()["detail"], path
+                asked += 1
+        assert asked > 40
 
 
 async def test_waiting_run_is_shown_and_cancelled(nats: Server, namespace: str) -> None:

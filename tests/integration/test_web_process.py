@@ -66,10 +66,12 @@ async def test_processes_come_and_go_and_sessions_stay(
             for url in (b, await address(third)):
                 async with httpx.AsyncClient(base_url=url, cookies=cookies) as browser:
                     assert (await browser.get("/api/v1/runs")).status_code == 200
-            third.signal(signal.SIGTERM)
+            third.signal(signal.SIGINT)
             assert await third.ended() == 0
+            assert re.search(r"\bweb-\S+ stopped$", third.text, re.MULTILINE), third.text
         second.signal(signal.SIGTERM)
         assert await second.ended() == 0
+        assert re.search(r"\bweb-\S+ stopped$", second.text, re.MULTILINE), second.text
     done = await holdfast(named(nats, namespace), "nodes", "list", "--all", "--json")
     states = [n["state"] for n in done.json if n["role"] == "web"]
     assert states.count("TERMINATED_GRACEFULLY") == 2

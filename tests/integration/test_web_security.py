@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.config import ConnectionConfig, WebConfig
 from holdfast.errors import ConfigError
+from holdfast.names import kv_subject
 from holdfast.server import Server
 from holdfast.status.audit import Audit
 from holdfast.testing import RunningWorker
@@ -370,6 +371,43 @@ async def test_viewers_do_not_see_secrets(nats: Server, namespace: str) -> None:
             assert secret in (await there.operator.get(path)).text, path
         shown = (await there.viewer.get(f"/runs/{run}/result")).json()["result"]
         assert shown == {"user": "ann", "password": "•••"}
+
+
+async def test_viewers_cannot_search_for_what_they_do_not_see(nats: Server, namespace: str) -> None:
+    """A filter compares with what its user is shown: letters by error and kind, agents by facts."""
+    app = shop()
+    async with (
+        site(nats, namespace, app, with_pages=True) as there,
+        RunningWorker(app, nats_url=nats.url, namespace=namespace),
+    ):
+        sent = {"job": "boom", "payload": {"why": "no login: password=hunter"}, "key": "1"}
+        await there.operator.post("/runs", json=sent)
+        await there.operator.get("/runs/boom~1/result?wait=10")
+        await there.client.topology.ensure_bucket("facts")
+        facts = kv_subject(there.client.broker.names.facts, "a1")
+        await there.client.broker.store(facts, b'{"os": "linux", "api_token": "hunter"}')
+        for role, hidden in (("operator", 1), ("viewer", 0)):
+            client = getattr(there, role)
+            for path, count in (
+                ("/dead?error=No%20Login", 1),
+                ("/dead?error=hunt", hidden),
+                ("/agents?target=G@os:linux", 1),
+                ("/agents?target=G@api_token:hun*", hidden),
+            ):
+                found = (await client.get(path)).json()["items"]
+                assert len(found) == count, f"{role} {path}"
+            headers = {"authorization": client.headers["authorization"], "accept": "text/html"}
+            async with there.browser() as browser:
+                for path, count in (
+                    ("/dead?error=no%20login", 1),
+                    ("/dead?error=hunt", hidden),
+                    ("/dead?kind=RuntimeError: no login: password=hunter", hidden),
+                    ("/dead?kind=RuntimeError: no login: password=•••", 1 - hidden),
+                    ("/fleet?target=G@api_token:hun*", hidden),
+                ):
+                    page = (await browser.get(path, headers=headers)).text
+                    shown = "boom/1" in page or ">a1</a>" in page
+                    assert shown == bool(count), f"{role} {path}"
 
 
 async def test_actions_are_written_down_with_who_did_them(nats: Server, namespace: str) -> None:

@@ -6,7 +6,7 @@ by itself. `forget` takes an agent that will not come back out of every target.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -46,15 +46,20 @@ class Agents:
         self._facts = Bucket(client.broker, client.broker.names.facts)
         self._records = Bucket(client.broker, client.broker.names.agents)
 
-    async def list(self, target: str = "*", *, online: bool = False) -> Sequence[AgentInfo]:
-        """The agents that a target means, by id."""
+    async def list(
+        self, target: str = "*", *, online: bool = False, seen: Callable[[Any], Any] | None = None
+    ) -> Sequence[AgentInfo]:
+        """The agents that a target means, by id.
+
+        `seen` makes of facts what whoever asks may see of them: by the rest they cannot search.
+        """
         wanted = parse(target)
         facts = await self._entries(self._facts)
         records = await self._entries(self._records)
         found = []
         for agent, entry in facts.items():
             said = _facts(entry)
-            if wanted.matches(agent, said):
+            if wanted.matches(agent, seen(said) if seen else said):
                 info = _info(agent, said, entry, records.get(agent))
                 if info.online or not online:
                     found.append(info)

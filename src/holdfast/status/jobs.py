@@ -19,8 +19,8 @@ import msgspec
 
 from holdfast.broker import Bucket
 from holdfast.client import Client
-from holdfast.errors import InvalidInput, UnknownJob
-from holdfast.names import parse_consumer, parse_pause_key, pause_key
+from holdfast.errors import BrokerError, InvalidInput, NotFound, UnknownJob
+from holdfast.names import consumer, parse_consumer, parse_pause_key, pause_key
 from holdfast.status.audit import Audit
 from holdfast.status.messages import next_of, subject_counts
 from holdfast.status.purging import Purger
@@ -187,6 +187,30 @@ class Jobs:
         """The groups in which a worker has ever served a job of that name."""
         return sorted({c.group for c in await self._consumers() if c.job == job})
 
+    async def unserved(self, job: str, group: str) -> str:
+        """What whoever sends to a job should know when no worker has ever served it; else nothing.
+
+        Sending to it is no mistake in itself: its worker may be about to start.
+        """
+        try:
+            return await self._unserved(job, group)
+        except BrokerError:
+            return ""  # the run is stored: a hint that cannot be given is no error
+
+    async def _unserved(self, job: str, group: str) -> str:
+        try:
+            await self._broker.api(f"CONSUMER.INFO.{self._names.jobs}.{consumer(group, job)}")
+            return ""
+        except NotFound:
+            groups = await self.groups_of(job)
+        if group in groups:
+            return ""
+        elsewhere = f" (it is served in group {', '.join(groups)})" if groups else ""
+        return (
+            f"no worker has ever served job {job} of group {group}{elsewhere}: its runs wait until "
+            "one does; check the name, or start that worker"
+        )
+
     # ---- acting
 
     async def pause(self, job: str = "", group: str = "") -> Sequence[JobInfo]:
@@ -204,9 +228,9 @@ class Jobs:
         for target in targets:  # first: consumers that are made meanwhile are made so
             await self._write_down(verb, *target)
         switch = self._client.topology.pause if verb == "pause" else self._client.topology.resume
-        for consumer in await self._consumers():
-            if (consumer.group, consumer.job) in targets:
-                await switch(consumer.stream, consumer.name)
+        for one in await self._consumers():
+            if (one.group, one.job) in targets:
+                await switch(one.stream, one.name)
         await self._audit.write(verb, job=job, group=group, count=len(targets))
         return [i for i in await self.list(job, group) if (i.group, i.job) in targets]
 

@@ -41,6 +41,7 @@ from holdfast.names import (
 from holdfast.status.audit import Audit
 from holdfast.status.dead import DeadLetters
 from holdfast.status.finding import Carrier, Finder, Found, read_record, replayed
+from holdfast.status.jobs import Jobs
 from holdfast.status.messages import Kept, delete, newest
 
 STATES: Final = (
@@ -252,12 +253,17 @@ class Runs:
         if record and record.terminal:
             return f"ended {rfc3339(record.ended)}"
         if carrier and carrier.later:
-            return f"put off until {rfc3339(carrier.kept.due)}"
+            return f"put off until {rfc3339(carrier.kept.due)}{await self._hint(carrier)}"
         if carrier:
-            return f"in the queue of {found.job} as message {carrier.kept.sequence}"
+            place = f"in the queue of {found.job} as message {carrier.kept.sequence}"
+            return place + await self._hint(carrier)
         if record and replayed(record):
             return "replayed; its message is gone: it was executed by a job that keeps no records"
         return "waiting, but its message is gone: it was purged, or is just being delivered"
+
+    async def _hint(self, carrier: Carrier) -> str:
+        said = await Jobs(self._client, self._audit).unserved(carrier.job, carrier.group)
+        return f"; {said}" if said else ""
 
     # ---- acting
 

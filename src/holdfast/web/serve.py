@@ -90,6 +90,7 @@ class WebServer:
                     await asyncio.gather(serving, stopping, return_exceptions=True)
                 if not self._stop.is_set():
                     serving.result()
+        log.info("%s stopped", services.member.node if services.member else "the web")
 
     def _tell(self, listener: socket.socket) -> None:
         url = address(self._config, listener.getsockname()[1])

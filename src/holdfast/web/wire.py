@@ -8,11 +8,13 @@ describes. Payloads pass through byte by byte. Answers carry an ETag: who asks a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Query, Request
+from fastapi.dependencies.models import Dependant
 from fastapi.openapi.utils import get_openapi
 from starlette.responses import Response
 
@@ -100,6 +102,26 @@ def reads(kind: type[T]) -> Callable[[Request], Awaitable[T]]:
             raise Problem(400, f"The body is not JSON: {error}") from None
 
     return read
+
+
+def known_query(request: Request) -> None:
+    """A dependency of every route: what it does not know is refused, not silently left out.
+
+    A misspelt filter would otherwise list everything.
+    """
+    known = sorted(set(_taken(request.scope["route"].dependant)))
+    for name in request.query_params:
+        if name not in known:
+            near = get_close_matches(name, known, 1, 0.5)
+            meant = f": did you mean {near[0]}?" if near else ","
+            takes = f"this address takes {', '.join(known)}" if known else "this address takes none"
+            raise Problem(422, f"query {name[:80]!r} is not known here{meant} {takes}")
+
+
+def _taken(dependant: Dependant) -> Iterator[str]:
+    yield from (param.alias for param in dependant.query_params)
+    for inner in dependant.dependencies:
+        yield from _taken(inner)
 
 
 def raw(payload: msgspec.Raw | msgspec.UnsetType) -> bytes:

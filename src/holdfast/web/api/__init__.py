@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
-from holdfast.web.wire import describe
+from holdfast.web.wire import describe, known_query
 
 PREFIX = "/api/v1"
 NOUNS = (
@@ -28,5 +28,5 @@ def include(app: FastAPI) -> None:
     """Add every noun's routes."""
     for noun in NOUNS:
         module = importlib.import_module(f"holdfast.web.api.{noun}")
-        app.include_router(module.router, prefix=PREFIX)
+        app.include_router(module.router, prefix=PREFIX, dependencies=[Depends(known_query)])
     describe(app)

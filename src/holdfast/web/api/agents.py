@@ -41,7 +41,8 @@ async def list_agents(
     cursor: Cursor = "",
 ) -> Response:
     """By id; the same targets as those of commands."""
-    found = await desk.agents.list(target, online=online)
+    seen = masked if hides(desk.user) else None
+    found = await desk.agents.list(target, online=online, seen=seen)
     return answer(request, page_of(found, lambda a: a.id, limit, cursor))
 
 

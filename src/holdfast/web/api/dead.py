@@ -108,6 +108,7 @@ def _filter(
         error,
         since=when(since, now, "since"),
         before=when(before, now, "before"),
+        seen=masked_text if hides(desk.user) else str,
     )
 
 

@@ -62,7 +62,7 @@ class Enqueue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     headers: dict[str, str] = {}
 
 
-class Accepted(msgspec.Struct, frozen=True):
+class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
     """A run that was stored."""
 
     run: str
@@ -70,6 +70,8 @@ class Accepted(msgspec.Struct, frozen=True):
     group: str
     duplicate: bool
     """The key was known: nothing new was sent."""
+    hint: str = ""
+    """A sentence when no worker has ever served the job: the run waits until one does."""
 
 
 class RunPageOut(msgspec.Struct, frozen=True):
@@ -124,7 +126,8 @@ async def enqueue(
     request: Request, desk: OperatorDesk, wanted: Annotated[Enqueue, Depends(reads(Enqueue))]
 ) -> Response:
     """The run is stored when this answers. With your app given to `holdfast web`, its payload is
-    checked by the job's own parameters first."""
+    checked by the job's own parameters first. A job that no worker has ever served is taken too:
+    `hint` says so."""
     from holdfast.model.schedule import instant
 
     spec = _spec(desk, wanted)
@@ -133,7 +136,8 @@ async def enqueue(
     made = make_request(spec, raw(wanted.payload), options)
     done = await desk.client.enqueue(made)
     await desk.audit.write("enqueue", runs=[done.run], group=made.group, job=spec.name)
-    return answer(request, Accepted(done.run, spec.name, made.group, done.duplicate), 201)
+    hint = await desk.jobs.unserved(spec.name, made.group)
+    return answer(request, Accepted(done.run, spec.name, made.group, done.duplicate, hint), 201)
 
 
 def _spec(desk: Desk, wanted: Enqueue) -> JobSpec:

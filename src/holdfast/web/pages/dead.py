@@ -30,9 +30,9 @@ LISTED: Final = 8
 @router.get("/dead")
 async def list_dead(visit: ViewerVisit, job: str = "", error: str = "", kind: str = "") -> Response:
     """Dead letters by job and kind."""
-    wanted = DeadFilter(job=check_name(job, "job") if job else "", error=error)
-    found = await dead_groups(visit.client, wanted)
-    groups = [g for g in found.groups if not kind or g.kind == kind]
+    named = check_name(job, "job") if job else ""
+    found = await dead_groups(visit.client, DeadFilter(named, error=error, seen=visit.text))
+    groups = [g for g in found.groups if not kind or visit.text(g.kind) == kind]
     return await visit.show(
         "dead.html",
         "dead",
@@ -56,7 +56,7 @@ async def show(visit: ViewerVisit, id: int) -> Response:
         "letter.html",
         "dead",
         letter=letter,
-        kind=fingerprint(letter.error) or letter.reason,
+        kind=visit.text(fingerprint(letter.error) or letter.reason),
         headers=visit.headers(letter.headers),
         body=visit.body(body),
         text=_is_text(body) and len(body) <= SHOWN_BYTES,

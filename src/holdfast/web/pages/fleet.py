@@ -43,7 +43,8 @@ async def show(visit: ViewerVisit, target: str = "", start: int = 0) -> Response
     found, problem = every, ""
     if target:
         try:
-            found = list(await visit.desk.agents.list(target))
+            seen = masked if hides(visit.desk.user) else None
+            found = list(await visit.desk.agents.list(target, seen=seen))
         except InvalidInput as error:  # a target that is being typed
             found, problem = [], str(error)
     start = max(0, start)

@@ -123,11 +123,20 @@ def _of_jobs(jobs: Sequence[JobInfo], nodes: Sequence[NodeInfo]) -> list[Finding
         )
         for group, count in stuck.items()
     ]
+    found += [
+        Finding(
+            "warn",
+            f"{j.job} has {many(j.waiting, 'run')} waiting, and no worker has ever served it: "
+            "check its name, or start its worker",
+            f"/jobs?q={j.job}",
+        )
+        for j in [j for j in jobs if j.waiting and not j.served and j.group in serving][:3]
+    ]
     slow = [j for j in jobs if (j.oldest_seconds or 0) > OLD_SECONDS and j.group in serving]
     found += [
         Finding("warn", f"{j.job} has a run that waits for {span(_age(j))}", f"/jobs?q={j.job}")
         for j in slow[:3]
-        if not j.paused
+        if not j.paused and j.served
     ]
     found += [
         Finding("warn", f"{j.job} is paused, with {many(j.waiting, 'run')} waiting", "/jobs")
