@@ -24,7 +24,7 @@ from tests.integration.pages.checks import check_page, told, wait_live
 from tests.integration.pages.conftest import Open, shoot
 from tests.integration.pages.world import PROBE, Site, World
 
-ACTIONS = re.compile("Pause|Resume|Purge|Cancel|Replay|Drop|Drain|Run now|Remove|Run it again")
+ACTIONS = re.compile("Pause|Resume|Purge|Cancel|Replay|Drop|Drain|Run now|Remove|Run it again|New")
 
 
 @pytest.fixture

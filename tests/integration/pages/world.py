@@ -37,6 +37,7 @@ from holdfast.model.fleet import FleetRequest
 from holdfast.model.liveness import PROFILES
 from holdfast.model.schedule import define
 from holdfast.scheduler import Scheduler
+from holdfast.status.agents import Agents
 from holdfast.status.paging import RunPages
 from holdfast.status.runs import RunFilter
 from holdfast.web import create_app
@@ -182,11 +183,14 @@ class World:
             pass
         self.runs["command"] = request.run
 
-    async def _agent(self, name: str) -> None:
+    async def _agent(self, name: str) -> Agent:
         async def mark(label: str) -> dict[str, str]:
             if name == "web2":
                 raise ValueError(f"{name} does not like it {PROBE}")
             return {"label": label, "note": PROBE}
+
+        async def hold() -> None:
+            await asyncio.Event().wait()
 
         config = AgentConfig(
             id=name,
@@ -195,9 +199,28 @@ class World:
             grace_seconds=0.0,
         )
         functions = [Function("mark", mark), Function("look", mark, mutating=False)]
+        functions.append(Function("hold", hold, mutating=False))
         agent = Agent(config, broker=self._agents, functions=functions)
         await agent.start()
         self._agent_list.append(agent)
+        return agent
+
+    async def agent_that_left(self, name: str) -> None:
+        """One that was there, and is known by its facts only."""
+        agent = await self._agent(name)
+        self._agent_list.remove(agent)
+        agents = Agents(await self.client())
+
+        async def known() -> bool:
+            return any(one.id == name for one in await agents.list())
+
+        await until(known, 20, "an agent that is known")
+        await agent.close()
+
+        async def gone() -> bool:
+            return not (await agents.show(name))[0].online
+
+        await until(gone, 20, "an agent that is offline")
 
     def _run(self, role: T) -> T:
         self._roles.append((role, asyncio.create_task(role.run())))  # type: ignore[attr-defined]

@@ -49,7 +49,7 @@ class Stats(msgspec.Struct, frozen=True):
     counted_since: str
     """From when on nothing is missing in them; later than asked for while a process is young."""
     ended: dict[str, int]
-    """How many attempts and runs ended how."""
+    """How many attempts and runs ended how; without jobs that keep no records (`at_least_once`)."""
     per_minute: float
     failures: int
     waiting: int

@@ -168,7 +168,10 @@ async def cancel(visit: OperatorVisit, fields: Fields) -> Response:
         record = await visit.desk.fleet.cancel(run)
     except Unavailable as error:
         return visit.done(f"/fleet/runs/{run}", str(error), "bad")
-    return visit.done(f"/fleet/runs/{run}", f"The run is {record.status}")
+    if record.over and not record.cancelled_by:
+        text = f"The run had ended already ({record.status}): nothing was changed"
+        return visit.done(f"/fleet/runs/{run}", text, "bad")
+    return visit.done(f"/fleet/runs/{run}", "The run is cancelled: agents that run it stop")
 
 
 @router.get("/do/fleet/forget")

@@ -37,6 +37,7 @@ async def list_jobs(visit: ViewerVisit, q: str = "") -> Response:
         every=len(every),
         q=q,
         alive=alive,
+        uncounted=visit.uncounted,
         trends={
             home: (charts.spark(values), sum(values))
             for home, values in trends.items()

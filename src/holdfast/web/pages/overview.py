@@ -74,6 +74,7 @@ async def overview(visit: ViewerVisit, range: str = "15m") -> Response:
         ranges=list(RANGES),
         chosen=chosen,
         counted_since=rates.since if rates.since > now - seconds else 0.0,
+        uncounted=sorted(job for _, job in visit.uncounted),
     )
 
 

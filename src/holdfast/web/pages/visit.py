@@ -91,6 +91,16 @@ class Visit:
         """How many dead letters each job has."""
         return await self._shared.get("dead", SHARED_SECONDS, lambda: dead_totals(self.client))
 
+    @property
+    def uncounted(self) -> set[tuple[str, str]]:
+        """Group and name of the jobs of which no chart knows: they keep no records.
+
+        Only an app's code tells which they are: none when `holdfast web` was given no app.
+        """
+        app = self.desk.services.app
+        specs = [job.spec for job in app.jobs.values()] if app else []
+        return {(spec.group, spec.name) for spec in specs if not spec.recorded}
+
     # ---- what others wrote
 
     def text(self, text: str) -> str:

@@ -1,0 +1,188 @@
+"""`/do/schedules/add`: a form for a new schedule: by cron, at an interval, or once.
+
+What is wrong stands beside its field. What is right is shown before it is added, with the times at
+which it would run. Everything else a schedule can have is for `holdfast schedules add` and the API.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+from zoneinfo import ZoneInfo
+
+import msgspec
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from holdfast.client.schedules import UnknownSchedule
+from holdfast.errors import HoldfastError, InvalidInput
+from holdfast.model.cron import check_zone
+from holdfast.model.schedule import Schedule, define, instants, next_after
+from holdfast.names import DEFAULT_GROUP, check_name
+from holdfast.web.pages.rendering import Question
+from holdfast.web.pages.visit import AdminVisit, Visit
+from holdfast.web.security import checked_form
+
+router = APIRouter(include_in_schema=False)
+Fields = Annotated[dict[str, str], Depends(checked_form)]
+
+KINDS: Final = (("cron", "by cron"), ("every", "at an interval"), ("at", "once"))
+GIVEN: Final = ("name", "job", "group", "kind", "rule", "tz", "payload")
+FIRST: Final = {"group": DEFAULT_GROUP, "kind": "cron", "tz": "UTC"}
+SHOWN: Final = 5
+
+
+@router.get("/do/schedules/add")
+async def form(visit: AdminVisit) -> Response:
+    """The empty form."""
+    return await _form(visit, FIRST)
+
+
+async def _form(
+    visit: Visit, given: dict[str, str], wrong: dict[str, str] | None = None
+) -> Response:
+    answer = await visit.show(
+        "new_schedule.html",
+        "schedules",
+        given={name: given.get(name, "") for name in GIVEN},
+        wrong={name: (wrong or {}).get(name, "") for name in GIVEN},
+        kinds=KINDS,
+        known=sorted({one.job for one in await visit.jobs()}),
+    )
+    answer.status_code = 422 if wrong else 200
+    return answer
+
+
+@router.post("/do/schedules/ask")
+async def ask(visit: AdminVisit, fields: Fields) -> Response:
+    """Say when it would run; or what is wrong, beside the field."""
+    wrong = await _wrong(visit, fields)
+    if wrong:
+        return await _form(visit, fields, wrong)
+    schedule = _made(fields)
+    effects = [f"{schedule.job} runs by the rule {schedule.rule}. Its next times are below."]
+    if schedule.at:
+        effects = [f"{schedule.job} runs once, at the time below."]
+    hint = await visit.desk.jobs.unserved(schedule.job, schedule.group)
+    if hint:
+        effects.append(f"{hint[:1].upper()}{hint[1:]}.")
+    question = Question(
+        f"Add {schedule.name}?",
+        effects,
+        "Add it",
+        "/do/schedules/add",
+        [(name, fields.get(name, "")) for name in GIVEN],
+        "/do/schedules/add",
+        listed=_times(schedule, fields, visit.now),
+    )
+    return visit.ask(question, "schedules")
+
+
+@router.post("/do/schedules/add")
+async def add(visit: AdminVisit, fields: Fields) -> Response:
+    """Add it; a name that is taken meanwhile is refused."""
+    added = await visit.desk.schedules.add(_made(fields))
+    await visit.desk.audit.write("add", group=added.group, job=added.job, detail=added.name)
+    return visit.done(f"/schedules/{added.name}", f"{added.name} is added")
+
+
+# ---- what was filled in
+
+
+def _made(fields: dict[str, str]) -> Schedule:
+    """The schedule of a form."""
+    return define(
+        fields.get("name", "").strip(),
+        fields.get("job", "").strip(),
+        group=fields.get("group", "").strip() or DEFAULT_GROUP,
+        body=_body(fields),
+        **_rule(fields),
+    )
+
+
+def _body(fields: dict[str, str]) -> bytes:
+    text = fields.get("payload", "").strip()
+    try:
+        msgspec.json.decode(text or "null")
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise InvalidInput(f"the payload must be JSON ({error})") from None
+    return text.encode()
+
+
+def _zone(fields: dict[str, str]) -> str:
+    return check_zone(fields.get("tz", "").strip() or "UTC")
+
+
+def _rule(fields: dict[str, str]) -> dict[str, Any]:
+    """The rule as `define` takes it; a time without an offset is one of the time zone."""
+    kind, rule = fields.get("kind", ""), fields.get("rule", "").strip()
+    if kind == "cron":
+        return {"cron": rule, "tz": _zone(fields)}
+    if kind == "every":
+        return {"every": rule}
+    if kind != "at":
+        raise InvalidInput("choose when it runs: by cron, at an interval, or once")
+    with suppress(ValueError):  # `define` says what is wrong with it
+        moment = datetime.fromisoformat(rule)
+        if moment.tzinfo is None:
+            zone = _zone(fields)
+            moment = moment.replace(tzinfo=UTC if zone == "UTC" else ZoneInfo(zone))
+        rule = moment.isoformat()
+    return {"at": rule}
+
+
+async def _wrong(visit: Visit, fields: dict[str, str]) -> dict[str, str]:
+    """What is wrong with each field."""
+    checks: dict[str, Callable[[], object]] = {
+        "name": lambda: check_name(fields.get("name", "").strip(), "schedule"),
+        "job": lambda: check_name(fields.get("job", "").strip(), "job"),
+        "group": lambda: check_name(fields.get("group", "").strip() or DEFAULT_GROUP, "group"),
+        "tz": lambda: _zone(fields),
+        "payload": lambda: define("x", "x", every=1, body=_body(fields)),
+    }
+    wrong: dict[str, str] = {}
+    for name, check in checks.items():
+        try:
+            check()
+        except HoldfastError as error:
+            wrong[name] = str(error)
+    if "tz" not in wrong:
+        wrong |= _wrong_rule(visit, fields)
+    if "name" not in wrong and await _is_taken(visit, fields.get("name", "").strip()):
+        wrong["name"] = "there is a schedule of this name already: choose another, or remove it"
+    return wrong
+
+
+def _wrong_rule(visit: Visit, fields: dict[str, str]) -> dict[str, str]:
+    try:
+        schedule = define("x", "x", **_rule(fields))
+    except HoldfastError as error:
+        return {"rule": str(error)}
+    if next_after(schedule, visit.now) is None:
+        why = "this time has passed" if schedule.at else "its first time is too far away"
+        return {"rule": f"{why}: it would never run"}
+    return {}
+
+
+async def _is_taken(visit: Visit, name: str) -> bool:
+    try:
+        await visit.desk.schedules.show(name)
+    except UnknownSchedule:
+        return False
+    return True
+
+
+def _times(schedule: Schedule, fields: dict[str, str], now: float) -> list[str]:
+    """The first times at which it would run: in its own zone, and in UTC where that differs."""
+    zone = _zone(fields)
+    found = []
+    for moment in itertools.islice(instants(schedule, now), SHOWN):
+        text = datetime.fromtimestamp(moment, UTC).strftime("%a %Y-%m-%d %H:%M:%S UTC")
+        if zone != "UTC":
+            local = datetime.fromtimestamp(moment, ZoneInfo(zone))
+            text = f"{local.strftime('%a %Y-%m-%d %H:%M:%S %Z')}  ({text[4:]})"
+        found.append(text)
+    return found
