@@ -95,6 +95,8 @@ def test_agent_that_left_is_forgotten(world: World, tab: Page) -> None:
     world.call(world.agent_that_left("old1"))
     tab.goto(f"{world.site.url}/fleet?target=old*")
     tab.locator("#agents a[data-main]", has_text="old1").click()
+    tab.wait_for_url(f"{world.site.url}/fleet/agents/old1")
+    wait_live(tab)
     expect(tab.locator(".head .state")).to_have_text("offline")
     tab.get_by_role("button", name="Forget").click()
     dialog = tab.get_by_role("dialog")
