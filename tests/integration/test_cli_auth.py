@@ -42,6 +42,13 @@ async def test_auth_from_init_to_revoke(tmp_path: Path) -> None:
     seed = tmp_path / "auth" / "account.seed"
     assert stat.S_IMODE(seed.stat().st_mode) == 0o600
     assert (await holdfast(tmp_path, "auth", "lint", "auth/nats-server.conf")).code == 0
+    folder = await holdfast(tmp_path, "auth", "lint", "auth")
+    assert (folder.code, folder.out) == (0, "auth/nats-server.conf: nothing wrong\n")
+    other = await holdfast(tmp_path, "auth", "lint", ".")
+    assert (other.code, other.err) == (
+        1,
+        "error: '.' is a folder without nats-server.conf: name a server's configuration file\n",
+    )
     again = await holdfast(tmp_path, "auth", "init")
     assert (again.code, "not overwritten" in again.err) == (1, True)
 

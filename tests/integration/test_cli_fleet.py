@@ -6,6 +6,8 @@ import asyncio
 import signal
 from pathlib import Path
 
+import yaml
+
 from holdfast import Holdfast
 from holdfast.server import Server
 from tests.fleet_world import World
@@ -21,7 +23,7 @@ async def test_fleet_run_exit_codes_and_formats(
     quick = {"ack_seconds": 0.2, "grace_seconds": 0.2}
     async with World(nats, namespace, tmp_path) as world, world.dispatcher(**quick):
         await world.start_agents("web1", "web2")
-        fine, refused, failed, silent, both, typo, option = await asyncio.gather(
+        fine, refused, failed, silent, both, typo, option, listed, other = await asyncio.gather(
             holdfast(app, "fleet", "run", "web*", "ping"),
             holdfast(app, "fleet", "run", "none*", "ping"),
             holdfast(app, "fleet", "run", "web1", "fail", "--format", "json"),
@@ -29,6 +31,8 @@ async def test_fleet_run_exit_codes_and_formats(
             holdfast(app, "fleet", "run", "L@web1,ghost", "fail", "--json"),
             holdfast(app, "fleet", "run", "web1 web2", "ping"),
             holdfast(app, "fleet", "run", "web1", "cmd.run", "ls", "-l"),
+            holdfast(app, "fleet", "run", "web*", "ping", "--format", "yaml", "--id", "y1"),
+            holdfast(app, "fleet", "run", "web1", "ping", "--format", "toml"),
         )
         assert (fine.code, sorted(fine.out.splitlines())) == (
             0,
@@ -46,6 +50,15 @@ async def test_fleet_run_exit_codes_and_formats(
         assert typo.code == 1
         assert option.code == 1  # nothing was sent: 2 would say that an agent failed
         assert "put -- before arguments that begin with a dash" in option.err
+        told = yaml.safe_load(listed.out)
+        assert (listed.code, told["status"], told["returns"]["web2"]["value"]) == (
+            0,
+            "complete",
+            True,
+        )
+        assert (other.code, "takes text, json or yaml" in other.err) == (1, True)
+        shown = await holdfast(app, "fleet", "show", "y1", "--format", "yaml")
+        assert yaml.safe_load(shown.out)["targets"] == ["web1", "web2"]
 
 
 async def test_fleet_detach_show_list_cancel(
@@ -93,6 +106,13 @@ async def test_fleet_run_interrupted_says_that_the_run_goes_on(
             await watching.says("long goes on: 'holdfast fleet cancel long' stops it")
         active = await holdfast(app, "fleet", "active", "--json")
         assert [r["run"] for r in active.json] == ["long"]
+
+
+async def test_agent_without_its_facts_file_does_not_start(app: Holdfast, tmp_path: Path) -> None:
+    """A path that was given and is not there is a mistake, told before anything else."""
+    ended = await holdfast(app, "agent", "--id", "a1", "--facts", str(tmp_path / "gone.yaml"))
+    assert (ended.code, ended.out) == (1, "")
+    assert "gone.yaml' does not exist: write it" in ended.err
 
 
 async def test_agent_and_dispatcher_out_of_the_box(app: Holdfast, tmp_path: Path) -> None:

@@ -125,6 +125,8 @@ async def test_edit_opens_a_private_file_and_writes_back_what_changed(
         (["settings", "push", "tree", "--seed", "nothing"], "cannot be read"),
         (["secrets", "set", "tree/top.yaml", "a"], "not a file for secrets"),
         (["secrets", "set", "tree/db.yaml", "db.host.x"], "not a mapping"),
+        (["secrets", "set", "tree/bd.yaml", "db.password"], "say --create if 'bd' shall be a new"),
+        (["settings", "push", "auth"], "auth has no settings, not even a top.yaml"),
         (["secrets", "rotate"], "nothing is published"),
         (["settings", "get", "nobody"], "does not answer"),
     ],
@@ -141,6 +143,16 @@ async def test_mistakes_are_told_in_a_sentence(
     assert said in ended.err
     assert CANARY not in ended.err
     assert (tree / "db.yaml").read_text() == before
+    assert sorted(path.name for path in tree.iterdir()) == ["db.yaml", "top.yaml"]
+
+
+async def test_secret_in_a_new_file_is_said_to_be_one(app: Holdfast, tree: Path) -> None:
+    """With --create the file is made, and that it is new is told."""
+    words = ("secrets", "set", "tree/apps.yaml", "token", "--create")
+    ended = await holdfast(app, *words, stdin=CANARY.encode())
+    assert ended.code == 0, ended.err
+    assert "token is set in tree/apps.yaml, a new file: name it in top.yaml" in ended.out
+    assert (tree / "apps.yaml").read_text().startswith("token: !encrypted hf1:")
 
 
 async def test_handlers_read_the_settings_of_their_host(app: Holdfast, tmp_path: Path) -> None:

@@ -315,4 +315,9 @@ def test_facts_from_host_file_and_hand(tmp_path: Path) -> None:
     assert again.get("rack") == 9
     again.put("rack", None)
     assert again.get("rack") is None
+    file.unlink()
+    assert not again.look_at_file()  # gone later: what it said stays
+    assert again.get("os") == "other"
+    with pytest.raises(ConfigError, match="does not exist"):
+        HostFacts("web1", tmp_path / "agent", str(file)).open()
     assert again.items()["id"] == "web1"

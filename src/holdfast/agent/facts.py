@@ -4,7 +4,9 @@ Read by itself: os, network, cpu at the start; memory and disk every few minutes
 operator's (JSON or YAML), read again when it changes. Set from afar by `facts.set`, kept in the
 agent's folder. Later ones win: set > file > read.
 
-A file that cannot be read keeps the facts of its last good state and is complained about once.
+A file that is not there when the agent starts is refused: its name is wrong, or whatever makes it
+has not run. One that cannot be read, or goes later, keeps the facts of its last good state and is
+complained about once.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any, Final
 
 import yaml
 
-from holdfast.errors import InvalidInput
+from holdfast.errors import ConfigError, InvalidInput
 from holdfast.identity.files import write_private
 from holdfast.model.target import lookup
 from holdfast.version import __version__
@@ -29,6 +31,15 @@ log = logging.getLogger("holdfast.agent")
 
 LARGEST: Final = 256 * 1024
 """Facts of one host in bytes: a hundred thousand hosts must fit into a dispatcher."""
+
+
+def check_file(file: str) -> None:
+    """Refuse a facts file that is not there: without its facts, targets would miss this host."""
+    if file and not Path(file).exists():
+        raise ConfigError(
+            f"facts file {file!r} does not exist: write it (an empty one holds {{}}), or start the "
+            "agent without --facts and facts_file"
+        )
 
 
 class HostFacts:
@@ -46,6 +57,7 @@ class HostFacts:
 
     def open(self) -> None:
         """Read everything once."""
+        check_file(str(self._file or ""))
         self._read = {**_still(), **_moving()}
         if self._kept.exists():
             try:

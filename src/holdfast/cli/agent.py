@@ -67,11 +67,13 @@ def agent(
 def make_agent(target: str, **given: Any) -> Callable[[], Agent]:
     """Check everything that can be wrong with the configuration, and return the way to make one."""
     from holdfast.agent import Agent
+    from holdfast.agent.facts import check_file
     from holdfast.cli.loading import load_app
     from holdfast.config import AgentConfig, ConnectionConfig, load
     from holdfast.identity import AgentCredentials
 
     config = load(AgentConfig, **given)
+    check_file(config.facts_file)
     connection = load(ConnectionConfig, **connection_given())
     file = connection.credentials_file
     keys = AgentCredentials.load(file) if file else None

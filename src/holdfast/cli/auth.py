@@ -135,23 +135,43 @@ def list_users(dir: DirOption = FOLDER) -> None:
 
 
 def lint(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A server's configuration.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="A server's configuration, or the folder that has it."),
+    ],
 ) -> None:
     """Check a server's configuration without a server.
 
-    Exit codes: 0 when nothing is wrong (warnings are allowed), 1 when something is.
+    Of a folder its nats-server.conf is checked, with what that includes. Exit codes: 0 when nothing is wrong (warnings are allowed), 1 when something is.
     """
     from holdfast.cli.common import connection_given
     from holdfast.config import ConnectionConfig, load
     from holdfast.identity.lint import examine
 
     namespace = load(ConnectionConfig, **connection_given()).namespace
+    file = _configuration(file)
     found = examine(file, namespace)
     if given().json:
         emit(found)
     else:
         _show(found, file)
     raise typer.Exit(1 if any(flaw.level == "fail" for flaw in found) else 0)
+
+
+def _configuration(path: Path) -> Path:
+    """The file to check: of a folder the one that a server is started with."""
+    from holdfast.errors import ConfigError
+    from holdfast.identity.users import EXAMPLE
+
+    if not path.is_dir():
+        return path
+    if (path / EXAMPLE).is_file():
+        return path / EXAMPLE
+    others = sorted(str(one) for one in path.glob("*.conf"))
+    todo = f", such as {others[0]}" if others else ""
+    raise ConfigError(
+        f"{str(path)!r} is a folder without {EXAMPLE}: name a server's configuration file{todo}"
+    )
 
 
 def _show(found: Sequence[Flaw], file: Path) -> None:

@@ -49,6 +49,8 @@ class RunCommand(TyperCommand):
 
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
+FormatOption = Annotated[str, typer.Option("--format", help="text, json or yaml.")]
+FORMATS = ("text", "json", "yaml")
 
 
 def register(app: Cli) -> None:
@@ -84,7 +86,7 @@ async def run(
         int,
         typer.Option("--max-failures", help="With waves: failures before they stop.", min=0),
     ] = 0,
-    format: Annotated[str, typer.Option("--format", help="text or json.")] = "text",
+    format: FormatOption = "text",
     detach: Annotated[
         bool, typer.Option("--detach", help="Print the run's id and do not wait.")
     ] = False,
@@ -99,12 +101,10 @@ async def run(
     """
     from holdfast.client.fleet import Fleet, new_run
     from holdfast.durations import seconds
-    from holdfast.errors import InvalidInput
     from holdfast.model.fleet import FleetRequest, exit_code
     from holdfast.status.audit import operator
 
-    if format not in ("text", "json"):
-        raise InvalidInput(f"--format takes text or json, not {format!r}")
+    form = _form(format)
     request = FleetRequest(
         id or new_run(),
         target,
@@ -116,20 +116,39 @@ async def run(
         max_failures=max_failures,
         user=operator(),
     )
-    as_json = format == "json" or bool(given().json)
     async with connected() as client:
         fleet = Fleet(client.broker)
         if detach:
             record = await fleet.start(request)
-            if as_json:
-                emit({"run": record.run, "targets": len(record.targets)})
-            else:
+            if form == "text":
                 say(record.run)
+            else:
+                _write({"run": record.run, "targets": len(record.targets)}, form)
             return
-        record, returns = await _followed(fleet, request, quiet=as_json)
-    if as_json:
-        emit(_as_json(record, returns))
+        record, returns = await _followed(fleet, request, quiet=form != "text")
+    if form != "text":
+        _write(_as_json(record, returns), form)
     raise typer.Exit(exit_code(record))
+
+
+def _form(format: str) -> str:
+    """How the answer is written: as --format says, or --json."""
+    from holdfast.errors import InvalidInput
+
+    if format not in FORMATS:
+        raise InvalidInput(f"--format takes text, json or yaml, not {format!r}")
+    return "json" if given().json else format
+
+
+def _write(found: Any, form: str) -> None:
+    if form == "json":
+        emit(found)
+        return
+    import msgspec
+    import yaml
+
+    plain = msgspec.json.decode(msgspec.json.encode(found))  # the same as --json says
+    say(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).rstrip("\n"))
 
 
 async def _followed(
@@ -213,17 +232,18 @@ def _print(found: Sequence[FleetInfo], empty: str) -> None:
     )
 
 
-async def show(run: RunArgument) -> None:
+async def show(run: RunArgument, format: FormatOption = "text") -> None:
     """Show a run and what each agent returned."""
     from holdfast.cli.fleet_view import rows
     from holdfast.status.fleet import FleetInfo, FleetStatus
 
+    form = _form(format)
     async with connected() as client:
         status = FleetStatus(client)
         record, returns = await status.show(run)
         history = await status.history(run)
-    if given().json:
-        emit(_as_json(record, returns) | {"history": history})
+    if form != "text":
+        _write(_as_json(record, returns) | {"history": history}, form)
         return
     info = FleetInfo.of(record, len(returns))
     pairs(

@@ -85,17 +85,25 @@ async def _published(seed: Path | None) -> list[dict[str, str]]:
 def set_secret(
     file: FileArgument,
     path: Annotated[str, typer.Argument(metavar="PATH", help="Where it stands: db.password.")],
+    create: Annotated[
+        bool, typer.Option("--create", help="Make the file if it is not there.")
+    ] = False,
     seed: SeedOption = None,
 ) -> None:
     """Write a secret into a file of the tree, sealed so that only this account can read it.
 
-    The value is asked for, or read from standard input when that is not a terminal.
+    The value is asked for, or read from standard input when that is not a terminal. A file that is
+    not there is made only with --create.
     """
-    from holdfast.settings.editing import set_secrets
+    from holdfast.settings.editing import check_exists, set_secrets
 
     own = sealer(seed)
+    if not create:
+        check_exists(file)
+    new = not file.exists()
     set_secrets(file, {path: _asked(path)}, own)
-    say(f"{path} is set in {file}: 'holdfast settings push' publishes it")
+    where = f"{file}, a new file: name it in top.yaml" if new else f"{file}"
+    say(f"{path} is set in {where}: 'holdfast settings push' publishes it")
 
 
 def _asked(path: str) -> str:

@@ -50,7 +50,9 @@ def read(path: Path, depth: int = 0) -> dict[str, Any]:
         raise ConfigError(f"{str(path)!r} includes itself, or too many others")
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error}") from None
     return _Parser(path, text, depth).whole()
 

@@ -43,6 +43,17 @@ def secrets_in(path: Path) -> tuple[str, list[Secret]]:
     return name, document.secrets(name, read_text(path)) if path.exists() else []
 
 
+def check_exists(path: Path) -> None:
+    """Refuse a file of a tree that is not there: its name may be mistyped."""
+    folder, name = locate(path)
+    if not path.exists():
+        known = ", ".join(found for found, _ in yaml_files(folder) if found != NAME)
+        raise SettingsError(
+            f"{path} does not exist: say --create if {name!r} shall be a new file"
+            + (f" (the tree has {known})" if known else "")
+        )
+
+
 def set_secrets(path: Path, values: dict[str, str], sealer: Sealer) -> None:
     """Write values into a file, sealed; paths that are not there are added."""
     _, name = locate(path)

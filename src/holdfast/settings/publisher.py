@@ -61,12 +61,8 @@ class Publisher:
         """What a push of a folder would change; `agents`: seal for these too, known or not."""
         tree = read_tree(folder, self._sealer)
         there = await self.store.published(self._sealer, force=force)
-        if not tree.files and there.manifest.files and not empty:
-            raise SettingsError(
-                f"{folder} has no settings and {len(there.manifest.files)} files are published: "
-                "this would take them from every agent. Say --allow-empty if you mean it",
-                reason="empty",
-            )
+        if not tree.files and not empty:
+            raise SettingsError(_empty(folder, len(there.manifest.files)), reason="empty")
         known = await self.store.known_agents() | set(agents)
         return tree, plan_push(tree, there, self._sealer, known, self._broker.server_now())
 
@@ -181,6 +177,19 @@ class Publisher:
             await self._write_sealed(left)
         except SettingsError:
             log.info("settings: old secrets are left for the next push to drop")
+
+
+def _empty(folder: Path, published: int) -> str:
+    """Why a folder without settings is not pushed."""
+    if published:
+        return (
+            f"{folder} has no settings and {published} files are published: this would take them "
+            "from every agent. Say --allow-empty if you mean it"
+        )
+    return (
+        f"{folder} has no settings, not even a top.yaml: there is nothing to publish. Name the "
+        "folder that has it"
+    )
 
 
 def _batches(items: Sequence[tuple[str, bytes]]) -> list[list[tuple[str, bytes]]]:
