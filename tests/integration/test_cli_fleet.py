@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from holdfast import Holdfast
+from holdfast.identity import AccountSeed
 from holdfast.server import Server
 from tests.fleet_world import World
 from tests.integration.cli_support import environment, holdfast
@@ -59,6 +60,37 @@ async def test_fleet_run_exit_codes_and_formats(
         assert (other.code, "takes text, json or yaml" in other.err) == (1, True)
         shown = await holdfast(app, "fleet", "show", "y1", "--format", "yaml")
         assert yaml.safe_load(shown.out)["targets"] == ["web1", "web2"]
+
+
+async def test_refusal_is_told_from_silence(
+    app: Holdfast, nats: Server, namespace: str, tmp_path: Path
+) -> None:
+    """An agent that does not trust the dispatcher is shown as refusing, and why; ghosts are not."""
+    file, other = tmp_path / "account.seed", tmp_path / "other.seed"
+    seed = AccountSeed.create(file)
+    AccountSeed.create(other)
+    quick = {"ack_seconds": 0.2, "grace_seconds": 0.2}
+    words = ("fleet", "run", "L@web1,ghost", "mark", "x")
+    async with World(nats, namespace, tmp_path) as world:
+        for config, word, why in (
+            ({"seed_file": str(file), "generation": 2}, "foreign", "older than the dispatchers'"),
+            ({}, "unsigned", "carries no signature"),
+            ({"seed_file": str(other)}, "unverified", "are of different accounts"),
+        ):
+            async with world.dispatcher(**quick, **config):
+                if not world.agents:
+                    await world.start_agent("web1", seed.issue("web1"))
+                ended = await holdfast(app, *words, "--id", word)
+                shown = await holdfast(app, "fleet", "show", word, "--json")
+            assert ended.code == 3, ended.err
+            silent, refused = ended.out.splitlines()
+            assert silent == "ghost  unreachable"
+            assert refused.startswith("web1  refused  ")
+            assert why in refused
+            assert "0 ok, 0 failed, 1 unreachable, 1 refused of 2" in ended.err
+            assert shown.json["refused"] == {"web1": word}
+            assert shown.json["unreachable"] == ["ghost", "web1"]
+        assert world.effects.of("x") == {}
 
 
 async def test_fleet_detach_show_list_cancel(

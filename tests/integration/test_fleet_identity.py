@@ -237,6 +237,41 @@ async def test_forged_commands_execute_nothing(site: Site, tmp_path: Path) -> No
         assert sorted(words) == ["after", "after", "genuine", "genuine"]
 
 
+async def test_refusal_reaches_no_forger_and_decides_nothing(site: Site, tmp_path: Path) -> None:
+    """Forged commands about a run that goes on: their sender hears nothing, the run its returns."""
+    async with fleetlet(site, tmp_path) as fleet:
+        inbox, answers, acks = fleet.operator.new_inbox(), [], []
+        reached = asyncio.Event()
+
+        async def answered(message: Received) -> None:
+            answers.append(message)
+
+        async def forge(message: Received) -> None:
+            """As soon as the genuine command is on its way, another one in its name."""
+            if not message.subject.endswith(".beta.exec") or message.reply == inbox:
+                return
+            forged = {**message.headers, H_SIGNATURE: "0" * 16 + ".AAAA"}
+            for _ in range(3):
+                await fleet.operator.publish("hf.agent.beta.exec", message.body, forged, inbox)
+
+        async def acked(message: Received) -> None:
+            acks.append(msgspec.json.decode(message.body))
+            if sum(ack["status"] == "refused" for ack in acks) == 3:
+                reached.set()
+
+        await fleet.operator.subscribe(inbox, answered)
+        await fleet.operator.subscribe("hf.run.*.ack.beta", acked)
+        await fleet.operator.subscribe("hf.agent.*.*", forge)
+        record, returns = await fleet.run("touch", "one")
+        assert (record.status, sorted(returns)) == ("complete", ["alpha", "beta"])
+        assert (record.unreachable, record.refused) == ((), {})
+        await asyncio.wait_for(reached.wait(), 10)
+        assert {ack.get("reason") for ack in acks if ack["status"] == "refused"} == {"foreign"}
+        await fleet.run("touch", "two")  # behind the answers that there might have been
+        assert answers == []
+        assert fleet.denied() == {}
+
+
 async def test_reflections_execute_nothing(site: Site, tmp_path: Path) -> None:
     """A direct get answered to, and a consumer delivering to, another agent's command subject."""
     async with fleetlet(site, tmp_path) as fleet, site.raw("agent-alpha") as thief:

@@ -10,6 +10,10 @@ the highest that was seen of the run is refused. The same epoch again, or a high
 that is known, executes nothing: it is a dispatcher that did not hear us, or the next owner of the
 run, and gets the ack and the return again.
 
+What is refused is never answered to its sender. The agent says the reason in a word, authenticated,
+on the run's own subject for acks, which only dispatchers may hear: they tell it to whoever asked.
+It decides nothing there, since a forged command would be answered as well.
+
 A cancel is taken from any dispatcher, and also when it comes first: then the run is not executed.
 """
 
@@ -17,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Coroutine
 from typing import Any, Final
 
@@ -27,7 +32,8 @@ from holdfast.agent.outbox import Outbox
 from holdfast.broker import Broker
 from holdfast.broker.wire import Headers, parse_headers
 from holdfast.errors import BrokerError, HoldfastError, InvalidInput
-from holdfast.identity import CommandRefused, CommandVerifier, ReportSigner
+from holdfast.identity import CommandRefused, CommandVerifier, Refusal, ReportSigner
+from holdfast.identity.commands import JOURNAL, MALFORMED, TOLD
 from holdfast.model import fleet
 from holdfast.model.fleet import Ack, Return
 from holdfast.names import H_EPOCH, H_EXPIRES, H_RUN, check_run
@@ -38,6 +44,7 @@ log = logging.getLogger("holdfast.agent")
 EXEC: Final = "exec"
 CANCEL: Final = "cancel"
 LONGEST_ERROR: Final = 8_000
+_NUMBER: Final = re.compile(r"[0-9]{1,19}")
 
 
 class Commands:
@@ -78,18 +85,24 @@ class Commands:
         handle = {EXEC: self._on_exec, CANCEL: self._on_cancel}.get(kind)
         if handle is None:
             return
+        found: Headers = {}
         try:
-            run, epoch = self._checked(kind, parse_headers(headers), body)
+            found = parse_headers(headers)
+            run, epoch = self._checked(kind, found, body)
             handle(run, epoch, body)
         except CommandRefused as refused:
             self._count(f"refused: {refused.reason}")
             log.warning("a command was refused: %s", refused)
+            if refused.reason in TOLD:
+                self._tell(kind, found, refused.reason)
         except HoldfastError as error:
             self._count("refused: malformed")
             log.warning("a command was refused: %s", error)
+            self._tell(kind, found, MALFORMED)
         except OSError as error:
             self._count("refused: journal")
-            log.error("a command was not answered, the journal cannot be written: %s", error)
+            log.error("a command was refused, the journal cannot be written: %s", error)
+            self._tell(kind, found, JOURNAL)
 
     def _checked(self, kind: str, headers: Headers, body: bytes) -> tuple[str, int]:
         """Run and epoch of a command that may be obeyed."""
@@ -102,7 +115,7 @@ class Commands:
         if not epoch.isdigit() or not expires.isdigit() or len(epoch) > 19:
             raise InvalidInput("it has no epoch or no expiry")
         if int(expires) <= self._broker.server_now() * 1000:
-            raise InvalidInput("it has expired")
+            raise CommandRefused(Refusal.EXPIRED)
         return check_run(run), int(epoch)
 
     # ---- executing
@@ -210,6 +223,16 @@ class Commands:
         body = fleet.encode(ack)
         headers = self._signer.sign(kind="ack", run=run, payload=body) if self._signer else None
         self._spawn(self._publish(self._broker.names.ack(run, self._agent), body, headers))
+
+    def _tell(self, kind: str, headers: Headers, reason: str) -> None:
+        """Say to the dispatchers why a command was refused; its headers may be anybody's."""
+        run, epoch = headers.get(H_RUN, ""), headers.get(H_EPOCH, "")
+        try:
+            check_run(run)
+        except InvalidInput:
+            return
+        if kind == EXEC and "/" not in run and _NUMBER.fullmatch(epoch):
+            self._answer(run, Ack("refused", int(epoch), reason=reason))
 
     async def _publish(self, subject: str, body: bytes, headers: Headers | None) -> None:
         try:

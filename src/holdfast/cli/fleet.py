@@ -180,6 +180,7 @@ def _as_json(record: FleetRun, returns: dict[str, Return]) -> dict[str, Any]:
         "reason": record.reason,
         "targets": record.targets,
         "unreachable": record.unreachable,
+        "refused": record.refused,
         "unsent": record.unsent,
         "missing": sorted(
             set(record.targets) - set(returns) - set(record.unreachable) - set(record.unsent)

@@ -86,10 +86,13 @@ class View:
             return
         missing = set(record.unreachable)
         for agent in record.unreachable:
-            say(f"{agent}  unreachable")
+            say("  ".join((agent, *verdict(record, agent))).rstrip())
         total, answered = len(record.targets), self._ok + self._failed
         silent = total - answered - len(missing) - len(record.unsent)
-        parts = [f"{self._ok} ok", f"{self._failed} failed", f"{len(missing)} unreachable"]
+        away = len(missing) - len(record.refused)
+        parts = [f"{self._ok} ok", f"{self._failed} failed", f"{away} unreachable"]
+        if record.refused:
+            parts.append(f"{len(record.refused)} refused")
         if silent > 0:
             parts.append(f"{silent} did not return in time")
         if record.unsent:
@@ -119,6 +122,14 @@ def shown(found: Return) -> str:
     return shortened(f"{text} [{found.note}]" if found.note else text, WIDEST)
 
 
+def verdict(record: FleetRun, agent: str) -> tuple[str, str]:
+    """What is known of an agent that was not reached: it was silent, or refused."""
+    from holdfast.identity.commands import sentence
+
+    why = record.refused.get(agent)
+    return ("refused", sentence(why)) if why else ("unreachable", "")
+
+
 def rows(record: FleetRun, returns: Mapping[str, Return]) -> list[tuple[str, str, str, str]]:
     """Every target of a run with what became of it."""
     unreachable, unsent = set(record.unreachable), set(record.unsent)
@@ -129,5 +140,6 @@ def rows(record: FleetRun, returns: Mapping[str, Return]) -> list[tuple[str, str
         else:
             silent = "no return" if record.over else "waiting"
             silent = "not sent" if agent in unsent else silent
-            found.append((agent, "unreachable" if agent in unreachable else silent, "", ""))
+            what, why = verdict(record, agent) if agent in unreachable else (silent, "")
+            found.append((agent, what, "", why))
     return found

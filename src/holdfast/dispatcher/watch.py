@@ -29,6 +29,7 @@ from holdfast.dispatcher.records import FleetRecords
 from holdfast.dispatcher.sending import Sender
 from holdfast.errors import BrokerError, HoldfastError, NotConnected, Unreadable
 from holdfast.identity import CommandRefused
+from holdfast.identity.commands import UNVERIFIED, known_reason
 from holdfast.model import fleet
 from holdfast.model.fleet import FanOut, FleetRun, Order
 from holdfast.names import fleet_key, kv_subject, last_token, return_key
@@ -245,6 +246,12 @@ class Watch:
             ack = fleet.decode_ack(body)
         except (CommandRefused, Unreadable) as error:
             self._drop("ack", agent, error)
+            if isinstance(error, CommandRefused) and agent not in self._fan.refusals:
+                self._fan.heard_refusal(agent, UNVERIFIED)
+            return
+        if ack.status == "refused":
+            if ack.epoch == self.epoch:
+                self._fan.heard_refusal(agent, known_reason(ack.reason))
             return
         if ack.status == "stale" or ack.newest > self.epoch:
             self._doubt = True
@@ -368,6 +375,7 @@ class Watch:
             succeeded=fan.succeeded,
             unreachable=tuple(sorted(fan.unreachable)),
             unsent=unsent,
+            refused=fan.refused,
             ended=now,
         )
         await self._records.forget(self.run_id)

@@ -65,6 +65,34 @@ _SENTENCES: Final = {
 }
 
 
+TOLD: Final = frozenset({Refusal.UNSIGNED, Refusal.FOREIGN, Refusal.TAMPERED, Refusal.EXPIRED})
+"""What the command of a real dispatcher can meet. The rest only a forger sees, and is not told."""
+MALFORMED: Final = "malformed"
+JOURNAL: Final = "journal"
+UNVERIFIED: Final = "unverified"
+UNKNOWN: Final = "unknown"
+
+_ANSWERS: Final = {
+    **{str(reason): text for reason, text in _SENTENCES.items()},
+    MALFORMED: "the agent cannot read the command: its version may be older than the dispatchers'",
+    JOURNAL: "the agent cannot write its journal, and executes nothing that it cannot remember: "
+    "look at its disk",
+    UNVERIFIED: "it answers, and the dispatcher's seed does not fit the answer: agent and "
+    "dispatcher are of different accounts, or generations that are too far apart",
+    UNKNOWN: "the agent refused the command for a reason that this version does not know",
+}
+
+
+def known_reason(word: str) -> str:
+    """The word of an agent why it refused, if it is one: agents' own texts are not repeated."""
+    return word if word in _ANSWERS else UNKNOWN
+
+
+def sentence(word: str) -> str:
+    """What a reason means, for people."""
+    return _ANSWERS.get(word, _ANSWERS[UNKNOWN])
+
+
 class CommandRefused(HoldfastError):
     """A command that must not be executed, and why."""
 

@@ -30,6 +30,8 @@ FleetStatus = Literal["claimed", "running", "complete", "failed", "partial", "ti
 ENDED: Final = frozenset({"complete", "failed", "partial", "timeout", "cancelled"})
 MOST_ADOPTIONS: Final = 3
 VERSION: Final = 1
+MOST_REFUSALS: Final = 1_000
+"""Refusals that a record tells: it has to fit into one message."""
 
 Outcome = Literal["ok", "failed", "timeout", "cancelled", "busy", "refused", "interrupted"]
 
@@ -104,6 +106,8 @@ class FleetRun(msgspec.Struct, frozen=True, omit_defaults=True):
     unreachable: tuple[str, ...] = ()
     unsent: tuple[str, ...] = ()
     """Targets of waves that were not sent any more."""
+    refused: dict[str, str] = {}
+    """Unreachable ones that said why they refuse, in a word; the first thousand."""
     ended: float = 0.0
     v: int = VERSION
 
@@ -147,6 +151,7 @@ class Ack(msgspec.Struct, frozen=True, omit_defaults=True):
     newest: int = 0
     """The highest epoch that the agent has seen of this run."""
     reason: str = ""
+    """Why it was refused, in a word."""
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -317,6 +322,8 @@ class FanOut:
         self.unreachable: set[str] = set()
         self.stopped = False
         """Too many have failed: no further wave."""
+        self.refusals: dict[str, str] = {}
+        """Who said that it refuses, and why."""
 
     @property
     def failures(self) -> int:
@@ -369,6 +376,17 @@ class FanOut:
         found = self._silent.get(agent)
         if found and found[1] >= 2:
             self._give_up(agent)
+
+    def heard_refusal(self, agent: str, why: str) -> None:
+        """An agent refuses. Told and nothing else: a forged command can cause it as well."""
+        if agent in self._known:
+            self.refusals[agent] = why
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Of the unreachable ones, who refused and why."""
+        found = sorted(self.refusals.keys() & self.unreachable)
+        return {agent: self.refusals[agent] for agent in found[:MOST_REFUSALS]}
 
     def stop(self) -> None:
         """Send to nobody else."""
