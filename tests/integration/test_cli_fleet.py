@@ -13,7 +13,7 @@ from holdfast.identity import AccountSeed
 from holdfast.server import Server
 from tests.fleet_world import World
 from tests.integration.cli_support import environment, holdfast
-from tests.integration.command import Command
+from tests.integration.command import Command, free_port
 from tests.support import until
 
 
@@ -138,6 +138,44 @@ async def test_fleet_run_interrupted_says_that_the_run_goes_on(
             await watching.says("long goes on: 'holdfast fleet cancel long' stops it")
         active = await holdfast(app, "fleet", "active", "--json")
         assert [r["run"] for r in active.json] == ["long"]
+
+
+async def test_roles_started_before_nats_say_so_and_end(tmp_path: Path) -> None:
+    """Every role alike: one line, exit code 1, so that whoever started it does so again."""
+    env = {
+        "HOLDFAST_NATS_URL": f"nats://127.0.0.1:{free_port()}",
+        "HOLDFAST_CONNECT_TIMEOUT_SECONDS": "0.5",
+    }
+    shop = "examples.shop:app"
+    roles = (["agent", "--id", "a1"], ["dispatcher"], ["coordinator"], ["control"])
+    for words in (*roles, ["scheduler", shop], ["worker", shop]):
+        with Command(*words, folder=tmp_path, env=env) as role:
+            assert await role.ended() == 1, words
+            assert role.text.count("\n") == 1, role.text
+            assert "cannot reach NATS at" in role.text
+
+
+async def test_agent_waits_for_nats_as_long_as_it_may(tmp_path: Path) -> None:
+    """With a longer time to connect it goes on trying, and takes up work when NATS is there."""
+    port, tried = free_port(), asyncio.Event()
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        tried.set()
+
+    env = {
+        "HOLDFAST_NATS_URL": f"nats://127.0.0.1:{port}",
+        "HOLDFAST_CONNECT_TIMEOUT_SECONDS": "120",
+    }
+    words = ("agent", "--id", "a1", "--data", str(tmp_path / "data"))
+    nobody = await asyncio.start_server(hang_up, "127.0.0.1", port)
+    with Command(*words, folder=tmp_path, env=env) as agent:
+        async with nobody:
+            await asyncio.wait_for(tried.wait(), 40)
+        with Server(port, fast=True):
+            await agent.says("waiting for a dispatcher")
+            agent.signal(signal.SIGTERM)
+            assert await agent.ended() == 0
 
 
 async def test_agent_without_its_facts_file_does_not_start(app: Holdfast, tmp_path: Path) -> None:

@@ -42,9 +42,9 @@ QUEUE: Final = "dispatchers"
 HAND_OVER_SECONDS: Final = 5.0
 TAKE_UP_SECONDS: Final = 1.0
 NO_SEED: Final = (
-    "no account seed is given: agents with credentials will refuse every command. Start with --seed FILE, or set HOLDFAST_DISPATCHER_SEED_FILE"
+    "no account seed is given: agents with credentials will refuse every command. Start with "
+    "--seed FILE, or set HOLDFAST_DISPATCHER_SEED_FILE"
 )
-
 
 class Dispatcher:
     """Fans commands out until it is stopped."""
