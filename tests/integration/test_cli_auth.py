@@ -82,14 +82,32 @@ async def test_auth_from_init_to_revoke(tmp_path: Path) -> None:
         assert [Path(path).name for path in issued.json] == ["agent-web1.json", "agent-web2.json"]
         await until(lambda: logs_in("agent-web1"), 20, "web1 known to the server")
         kept = Path(file("agent-web1")).read_bytes()
-        assert (await holdfast(tmp_path, "auth", "revoke", "web1")).code == 0
+        revoked = await holdfast(tmp_path, "auth", "revoke", "web1")
+        assert (revoked.code, revoked.err) == (
+            0,
+            f"{url} has taken it: web1 is cut off there\n",
+        )
         Path(file("agent-web1")).write_bytes(kept)
         Path(file("agent-web1")).chmod(0o600)
-        await until(lambda: _not(logs_in("agent-web1")), 20, "web1 refused")
+        assert not await logs_in("agent-web1")  # at once: it was said to be in force
         assert await logs_in("agent-web2")
 
+        with (tmp_path / "data" / "nats-server.conf").open("a") as broken:
+            broken.write("nonsense {\n")
+        kept = await holdfast(tmp_path, "auth", "revoke", "web2")
+        assert kept.code == 1
+        assert f"error: {url} has not taken it: " in kept.err
+        assert "web2 can still log in there" in kept.err
+
     listed = (await holdfast(tmp_path, "auth", "list", "--json")).json
-    assert {u["user"] for u in listed if u.get("revoked")} == {"agent-web1"}
+    assert {u["user"] for u in listed if u.get("revoked")} == {"agent-web1", "agent-web2"}
+    nowhere = await holdfast(tmp_path, "auth", "revoke", "worker")
+    assert (nowhere.code, "no server has taken it: worker can still log in" in nowhere.err) == (
+        1,
+        True,
+    )
+    carried = await holdfast(tmp_path, "auth", "revoke", "web", "--files-only")
+    assert (carried.code, "works until the servers have it" in carried.err) == (0, True)
     twice = await holdfast(tmp_path, "auth", "revoke", "web1")
     assert (twice.code, "no user or agent" in twice.err) == (1, True)
     open_conf = tmp_path / "open.conf"
@@ -98,10 +116,25 @@ async def test_auth_from_init_to_revoke(tmp_path: Path) -> None:
     assert (flawed.code, flawed.out.count("FAIL")) == (1, 2)
 
 
+async def test_auth_agent_finds_the_generation(tmp_path: Path) -> None:
+    """What was issued, or is configured for the dispatchers, is the newest for those who follow."""
+
+    async def issued(agent: str, *words: str, **env: str) -> list[str]:
+        ended = await holdfast(tmp_path, "auth", "agent", agent, *words, **env)
+        assert ended.code == 0, ended.err
+        file = tmp_path / "auth" / "credentials" / f"agent-{agent}.json"
+        return sorted(json.loads(file.read_text())["keys"]["verify"])
+
+    assert (await holdfast(tmp_path, "auth", "init")).code == 0
+    assert await issued("a") == ["1"]
+    assert await issued("b", "--generation", "2") == ["1", "2"]
+    assert await issued("c") == ["1", "2"]
+    assert await issued("d", HOLDFAST_DISPATCHER_GENERATION="3") == ["2", "3"]
+    assert await issued("e") == ["2", "3"]
+    assert (await holdfast(tmp_path, "auth", "revoke", "a", "--files-only")).code == 0
+    assert await issued("a") == ["2", "3"]
+
+
 def _whole(server: Command) -> str:
     text = server.text
     return text[text.index("{") : text.rindex("}") + 1] if "}" in text else ""
-
-
-async def _not(answer: object) -> bool:
-    return not await answer  # type: ignore[misc]

@@ -155,6 +155,17 @@ async def test_secret_in_a_new_file_is_said_to_be_one(app: Holdfast, tree: Path)
     assert (tree / "apps.yaml").read_text().startswith("token: !encrypted hf1:")
 
 
+async def test_rotation_is_known_to_those_who_issue(app: Holdfast, tree: Path) -> None:
+    """After 'secrets rotate' new agents get the new generation without being told its number."""
+    auth = tree.parent / "users"
+    assert (await holdfast(app, "auth", "init", "--out", str(auth))).code == 0
+    for words in (["settings", "push", str(tree)], ["secrets", "rotate"]):
+        ended = await holdfast(app, *words, "--seed", str(auth / "account.seed"))
+        assert ended.code == 0, ended.err
+    ended = await holdfast(app, "auth", "agent", "web9", "--dir", str(auth))
+    assert (ended.code, "with keys of generations 1 and 2" in ended.err) == (0, True)
+
+
 async def test_handlers_read_the_settings_of_their_host(app: Holdfast, tmp_path: Path) -> None:
     """Through the agent's snapshot, read again when it changes; no secret is in a stored error."""
     w = World(await broker_of(app), tmp_path)

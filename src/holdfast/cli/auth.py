@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from holdfast.identity.users import UserFolder
 
 FOLDER = Path("auth")
+TAKE_SECONDS = 15.0
+"""How long servers may take to look, and to reload."""
 MARKS = {"fail": "FAIL", "warn": "WARN"}
 
 DirOption = Annotated[
@@ -79,14 +81,24 @@ def agent(
     ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of the agents.")],
     dir: DirOption = FOLDER,
     generation: Annotated[
-        int,
-        typer.Option(help="Newest generation of keys; it and the one before are issued.", min=1),
-    ] = 1,
+        int | None,
+        typer.Option(help="Newest generation of keys; without: the one that is in use.", min=1),
+    ] = None,
     pid_file: PidOption = None,
 ) -> None:
-    """Issue the credentials of agents: only their own keys, and the public ones they need."""
+    """Issue the credentials of agents: only their own keys, and the public ones they need.
+
+    They hold the newest generation of keys and the one before. The newest is the one that was
+    issued last from this folder or rotated to by 'holdfast secrets rotate', or the dispatchers' in
+    the configuration.
+    """
+    from holdfast.config import DispatcherConfig, load
+
     folder = _folder(dir)
-    made = folder.add_agents(ids, range(max(1, generation - 1), generation + 1))
+    newest = generation or max(folder.generation, load(DispatcherConfig).generation)
+    made = folder.add_agents(ids, range(max(1, newest - 1), newest + 1))
+    if newest > 1:
+        note(f"with keys of generations {newest - 1} and {newest}")
     _issued(made, folder, pid_file)
 
 
@@ -111,15 +123,54 @@ def revoke(
     name: Annotated[str, typer.Argument(metavar="ID", help="An agent's id, or a user's name.")],
     dir: DirOption = FOLDER,
     pid_file: PidOption = None,
+    files_only: Annotated[
+        bool,
+        typer.Option("--files-only", help="Only change the folder: you carry it to the servers."),
+    ] = False,
 ) -> None:
-    """Take a login back; its connections are cut when the server reloads."""
+    """Take a login back; its connections are cut when the server reloads.
+
+    Exit codes: 0 when every server that is known here has taken it, or was told to, 1 when one has
+    not, or none is known: then the login still works there.
+    """
     folder = _folder(dir)
     gone = folder.revoke(name)
     if given().json:
         emit(gone)
     else:
         say("\n".join(f"revoked {one.user} ({one.nkey})" for one in gone))
-    _reload(folder, pid_file)
+    if files_only:
+        note(f"{folder.config} has changed: the login works until the servers have it and reload")
+    elif not _in_force(folder, pid_file, name):
+        raise typer.Exit(1)
+
+
+def _in_force(folder: UserFolder, pid_file: Path | None, name: str) -> bool:
+    """Whether the servers use the configuration without that user; says what is to be done."""
+    from holdfast.identity.takers import wait_taken
+
+    used, not_used = wait_taken(folder.config, TAKE_SECONDS)
+    for one in used:
+        note(f"{one.server} has taken it: {name} is cut off there")
+    for one in not_used:
+        note(f"error: {one.server} has not taken it: {one.error or 'it does not look'}")
+    if pid_file is not None:
+        _signal(folder, pid_file)
+        note(
+            f"the server of {pid_file} was told to reload: it has taken it when its log says "
+            "'Reloaded server configuration'"
+        )
+    elif not used and not not_used:
+        note(
+            f"error: no server has taken it: {name} can still log in. No 'holdfast server --auth "
+            f"{folder.path}' runs on this machine. Reload your servers, on every node: "
+            "'nats-server --signal reload=PID'. Next time name one with --pid-file, or say "
+            "--files-only when you carry the folder to them yourself"
+        )
+        return False
+    if not_used:
+        note(f"error: {name} can still log in there: restart that server, or look at its log")
+    return not not_used
 
 
 def list_users(dir: DirOption = FOLDER) -> None:
@@ -142,7 +193,8 @@ def lint(
 ) -> None:
     """Check a server's configuration without a server.
 
-    Of a folder its nats-server.conf is checked, with what that includes. Exit codes: 0 when nothing is wrong (warnings are allowed), 1 when something is.
+    Of a folder its nats-server.conf is checked, with what that includes. Exit codes: 0 when nothing
+    is wrong (warnings are allowed), 1 when something is.
     """
     from holdfast.cli.common import connection_given
     from holdfast.config import ConnectionConfig, load
@@ -201,14 +253,18 @@ def _issued(made: Sequence[Path], folder: UserFolder, pid_file: Path | None) -> 
 
 def _reload(folder: UserFolder, pid_file: Path | None) -> None:
     """Let a server read its configuration again, or say how."""
-    from holdfast.errors import ConfigError
-
     if pid_file is None:
         note(
             f"{folder.config} has changed: 'holdfast server --auth' takes it by itself, others "
             "with 'nats-server --signal reload=PID', on every node"
         )
-        return
+    else:
+        _signal(folder, pid_file)
+
+
+def _signal(folder: UserFolder, pid_file: Path) -> None:
+    from holdfast.errors import ConfigError
+
     try:
         os.kill(int(pid_file.read_text(encoding="ascii")), signal.SIGHUP)
     except (OSError, ValueError) as error:

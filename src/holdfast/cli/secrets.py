@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.common import Cli, connected, emit, given, note, say, table
-from holdfast.cli.settings import SeedOption, sealer
+from holdfast.cli.settings import SeedOption, sealer, seed_file
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A file of the tree.")]
 
@@ -188,6 +188,17 @@ def seal(
         say("every secret is sealed already")
 
 
+def _remember(generation: int, seed: Path | None) -> None:
+    """Let 'holdfast auth agent' issue it from now on, where the seed lies beside the users."""
+    from holdfast.identity.users import USERS, UserFolder
+
+    folder = seed_file(seed).parent
+    if (folder / USERS).exists():
+        UserFolder(folder).raise_generation(generation)
+    else:
+        note(f"issue new agents with 'holdfast auth agent ID --generation {generation}'")
+
+
 async def rotate(
     finish: Annotated[
         bool, typer.Option("--finish", help="Drop the old keys, once every agent has the new.")
@@ -206,6 +217,7 @@ async def rotate(
     async with connected() as client:
         publisher = Publisher(client.broker, sealer(seed), client.records)
         plan = await publisher.rotate(finish=finish, force=force)
+    _remember(max(plan.generations), seed)
     if given().json:
         emit({"generations": plan.generations})
         return

@@ -23,6 +23,7 @@ from holdfast.cli.common import emit, given, note, pairs, say
 from holdfast.process import SAME_SECONDS
 
 if TYPE_CHECKING:
+    from holdfast.identity.takers import Taker
     from holdfast.server import Cluster, Server
 
     Events = queue.SimpleQueue[int | Server]
@@ -83,20 +84,28 @@ def server(
     acknowledged survives a power cut unless --fast. Exit codes: 0 when it was stopped, 1 when it
     could not start or ended by itself.
     """
+    from holdfast.identity.takers import Taker, digest
+
     if cluster not in SIZES:
         raise typer.BadParameter("1, 3 or 5: an even number of nodes adds no safety")
     events: Events = queue.SimpleQueue()
     handle_signals(events)
     monitor = monitor_port_of(port, cluster) if monitor_port is None else monitor_port
     included = [_users_config(auth)] if auth else []
+    begun = [digest(path) for path in included]
     with _make(port, monitor, store.resolve(), cluster, fast, included) as made:
         nodes = getattr(made, "nodes", None) or [made]
         _tell(made, nodes, store.resolve(), fast)
         for node in nodes:
             threading.Thread(target=_watch, args=(node, events), daemon=True).start()
-        for path in included:
-            threading.Thread(target=_reload_on_change, args=(path, nodes), daemon=True).start()
+        takers = [Taker(path, made.url) for path in included]
+        for path, seen, taker in zip(included, begun, takers, strict=True):
+            _record(taker, seen)
+            changes = (path, seen, nodes, taker)
+            threading.Thread(target=_reload_on_change, args=changes, daemon=True).start()
         code = _until_end(nodes, events)
+        for taker in takers:
+            taker.close()
     raise typer.Exit(code)
 
 
@@ -141,23 +150,33 @@ def _users_config(folder: Path) -> Path:
     return found.config
 
 
-def _reload_on_change(path: Path, nodes: Sequence[Server]) -> None:
+def _reload_on_change(path: Path, seen: str, nodes: Sequence[Server], taker: Taker) -> None:
     """Look at a file, which is replaced as a whole, and let the servers read it again."""
+    from holdfast.identity.takers import digest
     from holdfast.server import ServerError
 
-    seen = path.stat().st_mtime_ns
     while True:
         time.sleep(LOOK_SECONDS)
         try:
-            if (now := path.stat().st_mtime_ns) == seen:
+            if (now := digest(path)) == seen:
                 continue
             seen = now
             for node in nodes:
                 if node.running:
                     node.reload()
             note(f"the users in {path} have changed: taken")
+            _record(taker, seen)
         except (OSError, ServerError) as error:
             note(f"error: the users in {path} have changed and were not taken: {error}")
+            _record(taker, seen, str(error).split("\n", 1)[0])
+
+
+def _record(taker: Taker, seen: str, error: str = "") -> None:
+    """Let 'holdfast auth' see what was taken."""
+    try:
+        taker.write(seen, error)
+    except OSError as problem:
+        note(f"'holdfast auth revoke' will not see that users are taken here: {problem}")
 
 
 def _make(

@@ -181,10 +181,11 @@ def sealer(seed: Path | None) -> Sealer:
     from holdfast.identity import AccountSeed
     from holdfast.settings.sealing import Sealer
 
-    return Sealer(AccountSeed.load(_seed_file(seed)))
+    return Sealer(AccountSeed.load(seed_file(seed)))
 
 
-def _seed_file(given_file: Path | None) -> Path:
+def seed_file(given_file: Path | None) -> Path:
+    """Where the account seed is."""
     from holdfast.config import DispatcherConfig, load
 
     configured = load(DispatcherConfig).seed_file
@@ -195,7 +196,7 @@ def issued_agents(seed: Path | None) -> list[str]:
     """Agents whose credentials lie beside the seed: they may not have started yet."""
     from holdfast.identity.users import USERS, UserFolder
 
-    folder = _seed_file(seed).parent
+    folder = seed_file(seed).parent
     if not (folder / USERS).exists():
         return []
     return [user.agent for user in UserFolder(folder).users() if user.agent and not user.revoked]

@@ -1,7 +1,8 @@
 """The users of a server: a folder that says who they are, and the configuration made from it.
 
     account.seed       the root of every key: dispatchers need it, nobody else
-    users.json         every user: name, role, public key, when issued, when revoked
+    users.json         every user: name, role, public key, when issued, when revoked; the newest
+                       generation of keys
     auth.conf          accounts and permissions, made from users.json; included by the server
     nats-server.conf   an example around it, written once and then yours
     credentials/       what was issued, one private file per user: carry it to its process
@@ -63,6 +64,8 @@ class User(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class _List(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     users: list[User]
+    generation: int = FIRST_GENERATION
+    """The newest generation of keys that was issued, or rotated to."""
 
 
 class UserFolder:
@@ -86,6 +89,11 @@ class UserFolder:
     def users(self) -> list[User]:
         """Everybody, also the revoked."""
         return self._read().users
+
+    @property
+    def generation(self) -> int:
+        """The newest generation of keys that is known here."""
+        return self._read().generation
 
     @property
     def names(self) -> Names:
@@ -129,7 +137,16 @@ class UserFolder:
     ) -> list[Path]:
         """Issue the credentials of agents; returns their files."""
         seed = self.seed()
-        return self._add([(seed.issue(agent, generations), ()) for agent in agents])
+        made = self._add([(seed.issue(agent, generations), ()) for agent in agents])
+        self.raise_generation(max(generations))
+        return made
+
+    def raise_generation(self, generation: int) -> None:
+        """Remember the newest generation of keys: what is issued from now on has it."""
+        with self._alone():
+            found = self._read()
+            if generation > found.generation:
+                self._write(msgspec.structs.replace(found, generation=generation))
 
     def revoke(self, name: str) -> list[User]:
         """Take logins back: of a user by its name, or of an agent by its id."""
