@@ -46,6 +46,7 @@ NO_SEED: Final = (
     "--seed FILE, or set HOLDFAST_DISPATCHER_SEED_FILE"
 )
 
+
 class Dispatcher:
     """Fans commands out until it is stopped."""
 
