@@ -39,7 +39,9 @@ class RenderedNats:
         }
 
 
-def _config(project: Project, number: int, ports: tuple[int, int, int], folder: Path) -> str:
+def server_config_here(
+    project: Project, number: int, ports: tuple[int, int, int], folder: Path
+) -> str:
     """The rendered file with addresses and paths of this machine, and nothing else changed."""
     client, routes, monitor = ports
     text = nats.server_config(project)
@@ -74,7 +76,7 @@ def rendered_nats(root: Path) -> Iterator[RenderedNats]:
         for number in range(project.config.nats_replicas):
             folder = root / f"nats-{number}"
             folder.mkdir()
-            config = _config(project, number, (client, routes, monitor), folder)
+            config = server_config_here(project, number, (client, routes, monitor), folder)
             processes.append(Process(config, folder, folder / "log"))
         hosts = [f"127.0.0.{n + 1}" for n in range(len(processes))]
         for host in hosts:

@@ -39,6 +39,7 @@ NOUNS = (
     "settings",
     "secrets",
     "doctor",
+    "backup",
     "enqueue",
     "runs",
     "jobs",

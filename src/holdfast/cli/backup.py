@@ -1,0 +1,106 @@
+"""`holdfast backup` and `holdfast restore`: everything that a namespace keeps on the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.common import Cli, connected, connection_given, emit, given, log_to_stderr, note
+
+if TYPE_CHECKING:
+    from holdfast.broker import Broker
+
+FolderArgument = Annotated[
+    Path, typer.Argument(metavar="DIR", help="Folder of the backup.", file_okay=False)
+]
+
+
+def register(app: Cli) -> None:
+    """Add `holdfast backup` and `holdfast restore`."""
+    app.command("backup")(backup)
+    app.command("restore")(restore)
+
+
+async def backup(folder: FolderArgument) -> None:
+    """Write every stream and bucket of the namespace into a new folder, while all goes on.
+
+    It needs a login of role operator. Keep the folder private: it holds every payload and result.
+    """
+    from holdfast.cli.snapshots import save, streams_of
+    from holdfast.errors import ConfigError
+
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{str(folder)!r} is not empty: give each backup a folder of its own")
+    saved: dict[str, int] = {}
+    async with connected() as client:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for stream in await streams_of(client.broker):
+            saved[stream] = (await save(client.broker, stream, folder)).messages
+            note(f"{stream}: {saved[stream]} messages")
+    _tell("saved", folder, saved)
+
+
+async def restore(
+    folder: FolderArgument,
+    missing: Annotated[
+        bool, typer.Option("--missing", help="Leave streams that are there as they are.")
+    ] = False,
+    epochs_above: Annotated[
+        int,
+        typer.Option(
+            metavar="EPOCH", help="The highest epoch that your own stores know: go on above it."
+        ),
+    ] = 0,
+) -> None:
+    """Make the streams and buckets of a backup on a server that does not have them.
+
+    Stop workers and control services first. It needs a login of role operator. Replicas are as
+    many as the servers here allow, up to three, or HOLDFAST_REPLICAS.
+    """
+    from holdfast.broker import Broker
+    from holdfast.broker.streams import Topology
+    from holdfast.cli.snapshots import load, raise_epochs
+    from holdfast.config import ConnectionConfig, RecordConfig
+    from holdfast.config import load as configured
+
+    log_to_stderr()
+    connection = configured(ConnectionConfig, **connection_given())
+    made: dict[str, int] = {}
+    async with Broker(connection, name="holdfast restore") as broker:
+        wanted = await _to_restore(broker, folder, missing)
+        replicas = await Topology(broker, configured(RecordConfig)).wanted_replicas()
+        for stream in wanted:
+            made[stream] = await load(broker, stream, folder, replicas)
+            note(f"{stream}: {made[stream]} messages")
+        if epochs_above:
+            note(f"the next epoch is above {await raise_epochs(broker, epochs_above)}")
+    _tell("restored", folder, made)
+
+
+async def _to_restore(broker: Broker, folder: Path, missing: bool) -> list[str]:
+    from holdfast.cli.snapshots import in_folder, streams_of
+    from holdfast.errors import ConfigError, Conflict
+
+    saved = in_folder(broker.names, folder)
+    if not saved:
+        raise ConfigError(
+            f"{str(folder)!r} holds no backup of the namespace {broker.names.namespace!r}: name "
+            "the folder of 'holdfast backup', or the namespace with --namespace"
+        )
+    there = set(await streams_of(broker))
+    if there & saved.keys() and not missing:
+        raise Conflict(
+            f"{', '.join(sorted(there & saved.keys()))} are on this server, and nothing is "
+            "overwritten: restore into an empty one, or restore the others with --missing"
+        )
+    return [stream for stream in saved if stream not in there]
+
+
+def _tell(what: str, folder: Path, streams: dict[str, int]) -> None:
+    if given().json:
+        emit({"folder": str(folder), "streams": streams})
+    else:
+        total = sum(streams.values())
+        typer.echo(f"{what} {len(streams)} streams with {total} messages: {folder}")

@@ -1,0 +1,194 @@
+"""Streams as files: what `holdfast backup` writes and `holdfast restore` reads.
+
+    DIR/<stream>/backup.json     the stream's configuration, and its state when it was read
+    DIR/<stream>/stream.tar.s2   its messages and consumers, as the server packs them
+
+The format is that of the `nats` command line: either can restore what the other has written.
+
+Guaranteed: a stream's folder has its final name only once it is whole. Each stream is as it was at
+one moment. Not guaranteed: that moment is the same for all. Queues are read before records, so that
+a run which ends in between is in the queue and has a record that says it is done: the record wins.
+
+On failure nothing half-written counts: a stream that was not wholly received is removed by the
+server after a restore, and its folder is left with the name `<stream>.part` after a backup.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, Final
+
+import msgspec
+
+from holdfast.broker import Broker
+from holdfast.broker.answers import Received
+from holdfast.errors import BrokerError, ConfigError, NotConnected
+from holdfast.names import Names, kv_subject
+
+META: Final = "backup.json"
+DATA: Final = "stream.tar.s2"
+CHUNK_BYTES: Final = 128 * 1024
+SILENCE_SECONDS: Final = 60.0
+"""No chunk for so long: the server has given up, or lost the stream's leader."""
+WINDOW: Final = 16
+"""Chunks of a restore that may be unconfirmed."""
+_MORE: Final = 1000
+_RAISED_KEY: Final = "epochs-raised"
+_WELL: Final = ("", "204")
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """What a backup knows of a stream."""
+
+    config: dict[str, Any]
+    state: dict[str, Any]
+
+    @property
+    def messages(self) -> int:
+        return int(self.state.get("messages", 0))
+
+
+def belongs(names: Names, stream: str) -> bool:
+    """Whether a stream is of this namespace, a bucket or an object store among them."""
+    ns = names.namespace
+    return stream.startswith((f"{ns.upper()}_", f"KV_{ns}_", f"OBJ_{ns}_"))
+
+
+def rank(names: Names, stream: str) -> tuple[int, str]:
+    """Queues first, then what depends on them."""
+    return (stream != names.jobs) + stream.startswith(("KV_", "OBJ_")), stream
+
+
+async def streams_of(broker: Broker) -> list[str]:
+    """The streams of the namespace that are on the server, in the order of a backup."""
+    found: list[str] = []
+    while True:
+        page = await broker.api("STREAM.NAMES", {"offset": len(found)})
+        found += page.get("streams") or []
+        if not page.get("streams") or len(found) >= int(page.get("total", 0)):
+            break
+    own = (name for name in found if belongs(broker.names, name))
+    return sorted(own, key=lambda name: rank(broker.names, name))
+
+
+def in_folder(names: Names, folder: Path) -> dict[str, Snapshot]:
+    """What a backup holds of the namespace; records come before queues, as they are restored."""
+    found = {}
+    for path in folder.glob(f"*/{META}"):
+        if path.parent.suffix == ".part" or not belongs(names, path.parent.name):
+            continue
+        try:
+            found[path.parent.name] = msgspec.json.decode(path.read_bytes(), type=Snapshot)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from None
+    return dict(sorted(found.items(), key=lambda item: rank(names, item[0]), reverse=True))
+
+
+# ---- backup
+
+
+async def save(broker: Broker, stream: str, folder: Path) -> Snapshot:
+    """Write one stream into a folder of its own, which must not be there."""
+    part = folder / f"{stream}.part"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True, mode=0o700)
+    with (part / DATA).open("wb") as file:
+        snapshot = await _receive(broker, stream, file)
+    (part / META).write_bytes(msgspec.json.format(msgspec.json.encode(snapshot), indent=2))
+    part.rename(folder / stream)
+    return snapshot
+
+
+async def _receive(broker: Broker, stream: str, file: IO[bytes]) -> Snapshot:
+    chunks: asyncio.Queue[Received | None] = asyncio.Queue()
+    inbox = broker.new_inbox()
+
+    async def keep(chunk: Received) -> None:
+        chunks.put_nowait(chunk)
+
+    forget = broker.on_disconnect(lambda: chunks.put_nowait(None))
+    subscription = await broker.subscribe(inbox, keep)
+    try:
+        wanted = {"deliver_subject": inbox, "chunk_size": CHUNK_BYTES}
+        answer = await broker.api(f"STREAM.SNAPSHOT.{stream}", wanted)
+        while (chunk := await _next(chunks, stream)).body:
+            file.write(chunk.body)
+            if chunk.reply:
+                await broker.publish(chunk.reply)
+        if chunk.status not in _WELL:
+            why = chunk.headers.get("Description", chunk.status)
+            raise BrokerError(f"{stream} was not wholly read: {why}")
+    finally:
+        forget()
+        await broker.unsubscribe(subscription)
+    return Snapshot(answer["config"], answer["state"])
+
+
+async def _next(chunks: asyncio.Queue[Received | None], stream: str) -> Received:
+    try:
+        async with asyncio.timeout(SILENCE_SECONDS):
+            chunk = await chunks.get()
+    except TimeoutError:
+        raise BrokerError(f"{stream} was not wholly read: the server sends no more") from None
+    if chunk is None:
+        raise NotConnected(f"{stream} was not wholly read: the connection was lost; begin again")
+    return chunk
+
+
+# ---- restore
+
+
+async def load(broker: Broker, stream: str, folder: Path, replicas: int) -> int:
+    """Make one stream of what was saved; returns how many messages it has."""
+    snapshot = msgspec.json.decode((folder / stream / META).read_bytes(), type=Snapshot)
+    config = snapshot.config | {"num_replicas": replicas}
+    begun = await broker.api(
+        f"STREAM.RESTORE.{stream}", {"config": config, "state": snapshot.state}
+    )
+    target = begun["deliver_subject"]
+    try:
+        with (folder / stream / DATA).open("rb") as file:
+            await _send(broker, target, lambda: file.read(CHUNK_BYTES))
+    except OSError as error:
+        raise ConfigError(f"{folder / stream / DATA} cannot be read: {error.strerror}") from None
+    answer = await broker.request(target, timeout=SILENCE_SECONDS)
+    made = msgspec.json.decode(answer.body) if answer.body else {}
+    if refused := made.get("error"):
+        raise BrokerError(f"{stream} was not restored: {refused.get('description', refused)}")
+    return int(made.get("state", {}).get("messages", 0))
+
+
+async def _send(broker: Broker, target: str, read: Callable[[], bytes]) -> None:
+    """The chunks, some of them under way at a time; the server answers each."""
+    under_way: list[asyncio.Future[Received]] = []
+    while chunk := read():
+        under_way.append(await broker.send(target, chunk, timeout=SILENCE_SECONDS))
+        if len(under_way) == WINDOW:
+            await _confirmed(under_way.pop(0))
+    for future in under_way:
+        await _confirmed(future)
+
+
+async def _confirmed(future: asyncio.Future[Received]) -> None:
+    answer = await future
+    if answer.status not in _WELL:
+        raise BrokerError(f"the server takes no more: {answer.headers}")
+
+
+async def raise_epochs(broker: Broker, epoch: int) -> int:
+    """Let the revisions of the bucket of runs go on above `epoch`; returns the last one.
+
+    Each write is one revision, and the server has no shorter way. What is written is a marker of a
+    key that was deleted, which ends by itself.
+    """
+    subject = kv_subject(broker.names.runs, _RAISED_KEY)
+    headers = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": "1s"}
+    reached = (await broker.store(subject, b"", headers)).seq
+    while reached < epoch:
+        more = min(_MORE, epoch - reached) - 1
+        await broker.publish_all([(subject, b"", headers)] * more)
+        reached = (await broker.store(subject, b"", headers)).seq
+    return reached
