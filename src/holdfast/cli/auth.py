@@ -84,6 +84,9 @@ def agent(
         int | None,
         typer.Option(help="Newest generation of keys; without: the one that is in use.", min=1),
     ] = None,
+    only: Annotated[
+        bool, typer.Option("--only", help="Not the generation before: its commands are refused.")
+    ] = False,
     pid_file: PidOption = None,
 ) -> None:
     """Issue the credentials of agents: only their own keys, and the public ones they need.
@@ -96,9 +99,10 @@ def agent(
 
     folder = _folder(dir)
     newest = generation or max(folder.generation, load(DispatcherConfig).generation)
-    made = folder.add_agents(ids, range(max(1, newest - 1), newest + 1))
+    oldest = newest if only else max(1, newest - 1)
+    made = folder.add_agents(ids, range(oldest, newest + 1))
     if newest > 1:
-        note(f"with keys of generations {newest - 1} and {newest}")
+        note(f"with keys of generation{'' if only else f's {oldest} and'} {newest}")
     _issued(made, folder, pid_file)
 
 
