@@ -71,8 +71,7 @@ class Site:
             async with Broker(config):
                 return False
         except NotConnected as error:
-            assert "refuses the login" in str(error), error
-            return True
+            return "refuses the login" in str(error)
 
     async def agent(self, id: str, login: Path, data: str = "") -> Command:
         """An agent that is online."""
@@ -92,8 +91,7 @@ class Site:
         """Whether a rotation can be ended: it is refused until every agent has the new keys."""
         try:
             await self.shell.run(text)
-        except AssertionError as refused:
-            assert "error: " in str(refused), refused
+        except AssertionError:
             return False
         return True
 
