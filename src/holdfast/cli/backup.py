@@ -26,7 +26,7 @@ def register(app: Cli) -> None:
 async def backup(folder: FolderArgument) -> None:
     """Write every stream and bucket of the namespace into a new folder, while all goes on.
 
-    It needs a login of role operator. Keep the folder private: it holds every payload and result.
+    It needs a login that may take snapshots. Keep the folder private: it holds every payload and result.
     """
     from holdfast.cli.snapshots import save, streams_of
     from holdfast.errors import ConfigError
@@ -56,7 +56,7 @@ async def restore(
 ) -> None:
     """Make the streams and buckets of a backup on a server that does not have them.
 
-    Stop workers and control services first. It needs a login of role operator. Replicas are as
+    Stop workers and control services first. It needs a login that may restore. Replicas are as
     many as the servers here allow, up to three, or HOLDFAST_REPLICAS.
     """
     from holdfast.broker import Broker

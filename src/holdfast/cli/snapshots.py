@@ -3,7 +3,7 @@
     DIR/<stream>/backup.json     the stream's configuration, and its state when it was read
     DIR/<stream>/stream.tar.s2   its messages and consumers, as the server packs them
 
-The format is that of the `nats` command line: either can restore what the other has written.
+The layout is meant to be that of the `nats` command line; exchange with it was not tried.
 
 Guaranteed: a stream's folder has its final name only once it is whole. Each stream is as it was at
 one moment. Not guaranteed: that moment is the same for all. Queues are read before records, so that
