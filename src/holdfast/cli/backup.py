@@ -26,7 +26,8 @@ def register(app: Cli) -> None:
 async def backup(folder: FolderArgument) -> None:
     """Write every stream and bucket of the namespace into a new folder, while all goes on.
 
-    It needs a login that may take snapshots. Keep the folder private: it holds every payload and result.
+    It needs a login that may take snapshots. Keep the folder private: it holds every payload
+    and result.
     """
     from holdfast.cli.snapshots import save, streams_of
     from holdfast.errors import ConfigError
