@@ -1,4 +1,4 @@
-"""What every test may use: coroutines as tests, one shared server, one shared cluster.
+"""What every test may use: coroutines as tests, a shared server, one shared cluster.
 
 `async def test_…` runs in a loop of its own, closed afterwards; it is the standard library's loop,
 so that a test does not depend on uvloop. Fixtures are plain functions.
@@ -71,9 +71,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def nats() -> Iterator[Server]:
-    """One running server, shared by the session; keep to your own `namespace` on it."""
+    """One running server, shared by a module's tests; keep to your own `namespace` on it.
+
+    Not by the session: each namespace has a dozen streams, and a server makes the next stream the
+    more slowly the more it has.
+    """
     with Server(fast=True) as server:
         yield server
         server.kill()  # its store goes too, and an orderly end of so many streams takes seconds

@@ -6,6 +6,7 @@ tests elsewhere run loops of their own. Every test here is a plain function.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +32,14 @@ EXPECTED = "Failed to load resource: the server responded with a status of 4"
 """What Chromium itself logs of a page that is meant to be refused."""
 
 Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="package")
+def nats() -> Iterator[Server]:
+    """The server of that world."""
+    with Server(fast=True) as server:
+        yield server
+        server.kill()
 
 
 @pytest.fixture(scope="package")
@@ -91,6 +100,8 @@ def tab(open_tab: Open) -> Page:
 
 
 def shoot(tab: Page, name: str) -> None:
-    """Keep a picture for a person to look at."""
+    """Keep a picture for a person to look at, when one is wanted: they take a while to paint."""
+    if not os.environ.get("HOLDFAST_SCREENSHOTS"):
+        return
     SHOTS.mkdir(parents=True, exist_ok=True)
     tab.screenshot(path=str(SHOTS / f"{name}.png"), full_page=True)
