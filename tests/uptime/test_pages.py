@@ -1,12 +1,13 @@
 """The pages in a real Chromium: content, live update, actions, keyboard, phone, dark, no errors.
 
-Screenshots are written to build/screenshots.
+With HOLDFAST_SCREENSHOTS=1, screenshots are written to build/screenshots.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import time
 from collections.abc import AsyncIterator
@@ -86,6 +87,8 @@ async def browsing(**env: str) -> AsyncIterator[Site]:
 
 
 async def shot(page: Page, name: str) -> None:
+    if not os.environ.get("HOLDFAST_SCREENSHOTS"):
+        return
     SHOTS.mkdir(parents=True, exist_ok=True)
     await page.screenshot(path=SHOTS / f"uptime-{name}.png", full_page=True)
 
