@@ -33,6 +33,16 @@ async def slow(key: str, seconds: float, ctx: Context) -> str:
     return ctx.node
 
 
+@app.job
+async def held(key: str, gate: str, ctx: Context) -> str:
+    """Goes on until a file is there: as long as the test wants."""
+    effects.started(run=ctx.run, key=key, epoch=ctx.epoch, attempt=ctx.attempt, node=ctx.node)
+    while not (effects.root / gate).exists():
+        await asyncio.sleep(0.02)
+    effects.apply(ctx.run, key=key, epoch=ctx.epoch, node=ctx.node)
+    return ctx.node
+
+
 @app.job(delivery="at_least_once")
 async def loose(key: str, ctx: Context, seconds: float = 0.0) -> None:
     """Without a record."""

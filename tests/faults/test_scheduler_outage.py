@@ -13,9 +13,15 @@ import pytest
 from holdfast.broker import Broker
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, RecordConfig
+from holdfast.errors import BrokerError
 from holdfast.server import Cluster, Server
 from holdfast.status.schedules import SlotHistory
+from tests.faults.processes import until
 from tests.faults.scheduling import figures, leader_of, rounds, scheduler_fleet, site
+
+AWAY_SECONDS = 10
+MISSED = {"HOLDFAST_SCHEDULER_MISSED_AFTER_SECONDS": "4"}
+"""Of an outage's slots the older ones are missed, the others only late."""
 
 Report = Callable[[str], None]
 
@@ -25,10 +31,10 @@ async def test_slots_of_an_outage_are_caught_up(
     namespace: str, tmp_path: Path, report: Report
 ) -> None:
     """NATS killed with -9 for a while: every slot since is fired, once."""
-    away = rounds(14, 30)
+    away = rounds(11, 30)  # every schedule misses a slot: the slowest has one in ten seconds
     with Server(store=tmp_path / "store") as nats:
         async with site(nats, namespace) as ticks:
-            with scheduler_fleet(2, nats.url, namespace, tmp_path) as fleet:
+            with scheduler_fleet(2, nats.url, namespace, tmp_path, **MISSED) as fleet:
                 await leader_of(fleet)
                 await asyncio.sleep(3)
                 nats.kill()
@@ -54,12 +60,12 @@ async def test_policy_decides_about_missed_slots(
     """catch_up="last": one run for the missed slots, the others are recorded as skipped."""
     with Server(store=tmp_path / "store") as nats:
         async with site(nats, namespace, fast=5, slow=5, catch_up="last") as ticks:
-            with scheduler_fleet(1, nats.url, namespace, tmp_path) as fleet:
+            with scheduler_fleet(1, nats.url, namespace, tmp_path, **MISSED) as fleet:
                 await leader_of(fleet)
                 await asyncio.sleep(2)
             stopped = time.time()
-            await asyncio.sleep(16)
-            with scheduler_fleet(1, nats.url, namespace, tmp_path / "later") as fleet:
+            await asyncio.sleep(AWAY_SECONDS)
+            with scheduler_fleet(1, nats.url, namespace, tmp_path / "later", **MISSED) as fleet:
                 await leader_of(fleet)
                 began = time.time()
                 await asyncio.sleep(2)
@@ -69,12 +75,12 @@ async def test_policy_decides_about_missed_slots(
             async with Broker(config) as broker:
                 history = SlotHistory(Client(broker, RecordConfig()))
                 verdicts: Counter[str] = Counter()
-                for name, moment in sorted(ticks.expected(stopped + 1, began - 11)):
+                for name, moment in sorted(ticks.expected(stopped + 1, began - 5)):
                     why = await history.why(name, moment)
                     verdicts[why.verdict] += 1
                     assert (why.verdict == "dispatched") == ((name, moment) in fired)
                     assert why.verdict in ("dispatched", "skipped")
-    report(f"scheduler away for 16 s, catch_up='last': {dict(verdicts)}")
+    report(f"scheduler away for {AWAY_SECONDS} s, catch_up='last': {dict(verdicts)}")
     assert verdicts["skipped"]
 
 
@@ -84,6 +90,13 @@ async def _stream_leader(cluster: Cluster, namespace: str) -> Server:
         info = await broker.api(f"STREAM.INFO.KV_{namespace}_slots")
     name = info["cluster"]["leader"]
     return next(node for node in cluster.nodes if node.name == name)
+
+
+async def _led_by_another(cluster: Cluster, namespace: str, gone: Server) -> bool:
+    try:
+        return await _stream_leader(cluster, namespace) is not gone
+    except (BrokerError, KeyError):
+        return False  # nobody leads it yet
 
 
 @pytest.mark.timeout(400)
@@ -99,9 +112,12 @@ async def test_stream_leader_killed_costs_no_slot(
                 for _ in range(rounds(1, 2)):
                     node = await _stream_leader(cluster, namespace)
                     node.kill()
-                    await asyncio.sleep(12)
+                    await until(
+                        lambda n=node: _led_by_another(cluster, namespace, n), 60, "another to lead"
+                    )
+                    await ticks.settle(time.time() + 1)  # the two that are left do fire
                     await asyncio.to_thread(node.restart)
-                    await asyncio.sleep(3)
+                    await ticks.settle(time.time() + 2)
                 end = time.time() + 1
                 await ticks.settle(end, 60)
                 count, late = ticks.check(end)

@@ -97,7 +97,7 @@ async def test_idle_schedules_cost_next_to_nothing(
             loading = _cpu(scheduler.pid)
             await asyncio.sleep(3)
             began, before = time.monotonic(), _cpu(scheduler.pid)
-            await asyncio.sleep(rounds(10, 30))
+            await asyncio.sleep(rounds(5, 30))
             share = (_cpu(scheduler.pid) - before) / (time.monotonic() - began)
             memory = _memory(scheduler.pid)
     report(
