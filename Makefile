@@ -7,6 +7,8 @@ MINUTES ?= 5
 REPORTS := build/reports/$(shell date +%Y%m%d-%H%M%S)
 # A suite joins `make test` as soon as its directory exists.
 SUITES := $(wildcard tests/unit tests/conformance tests/integration tests/faults tests/docs tests/uptime)
+# These mostly wait, for processes to die and to be noticed: they run beside the others.
+WAITING := tests/faults tests/uptime
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check static unit bench bench-full chaos soak docs clean system
@@ -32,7 +34,9 @@ demo: setup ## see it work: an uptime monitor whose processes are killed now and
 	$(BIN)/python -m uptime.demo $(ARGS)
 
 test: static system ## everything: lint, format, types, layers, then every test suite
-	$(BIN)/python -m pytest $(SUITES)
+	$(BIN)/python tools/side_by_side.py \
+	  "$(BIN)/python -m pytest $(filter-out $(WAITING),$(SUITES))" \
+	  "$(BIN)/python -m pytest $(filter $(WAITING),$(SUITES))"
 
 check: static unit ## the quick part of `test`: all but the tests with a server
 
