@@ -33,6 +33,7 @@ DATA: Final = "stream.tar.s2"
 CHUNK_BYTES: Final = 128 * 1024
 SILENCE_SECONDS: Final = 60.0
 """No chunk for so long: the server has given up, or lost the stream's leader."""
+HEARD_SECONDS: Final = 10.0
 WINDOW: Final = 16
 """Chunks of a restore that may be unconfirmed."""
 _MORE: Final = 1000
@@ -163,6 +164,7 @@ async def load(broker: Broker, stream: str, folder: Path, replicas: int) -> int:
 
 async def _send(broker: Broker, target: str, read: Callable[[], bytes]) -> None:
     """The chunks, some of them under way at a time; the server answers each."""
+    await _send_first(broker, target, read())
     under_way: list[asyncio.Future[Received]] = []
     while chunk := read():
         under_way.append(await broker.send(target, chunk, timeout=SILENCE_SECONDS))
@@ -170,6 +172,16 @@ async def _send(broker: Broker, target: str, read: Callable[[], bytes]) -> None:
             await _confirmed(under_way.pop(0))
     for future in under_way:
         await _confirmed(future)
+
+
+async def _send_first(broker: Broker, target: str, chunk: bytes) -> None:
+    """The chunk that begins: our server may hear only now that another one listens for it."""
+    deadline = broker.clock.monotonic() + HEARD_SECONDS
+    while True:
+        future = await broker.send(target, chunk, timeout=SILENCE_SECONDS)
+        if (await future).status != "503" or broker.clock.monotonic() > deadline:
+            return await _confirmed(future)
+        await broker.clock.sleep(0.1)
 
 
 async def _confirmed(future: asyncio.Future[Received]) -> None:
