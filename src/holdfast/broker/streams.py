@@ -232,7 +232,8 @@ class Topology:
             ) from None
         except errors.BrokerError as error:
             if "already in use" not in str(error):
-                raise errors.BrokerError(f"cannot create {config['name']}: {error}") from None
+                kind = errors.Unavailable if "peer offline" in str(error) else errors.BrokerError
+                raise kind(f"cannot create {config['name']}: {error}") from None
 
     async def measure_clock(self) -> float:
         """The difference between the server's clock and ours, good to half a round trip."""
