@@ -49,7 +49,7 @@ static: setup
 unit: setup
 	$(BIN)/python -m pytest -q tests/unit
 
-bench: setup ## measure Holdfast beside its peers (about 10 minutes)
+bench: setup ## measure Holdfast beside its peers (about 7 minutes)
 	$(BIN)/python -m benchmarks.environments
 	$(BIN)/python -m benchmarks
 
