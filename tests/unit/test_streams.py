@@ -1,0 +1,64 @@
+"""Making streams, where the server's answer cannot be had on demand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.broker.answers import ApiError, api_error
+from holdfast.broker.streams import Topology
+from holdfast.config import ConnectionConfig, RecordConfig
+from holdfast.errors import BrokerError, NotFound, Unavailable
+from holdfast.names import Names
+from holdfast.testing import FakeClock
+
+STARTING = "no suitable peers for placement, peer offline"
+
+
+class YoungCluster:
+    """Refuses as a cluster does in the moments in which its servers learn of each other."""
+
+    config = ConnectionConfig(replicas=3)
+    names = Names("hf")
+
+    def __init__(self, words: str, refusals: int) -> None:
+        self.clock = FakeClock()
+        self.clock.sleep = self.pass_time  # type: ignore[method-assign]
+        self.left = refusals
+        self.words = words
+        self.made: list[str] = []
+
+    async def pass_time(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    async def api(self, subject: str, body: Any = None, timeout: float = 0) -> dict[str, Any]:
+        if subject.startswith("STREAM.INFO."):
+            raise NotFound("stream not found (10059)")
+        if self.left:
+            self.left -= 1
+            raise api_error(ApiError(400, 10005, self.words))
+        self.made.append(body["name"])
+        return {}
+
+
+async def test_server_that_is_not_known_yet_is_waited_for() -> None:
+    """Seen once at the start of a cluster: the next try is the right answer, not an error."""
+    broker: Any = YoungCluster(STARTING, refusals=3)
+    await Topology(broker, RecordConfig()).ensure_bucket("nodes")
+    assert broker.made == ["KV_hf_nodes"]
+
+
+async def test_server_that_does_not_come_is_told() -> None:
+    """The wait ends, with the server's own words."""
+    broker: Any = YoungCluster(STARTING, refusals=10_000)
+    with pytest.raises(Unavailable, match=f"cannot create KV_hf_nodes: {STARTING}"):
+        await Topology(broker, RecordConfig()).ensure_bucket("nodes")
+
+
+async def test_placement_that_can_never_be_is_told_at_once() -> None:
+    """More copies than servers do not get better by waiting."""
+    broker: Any = YoungCluster("no suitable peers for placement", refusals=1)
+    with pytest.raises(BrokerError, match="cannot create KV_hf_nodes"):
+        await Topology(broker, RecordConfig()).ensure_bucket("nodes")
+    assert not broker.made
