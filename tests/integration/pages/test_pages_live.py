@@ -219,6 +219,7 @@ def test_schedule_is_paused_resumed_and_run_now(world: World, tab: Page) -> None
     tab.get_by_role("button", name="Resume").click()
     expect(tab.get_by_role("dialog")).to_contain_text("its next slot is")
     tab.get_by_role("dialog").get_by_role("button", name="Resume it").click()
+    told(tab, "nightly fires again")
     expect(tab.locator(".head .state")).to_have_text("active")
     tab.get_by_role("button", name="Run now").click()
     tab.get_by_role("dialog").get_by_role("button", name="Send a run").click()
