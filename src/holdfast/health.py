@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from holdfast.errors import ConfigError, HoldfastError
+from holdfast.forks import closed_in_children
 
 log = logging.getLogger("holdfast.health")
 
@@ -56,6 +57,11 @@ class HealthServer:
         self._path = path
         self._health = health
         self._server: asyncio.Server | None = None
+        closed_in_children(self)
+
+    def filenos(self) -> list[int]:
+        """The descriptors that it listens on."""
+        return [socket.fileno() for socket in self._server.sockets] if self._server else []
 
     async def __aenter__(self) -> HealthServer:
         try:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, Protocol
 
 from holdfast.errors import HoldfastError
@@ -28,6 +31,17 @@ class Role(Protocol):
 
     def stop(self) -> None: ...
     async def run(self) -> None: ...
+
+
+def cores() -> int:
+    """How many cores this process may use: those it is bound to, or its container's share."""
+    known = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        known = min(known, math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError):  # no container, or one without a limit
+        pass
+    return max(1, known)
 
 
 def run_role(make: Callable[[], Role]) -> int:

@@ -44,6 +44,7 @@ from holdfast.broker.requirements import check_jetstream, check_version
 from holdfast.broker.wire import Headers, Listener, WireClient, parse_headers, publish_line
 from holdfast.clock import Clock, SystemClock
 from holdfast.config import ConnectionConfig
+from holdfast.forks import closed_in_children
 from holdfast.names import Names
 
 log = logging.getLogger("holdfast.broker")
@@ -94,6 +95,7 @@ class Broker:
         self.closed: asyncio.Event = asyncio.Event()
         self._name = name
         self._nc = WireClient()
+        closed_in_children(self._nc)
         self._prefix = ""
         self._inbox = ""
         self._refusals = 0

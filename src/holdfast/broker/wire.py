@@ -95,6 +95,12 @@ class WireClient(Client):
                 self._transport.close()  # type: ignore[no-untyped-call]
             self._transport = None
 
+    def filenos(self) -> list[int]:
+        """The descriptor of the connection, unless there is none."""
+        writer = getattr(self._transport, "_io_writer", None)
+        socket = writer.get_extra_info("socket") if writer is not None else None
+        return [socket.fileno()] if socket is not None and socket.fileno() >= 0 else []
+
     def forget(self, subscription: Subscription) -> None:
         """A subscription has ended."""
         self._listeners.pop(subscription._id, None)

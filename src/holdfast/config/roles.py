@@ -113,6 +113,13 @@ class WorkerConfig(Role):
     concurrency: int = option(
         100, "Runs that one process executes at the same time.", least=1, most=100_000
     )
+    threads: int = option(
+        0,
+        "Threads in which one process runs plain (`def`) handlers; 0 means as many as it has "
+        "cores. More help handlers that wait, and only slow down those that compute.",
+        least=0,
+        most=10_000,
+    )
     processes: int = option(1, "Processes that share the work.", least=1, most=1024)
     max_runs: int = option(
         0, "Runs after which a process is replaced by a fresh one; 0 means never.", least=0

@@ -34,6 +34,7 @@ from holdfast.model.settings import Settings
 from holdfast.ownership.claims import Claims
 from holdfast.ownership.heartbeat import new_node_id
 from holdfast.ownership.membership import Membership
+from holdfast.process import cores
 from holdfast.telemetry import Telemetry
 from holdfast.worker.calling import Caller
 from holdfast.worker.canary import Canary
@@ -154,7 +155,7 @@ class Worker:
             keyed_ttl=records.keyed_ttl_seconds,
             keyless_ttl=records.keyless_ttl_seconds,
         )
-        self._caller = Caller(self.app.middlewares, config.concurrency, self.telemetry)
+        self._caller = Caller(self.app.middlewares, config.threads or cores(), self.telemetry)
         self._executor = Executor(
             self._claims,
             NatsOutbox(self._client),
