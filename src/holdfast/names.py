@@ -10,6 +10,7 @@ group in front when it is not `default`. `/` separates because job and group nam
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import itertools
 import os
@@ -29,6 +30,7 @@ H_EXPECTED_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
 H_TTL = "Nats-TTL"
 H_SCHEDULE = "Nats-Schedule"
 H_SCHEDULE_TARGET = "Nats-Schedule-Target"
+H_ROLLUP = "Nats-Rollup"
 H_BATCH_ID = "Nats-Batch-Id"
 H_BATCH_SEQUENCE = "Nats-Batch-Sequence"
 H_BATCH_COMMIT = "Nats-Batch-Commit"
@@ -530,6 +532,37 @@ class Names:
         if len(parts) == 4 and parts[:2] == [self.namespace, noun]:
             return parts[2], parts[3]
         return None
+
+
+def result_object(run: str, epoch: int) -> str:
+    """Where the large result of one holder is: a holder that was replaced writes elsewhere."""
+    return f"result/{run}/{epoch}"
+
+
+def body_object(run: str, mark: str) -> str:
+    """Where the large payload of an `at_most_once` run is; `mark` is its worker's alone."""
+    return f"body/{run}/{mark}"
+
+
+def dead_object(message_id: str) -> str:
+    """Where the body of a dead letter is, when no message can carry it with its story."""
+    return f"dead/{message_id}"
+
+
+def object_stream(bucket: str) -> str:
+    """The stream behind an object bucket."""
+    return f"OBJ_{bucket}"
+
+
+def object_chunks(bucket: str, id: str) -> str:
+    """The subject of an object's chunks; `>` for those of all."""
+    return f"$O.{bucket}.C.{id}"
+
+
+def object_meta(bucket: str, name: str | None) -> str:
+    """The subject of an object's record; None for those of all."""
+    token = ">" if name is None else base64.urlsafe_b64encode(name.encode()).decode()
+    return f"$O.{bucket}.M.{token}"
 
 
 def kv_subject(bucket: str, key: str) -> str:

@@ -34,6 +34,15 @@ async def slow(key: str, seconds: float, ctx: Context) -> str:
 
 
 @app.job
+async def bulky(key: str, seconds: float, ctx: Context) -> str:
+    """Like `slow`, with a result that no record can carry; it begins with the node."""
+    effects.started(run=ctx.run, key=key, epoch=ctx.epoch, attempt=ctx.attempt, node=ctx.node)
+    await asyncio.sleep(seconds)
+    effects.apply(ctx.run, key=key, epoch=ctx.epoch, node=ctx.node)
+    return ctx.node.ljust(1_000_000, ".")
+
+
+@app.job
 async def held(key: str, gate: str, ctx: Context) -> str:
     """Goes on until a file is there: as long as the test wants."""
     effects.started(run=ctx.run, key=key, epoch=ctx.epoch, attempt=ctx.attempt, node=ctx.node)

@@ -8,7 +8,9 @@ from typing import Any
 
 from holdfast import Run
 from holdfast.app import Holdfast
+from holdfast.client import Client
 from holdfast.server import Server
+from holdfast.status.messages import subject_counts
 from tests.faults.app import app as jobs
 from tests.faults.conftest import QUICK
 from tests.faults.effects import Effects
@@ -51,6 +53,36 @@ async def test_frozen_worker_changes_nothing(nats: Server, namespace: str, tmp_p
     epochs = [start["epoch"] for start in effects.starts()]
     assert len(epochs) == 2
     assert epochs[0] < epochs[1]
+
+
+async def test_frozen_worker_does_not_replace_a_large_result(
+    nats: Server, namespace: str, tmp_path: Path
+) -> None:
+    """Large results are not in the fenced record: those of a replaced holder lie elsewhere."""
+    effects = Effects(tmp_path / "effects")
+    app = sender(nats.url, namespace)
+    with worker_fleet(1, nats.url, namespace, tmp_path, **QUICK) as [frozen]:
+        await frozen.ready()
+        run = await app.jobs["bulky"].enqueue(key="a", seconds=3.0)
+        await until(lambda: effects.starts(), what="the first start")
+        frozen.signal(signal.SIGSTOP)
+        other_root = tmp_path / "other"
+        other_root.mkdir()
+        (other_root / "effects").symlink_to(tmp_path / "effects")
+        with worker_fleet(1, nats.url, namespace, other_root, **QUICK):
+            winner = await run.result(timeout=40)
+            frozen.signal(signal.SIGCONT)
+            await until(lambda: "taken over" in frozen.text(), 20, "the zombie noticing")
+            again = await run.result(timeout=10)
+    backend = await app.backend()
+    assert isinstance(backend, Client)
+    stream = f"OBJ_{backend.broker.names.objects}"
+    kept = (await subject_counts(backend.broker, stream, "$O.*.M.>")).values()
+    await app.close()
+    nodes = [start["node"] for start in effects.starts()]
+    assert winner.rstrip(".") == nodes[1]
+    assert again == winner
+    assert list(kept) == [1], "what the replaced holder stored is gone"
 
 
 async def test_long_run_starts_once(nats: Server, namespace: str, tmp_path: Path) -> None:

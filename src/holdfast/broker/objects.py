@@ -1,15 +1,47 @@
-"""Large values that no message can carry: results and dead bodies, in the object store."""
+"""Large values that no message can carry: results and dead bodies, in the object store.
+
+An object is stored as any NATS tool knows it: chunks under a subject of their own, then a record
+that names them. It is there as a whole or not at all, since the record comes last. With a TTL the
+server removes both by itself; without one they live as long as the bucket says.
+
+A bucket is made on first use, and made again when it has been deleted. One of an earlier version
+learns per-object TTLs on the first write that has one; where this login may not teach it that, the
+bucket's own age limit applies.
+"""
 
 from __future__ import annotations
 
-import nats.js.errors
-from nats.js.api import ObjectStoreConfig
-from nats.js.object_store import ObjectStore
+import asyncio
+import base64
+import contextlib
+import hashlib
+import logging
+import secrets
+from typing import Any, Final
+
+import msgspec
 
 from holdfast import errors
+from holdfast.broker.answers import Received, read_ack
 from holdfast.broker.connection import Broker
+from holdfast.broker.kv import direct_batch, ttl_text
+from holdfast.broker.wire import Headers
+from holdfast.clock import rfc3339
+from holdfast.names import H_ROLLUP, H_TTL, object_chunks, object_meta, object_stream
 
-KEPT_SECONDS = 30 * 86_400
+log = logging.getLogger("holdfast.broker")
+
+KEPT_SECONDS: Final = 30 * 86_400
+"""As long as a dead letter; what has a TTL goes earlier."""
+CHUNK_BYTES: Final = 128 * 1024
+"""What every client of the object store uses by default."""
+HEADROOM_BYTES: Final = 1024
+"""For the headers of a chunk, on a server that accepts less than a whole chunk."""
+UNDER_WAY: Final = 8
+"""Chunks sent before the first is confirmed: 1 MB, as much as one large message."""
+LAG_SECONDS: Final = (0.1, 0.3, 1.0)
+"""Waits for a copy of the bucket that has not heard of the newest chunks yet."""
+NANO: Final = 1_000_000_000
 
 
 class Objects:
@@ -18,8 +50,11 @@ class Objects:
     def __init__(self, broker: Broker, bucket: str = "", ttl: float | None = KEPT_SECONDS) -> None:
         self._broker = broker
         self._bucket = bucket or broker.names.objects
+        self._stream = object_stream(self._bucket)
         self._ttl = ttl
-        self._store: ObjectStore | None = None
+        self._expires: bool | None = None  # whether objects may have TTLs; not known yet
+
+    # ---- the bucket
 
     @property
     def _replicas(self) -> int:
@@ -28,48 +63,143 @@ class Objects:
         clustered = min(3, max(1, broker.known_servers)) if broker.cluster_name else 1
         return broker.config.replicas or clustered
 
-    async def _open(self) -> ObjectStore:
-        if self._store is None:
-            js = self._broker._nc.jetstream()
-            name = self._bucket
-            try:
-                self._store = await js.object_store(name)
-            except nats.js.errors.NotFoundError:
-                config = ObjectStoreConfig(bucket=name, ttl=self._ttl, replicas=self._replicas)
-                self._store = await js.create_object_store(name, config=config)
-        return self._store
-
-    async def put(self, name: str, body: bytes) -> str:
-        """Store a value under a name; returns the name."""
+    async def _create(self) -> None:
+        config = {
+            "name": self._stream,
+            "subjects": [object_chunks(self._bucket, ">"), object_meta(self._bucket, None)],
+            "storage": "file",
+            "retention": "limits",
+            "discard": "new",
+            "max_age": int((self._ttl or 0) * NANO),
+            "num_replicas": self._replicas,
+            "allow_rollup_hdrs": True,
+            "allow_direct": True,
+            "allow_msg_ttl": True,
+        }
         try:
-            await (await self._open()).put(name, body)
-        except (nats.errors.Error, OSError) as error:
-            raise errors.OutcomeUnknown(f"object {name} could not be stored: {error}") from None
+            await self._broker.api(f"STREAM.CREATE.{self._stream}", config)
+        except errors.BrokerError as error:
+            if "already in use" not in str(error):
+                raise
+
+    async def _may_expire(self) -> bool:
+        """Whether the bucket takes TTLs; it is made, or taught, if that is what it needs."""
+        if self._expires is None:
+            try:
+                config = (await self._broker.api(f"STREAM.INFO.{self._stream}"))["config"]
+            except errors.NotFound:
+                await self._create()
+                config = {"allow_msg_ttl": True}
+            self._expires = bool(config.get("allow_msg_ttl")) or await self._teach(config)
+        return self._expires
+
+    async def _teach(self, config: dict[str, Any]) -> bool:
+        try:
+            changed = config | {"allow_msg_ttl": True}
+            await self._broker.api(f"STREAM.UPDATE.{self._stream}", changed)
+        except errors.PermissionDenied:
+            log.info("%s keeps objects for its own age limit: no TTLs", self._stream)
+            return False
+        return True
+
+    # ---- values
+
+    async def put(self, name: str, body: bytes, ttl: float | None = None) -> str:
+        """Store a value under a name, for `ttl` seconds; returns the name."""
+        for last in (False, True):
+            expires = await self._may_expire()
+            headers = {H_TTL: ttl_text(ttl)} if ttl is not None and expires else {}
+            try:
+                await self._put(name, body, headers)
+                break
+            except errors.Unavailable:
+                self._expires = None
+                if last:
+                    raise
         return name
 
-    async def get(self, name: str) -> bytes:
-        """A stored value."""
+    async def _put(self, name: str, body: bytes, headers: Headers) -> None:
+        before = await self._info(name)
+        chunks, id = self._cut(body), secrets.token_hex(11)
         try:
-            found = await (await self._open()).get(name)
-        except nats.js.errors.NotFoundError:
-            raise errors.NotFound(f"object {name} is not there (any more)") from None
-        except (nats.errors.Error, OSError) as error:
-            raise errors.Unavailable(f"object {name} could not be read: {error}") from None
-        return found.data or b""
+            await self._store_chunks(object_chunks(self._bucket, id), chunks, headers)
+            info = {
+                "name": name,
+                "bucket": self._bucket,
+                "nuid": id,
+                "size": len(body),
+                "chunks": len(chunks),
+                "digest": _digest(body),
+                "mtime": rfc3339(self._broker.server_now()),
+                "options": {"max_chunk_size": CHUNK_BYTES},
+            }
+            meta = object_meta(self._bucket, name)
+            rollup = {**headers, H_ROLLUP: "sub"}
+            await self._broker.store(meta, msgspec.json.encode(info), rollup)
+        except BaseException:
+            with contextlib.suppress(errors.BrokerError):
+                await self._purge(object_chunks(self._bucket, id))
+            raise
+        if before.get("nuid"):
+            await self._purge(object_chunks(self._bucket, before["nuid"]))
+
+    def _cut(self, body: bytes) -> list[bytes]:
+        size = min(CHUNK_BYTES, self._broker.max_message_bytes - HEADROOM_BYTES)
+        return [body[start : start + size] for start in range(0, len(body), size)]
+
+    async def _store_chunks(self, subject: str, chunks: list[bytes], headers: Headers) -> None:
+        for start in range(0, len(chunks), UNDER_WAY):
+            sent: list[asyncio.Future[Received]] = [
+                await self._broker.send(subject, chunk, headers)
+                for chunk in chunks[start : start + UNDER_WAY]
+            ]
+            for future in sent:
+                await read_ack(future)
+
+    async def _info(self, name: str) -> dict[str, Any]:
+        """What the bucket says of a value; empty when it does not have it."""
+        request = {"last_by_subj": object_meta(self._bucket, name)}
+        try:
+            answer = await self._broker.api(f"STREAM.MSG.GET.{self._stream}", request)
+        except errors.NotFound:
+            return {}
+        try:
+            info = msgspec.json.decode(base64.b64decode(answer["message"].get("data", "")))
+        except (msgspec.DecodeError, ValueError):
+            return {}
+        return info if isinstance(info, dict) and not info.get("deleted") else {}
+
+    async def _purge(self, subject: str) -> None:
+        await self._broker.api(f"STREAM.PURGE.{self._stream}", {"filter": subject})
+
+    async def get(self, name: str) -> bytes:
+        """A stored value; a copy of the bucket that lags is asked again."""
+        for wait in (0.0, *LAG_SECONDS):
+            await self._broker.clock.sleep(wait)
+            info = await self._info(name)
+            if not info.get("nuid"):
+                raise errors.NotFound(f"object {name} does not exist, or no longer does")
+            body = await self._chunks_of(info["nuid"])
+            if _digest(body) == info.get("digest"):
+                return body
+        raise errors.Unavailable(f"object {name} could not be read: its parts do not fit together")
+
+    async def _chunks_of(self, id: str) -> bytes:
+        subject = object_chunks(self._bucket, id)
+        return b"".join([m.body async for m in direct_batch(self._broker, self._stream, subject)])
 
     async def exists(self, name: str) -> bool:
         """Whether a value is there, without reading it."""
-        try:
-            await (await self._open()).get_info(name)
-        except nats.js.errors.NotFoundError:
-            return False
-        except (nats.errors.Error, OSError) as error:
-            raise errors.Unavailable(f"object {name} could not be read: {error}") from None
-        return True
+        return bool(await self._info(name))
 
     async def delete(self, name: str) -> None:
-        """Remove a value; it not being there is fine."""
-        try:
-            await (await self._open()).delete(name)
-        except (nats.errors.Error, OSError):
-            return
+        """Remove a value with all its traces; one that does not exist is fine."""
+        with contextlib.suppress(errors.BrokerError):
+            info = await self._info(name)
+            await self._purge(object_meta(self._bucket, name))
+            if info.get("nuid"):
+                await self._purge(object_chunks(self._bucket, info["nuid"]))
+
+
+def _digest(body: bytes) -> str:
+    return f"SHA-256={base64.urlsafe_b64encode(hashlib.sha256(body).digest()).decode()}"

@@ -20,7 +20,7 @@ from holdfast import errors
 from holdfast.broker import Broker, Bucket, Received, Stored
 from holdfast.broker.answers import ENVELOPE_BYTES, header_bytes, read_ack
 from holdfast.broker.batch import Write, send_batch
-from holdfast.broker.objects import Objects
+from holdfast.broker.objects import KEPT_SECONDS, Objects
 from holdfast.broker.streams import Topology
 from holdfast.broker.wire import Headers
 from holdfast.client.bucket import Data, NatsData
@@ -57,6 +57,11 @@ WORKERS_SECONDS = 1.0
 _UNSURE = (errors.NotConnected, errors.Unavailable, errors.OutcomeUnknown)
 
 
+def _longest(records: RecordConfig) -> float:
+    """The age limit of the object bucket: nothing outlives it, whatever its own TTL says."""
+    return max(KEPT_SECONDS, records.keyed_ttl_seconds, records.dead_days * 86_400.0)
+
+
 class Client:
     """Sends runs through one broker."""
 
@@ -67,7 +72,7 @@ class Client:
         self.telemetry = telemetry or Telemetry()
         self.topology = Topology(broker, records)
         self.runs = Bucket(broker, broker.names.runs)
-        self.objects = Objects(broker)
+        self.objects = Objects(broker, ttl=_longest(records))
         self.records = records
         self._buckets: dict[str, NatsData] = {}
         self._subscribed: set[str] = set()
@@ -197,6 +202,14 @@ class Client:
                     await self.broker.leave_if_useless()
                     raise
             await clock.sleep(0.1)
+
+    async def drop_stored(self, stream: str, sequence: int) -> None:
+        """Remove one stored message. Best effort: whoever reads it must be able to live with it."""
+        request = {"seq": sequence, "no_erase": True}
+        try:
+            await self.broker.api(f"STREAM.MSG.DELETE.{stream}", request)
+        except errors.BrokerError as error:
+            log.debug("message %d of %s is not removed: %s", sequence, stream, error)
 
     async def _ensure(self, deadline: float) -> None:
         """Make the streams if they are missing; when that takes too long, the publish will tell."""

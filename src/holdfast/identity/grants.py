@@ -175,7 +175,7 @@ def worker(names: Names) -> Grants:
     found.bucket(names.runs, "purge")
     for stream in (names.jobs, names.events):
         found.stream(stream, "pull ack")
-    return found.stream(names.dead, "read")
+    return found.stream(names.dead, "read delete")
 
 
 def scheduler(names: Names) -> Grants:

@@ -95,6 +95,10 @@ class Claims:
         self._tokens = itertools.count(1)
         self._suspects: set[str] = set()
 
+    def ttl_of(self, record: RunRecord) -> float:
+        """How long a record lives after the end of its run."""
+        return self._ttl[record.keyed]
+
     def _token(self) -> str:
         return f"{self._node}.{next(self._tokens)}"
 
@@ -203,7 +207,7 @@ class Claims:
                 result=result,
                 result_object=result_object,
             )
-            ttl = self._ttl[record.keyed] if record.terminal else None
+            ttl = self.ttl_of(record) if record.terminal else None
             await self._write_own(claim, record, ttl)
             claim.settled = True
 
@@ -226,7 +230,7 @@ class Claims:
         ended = msgspec.structs.replace(
             crashed, state=state, token=self._token(), error=error, ended=self._now(), reply=""
         )
-        won = await self._write(run, ended, revision, self._ttl[record.keyed])
+        won = await self._write(run, ended, revision, self.ttl_of(record))
         return ended if won else None
 
     async def owns(self, claim: Claim) -> bool:

@@ -26,6 +26,7 @@ from holdfast.server.node import MAX_PAYLOAD
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.queue import Headers, MemoryQueue, Scheduled
 from holdfast.worker.held import Held, Interrupt
+from holdfast.worker.outbox import Buried
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,9 @@ class MemoryOutbox:
         specs = [job.spec for job in self._app.jobs.values()]
         return [(spec.group, spec.name) for spec in specs if event in spec.on]
 
-    async def dead_letter(self, group: str, job: str, body: bytes, headers: Headers) -> None:
+    async def dead_letter(self, group: str, job: str, body: bytes, headers: Headers) -> Buried:
         if not self._queue.is_new_dead_letter(headers):
-            return
+            return Buried()
         error, story = headers.get(H_ERROR, '""'), headers.get(H_TRACEBACK, '""')
         self.dead.append(
             DeadLetter(
@@ -118,10 +119,18 @@ class MemoryOutbox:
                 headers,
             )
         )
+        return Buried(len(self.dead))
 
-    async def keep(self, name: str, body: bytes) -> str:
+    async def unbury(self, buried: Buried) -> None:
+        if buried.sequence:
+            del self.dead[buried.sequence - 1]
+
+    async def keep(self, name: str, body: bytes, ttl: float | None = None) -> str:
         self.objects[name] = body
         return name
+
+    async def forget(self, name: str) -> None:
+        self.objects.pop(name, None)
 
 
 class MemoryData:

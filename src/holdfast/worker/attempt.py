@@ -17,12 +17,23 @@ from holdfast.worker.held import Held
 from holdfast.worker.outbox import Outbox
 
 PROGRESS_SECONDS = 0.5
+TRUSTED_SECONDS = 1.0
+"""No node is declared lost sooner: a claim that was won or looked at since needs no look."""
 
 
 class CurrentAttempt:
     """One attempt, as its context sees it."""
 
-    __slots__ = ("_claims", "_clock", "_events", "_held", "_outbox", "_progressed", "_telemetry")
+    __slots__ = (
+        "_claims",
+        "_clock",
+        "_events",
+        "_held",
+        "_outbox",
+        "_owned_at",
+        "_progressed",
+        "_telemetry",
+    )
 
     def __init__(
         self, held: Held, claims: Claims, outbox: Outbox, clock: Clock, telemetry: Telemetry
@@ -34,10 +45,12 @@ class CurrentAttempt:
         self._telemetry = telemetry
         self._events: dict[str, int] = {}
         self._progressed = -1e9
+        self._owned_at = clock.monotonic()
 
     async def publish(self, event: str, data: Any) -> None:
         if self._held.task is None or self._held.lost:
             raise ClaimLost(f"the attempt at run {self._held.run} is over: nothing is published")
+        await self._check_owner()
         number = self._events.get(event, 0) + 1
         self._events[event] = number
         headers = {
@@ -49,6 +62,16 @@ class CurrentAttempt:
         self._telemetry.published.labels(event).inc()
         if not subscribed:
             self._telemetry.tell_unclaimed(event)
+
+    async def _check_owner(self) -> None:
+        """An event bears its run's id and no epoch, since a retry must not repeat it: a process
+        that was frozen or cut off asks before it publishes, so that its successor's counts."""
+        claim, now = self._held.claim, self._clock.monotonic()
+        if claim is None or now - self._owned_at < TRUSTED_SECONDS:
+            return
+        if not await self._claims.owns(claim):
+            raise ClaimLost(f"run {claim.run} was taken over by another node: nothing is published")
+        self._owned_at = now
 
     def _claim(self, what: str) -> Claim:
         claim = self._held.claim

@@ -142,7 +142,8 @@ def story_headers(
         crashes=record.crashes if record else crashes(held),
         attempts=record.attempts if record else (),
     )
-    headers[H_MSG_ID] = f"{held.run}.dead.{mark(held, held.stamp)}"
+    epoch = f".{held.claim.epoch}" if held.claim else ""
+    headers[H_MSG_ID] = f"{held.run}.dead.{mark(held, held.stamp)}{epoch}"
     return headers
 
 

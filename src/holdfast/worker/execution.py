@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +38,7 @@ from holdfast.errors import (
 from holdfast.model import run as runs
 from holdfast.model.run import Outcome, RunRecord, State, Verdict
 from holdfast.model.settings import Settings
-from holdfast.names import H_CAUSE
+from holdfast.names import H_CAUSE, body_object
 from holdfast.ownership.claims import Claims
 from holdfast.payload import Bound
 from holdfast.telemetry import Telemetry
@@ -88,8 +89,10 @@ class Executor:
     async def execute(self, held: Held) -> None:
         """Take one message all the way; errors of the broker end here, the message comes again."""
         envelope.identify(held)
+        kept = ""
         try:
             if await self._obtain(held):
+                kept = held.claim.record.body_object if held.claim else ""
                 await self._attempt(held)
         except ClaimLost as error:
             log.warning("%s: its result was refused", error)
@@ -98,6 +101,8 @@ class Executor:
         finally:
             if held.claim:
                 self.claims.release(held.claim)
+                if kept and held.claim.settled:
+                    await self._outbox.forget(kept)
 
     async def give_back(self, held: Held) -> None:
         """Return a message that was never started."""
@@ -132,6 +137,8 @@ class Executor:
                 held.run, fresh, message=held.stamp, reply=held.message.reply
             )
         if isinstance(found, Verdict):
+            if fresh.body_object:
+                await self._outbox.forget(fresh.body_object)
             await self._refused(held, found)
             return False
         self._won.inc()
@@ -142,7 +149,8 @@ class Executor:
         """The record of a run whose message is going to be gone: it keeps the payload."""
         body, name = held.message.body, ""
         if len(body) > self._outbox.largest_result:
-            name = await self._outbox.keep(f"body/{held.run}", body)
+            name = body_object(held.run, secrets.token_hex(8))
+            await self._outbox.keep(name, body)
             body = b""
         return msgspec.structs.replace(fresh, once=True, body=body, body_object=name)
 
@@ -188,11 +196,13 @@ class Executor:
             else "its worker died and its restart strategy is 'never'"
         )
         crashed = runs.close_crashed(record, self._now())
-        await self._settle.bury(held, "crashed" if poison else "lost", error, "", crashed)
+        reason = "crashed" if poison else "lost"
+        buried = await self._settle.bury(held, reason, error, "", crashed)
         state: State = "dead" if poison else "lost"
         if await self.claims.give_up(held.run, record, revision, state=state, error=error):
             await held.message.ack()
         else:
+            await self._outbox.unbury(buried)
             await held.message.nak(HELD_ELSEWHERE_SECONDS)
 
     # ---- the attempt

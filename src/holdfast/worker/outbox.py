@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from holdfast.client import Client
 from holdfast.clock import rfc3339
 from holdfast.errors import PayloadTooLarge
-from holdfast.names import H_MSG_ID, H_OBJECT, H_SCHEDULE, H_SCHEDULE_TARGET
+from holdfast.names import H_MSG_ID, H_OBJECT, H_SCHEDULE, H_SCHEDULE_TARGET, dead_object
+
+DAY_SECONDS = 86_400.0
+
+
+class Buried(NamedTuple):
+    """A dead letter just written, so that it can be taken back; 0 when it was known before."""
+
+    sequence: int = 0
+    object: str = ""
 
 
 class Outbox(Protocol):
@@ -35,12 +44,22 @@ class Outbox(Protocol):
         """Publish an event; False when no job subscribes to it."""
         ...
 
-    async def dead_letter(self, group: str, job: str, body: bytes, headers: dict[str, str]) -> None:
+    async def dead_letter(
+        self, group: str, job: str, body: bytes, headers: dict[str, str]
+    ) -> Buried:
         """Keep a run that was given up."""
         ...
 
-    async def keep(self, name: str, body: bytes) -> str:
-        """Put a large value into the object store; returns its name."""
+    async def unbury(self, buried: Buried) -> None:
+        """Take a dead letter back: who wrote it had lost the run. Best effort."""
+        ...
+
+    async def keep(self, name: str, body: bytes, ttl: float | None = None) -> str:
+        """Put a large value into the object store, for `ttl` seconds; returns its name."""
+        ...
+
+    async def forget(self, name: str) -> None:
+        """Remove a large value that nothing refers to. Best effort."""
         ...
 
 
@@ -77,13 +96,27 @@ class NatsOutbox:
         await self._client.store_event(event, body, headers)
         return await self._client.has_subscriber(event)
 
-    async def dead_letter(self, group: str, job: str, body: bytes, headers: dict[str, str]) -> None:
+    async def dead_letter(
+        self, group: str, job: str, body: bytes, headers: dict[str, str]
+    ) -> Buried:
         subject = self._client.broker.names.dead_letter(group, job)
+        name = ""
         try:
-            await self._client.store_surely(subject, body, headers)
+            stored = await self._client.store_surely(subject, body, headers)
         except PayloadTooLarge:
-            name = await self.keep(f"dead/{headers[H_MSG_ID]}", body)
-            await self._client.store_surely(subject, b"", {**headers, H_OBJECT: name})
+            ttl = self._client.records.dead_days * DAY_SECONDS
+            name = await self.keep(dead_object(headers[H_MSG_ID]), body, ttl)
+            stored = await self._client.store_surely(subject, b"", {**headers, H_OBJECT: name})
+        return Buried(0 if stored.duplicate else stored.seq, name)
 
-    async def keep(self, name: str, body: bytes) -> str:
-        return await self._client.objects.put(name, body)
+    async def unbury(self, buried: Buried) -> None:
+        if buried.sequence:
+            await self._client.drop_stored(self._client.broker.names.dead, buried.sequence)
+        if buried.object:
+            await self.forget(buried.object)
+
+    async def keep(self, name: str, body: bytes, ttl: float | None = None) -> str:
+        return await self._client.objects.put(name, body, ttl)
+
+    async def forget(self, name: str) -> None:
+        await self._client.objects.delete(name)

@@ -1,6 +1,6 @@
 """How an attempt ends: each way out, and the order of its steps.
 
-    done        settle done ──► ack
+    done        large result ──► settle done ──► ack
     failed      short wait: settle failed ──► nak(delay)
                 long wait:  park the next message ──► settle failed ──► ack
     exhausted   dead letter ──► settle dead ──► ack
@@ -9,6 +9,10 @@
 Each step that must not be lost is stored before the step that forgets it; a crash between two
 steps repeats an attempt and never loses a run. Nothing is acknowledged before our own settle
 succeeded; `ClaimLost` leaves the message alone.
+
+What is stored before the settle is not fenced by it, so it has the epoch in its name: a holder that
+was replaced meanwhile overwrites nothing of its successor's, and what it wrote is removed again, or
+expires when that fails too. Only the record says which of them counts.
 """
 
 from __future__ import annotations
@@ -23,17 +27,21 @@ from holdfast.clock import Clock
 from holdfast.errors import BrokerError, ClaimLost, HoldfastError, InvalidPayload, PayloadTooLarge
 from holdfast.model import run as runs
 from holdfast.model.run import Outcome, RunRecord, State
-from holdfast.ownership.claims import Claims
+from holdfast.names import result_object
+from holdfast.ownership.claims import Claim, Claims
 from holdfast.payload import encode_result
 from holdfast.redaction import scrub
 from holdfast.telemetry import Telemetry
 from holdfast.worker import envelope
 from holdfast.worker.held import Held
-from holdfast.worker.outbox import Outbox
+from holdfast.worker.outbox import Buried, Outbox
 
 log = logging.getLogger("holdfast.worker")
 
 T = TypeVar("T")
+
+SETTLE_SECONDS = 60.0
+"""A large result is stored before the record that names it: it must not expire before that does."""
 
 
 class Settler:
@@ -65,14 +73,22 @@ class Settler:
         except InvalidPayload as error:
             await self.dead(held, "invalid", line_of(error), story_of(error))
             return "failed"
-        if held.claim:
-            name = ""
-            if len(body) > self._outbox.largest_result:
-                kept, name, body = body, f"result/{held.run}", b""
-                await self._surely(held, lambda: self._outbox.keep(name, kept))
-            await self._claims.settle(held.claim, "done", "done", result=body, result_object=name)
+        if held.claim and len(body) > self._outbox.largest_result:
+            await self._settle_large(held, held.claim, body)
+        elif held.claim:
+            await self._claims.settle(held.claim, "done", "done", result=body)
         await quietly(held.message.ack())
         return "done"
+
+    async def _settle_large(self, held: Held, claim: Claim, body: bytes) -> None:
+        name = result_object(held.run, claim.epoch)
+        ttl = self._claims.ttl_of(claim.record) + SETTLE_SECONDS
+        try:
+            await self._surely(held, lambda: self._outbox.keep(name, body, ttl))
+            await self._claims.settle(claim, "done", "done", result_object=name)
+        except ClaimLost:
+            await self._outbox.forget(name)
+            raise
 
     async def cancelled(self, held: Held, why: str) -> Outcome:
         """It was cancelled, or discarded itself."""
@@ -132,7 +148,10 @@ class Settler:
         """
         due = self._now() + wait
         short = held.claim is not None and not held.event and wait <= self._short_wait
-        stamp = held.stamp if short else await self._park(held, due)
+        stamp = held.stamp
+        if not short:
+            await self._check_owner(held)
+            stamp = await self._park(held, due)
         if held.claim:
             await self._claims.settle(
                 held.claim, "failed", outcome, error=error, due=due, message=stamp
@@ -176,21 +195,29 @@ class Settler:
                 now=self._now(),
                 error=error,
             )
-        await self.bury(held, reason, error, story, record)
+        buried = await self.bury(held, reason, error, story, record)
         if claim:
-            await self._claims.settle(claim, state, outcome, error=error)
+            try:
+                await self._claims.settle(claim, state, outcome, error=error)
+            except ClaimLost:
+                await self._outbox.unbury(buried)
+                raise
         await quietly(held.message.ack())
+
+    async def _check_owner(self, held: Held) -> None:
+        """Ask before writing what no epoch fences; a holder that was replaced stops here."""
+        if held.claim and not await self._claims.owns(held.claim):
+            raise ClaimLost(f"run {held.run} was taken over by another node")
 
     async def bury(
         self, held: Held, reason: str, error: str, story: str, record: RunRecord | None
-    ) -> None:
+    ) -> Buried:
         """Write the dead letter, unless the claim is lost."""
-        if held.claim and not await self._claims.owns(held.claim):
-            raise ClaimLost(f"run {held.run} was taken over by another node")
+        await self._check_owner(held)
         headers = envelope.story_headers(held, reason, error, story, record, self._now())
         spec = held.job.spec
         body = held.message.body
-        await self._surely(
+        buried = await self._surely(
             held, lambda: self._outbox.dead_letter(spec.group, spec.name, body, headers)
         )
         self._telemetry.dead.labels(spec.group, spec.name, reason).inc()
@@ -201,6 +228,7 @@ class Settler:
             story.rstrip() or error,
             extra=envelope.log_fields(held, self._node),
         )
+        return buried
 
     async def _surely(self, held: Held, store: Callable[[], Awaitable[T]]) -> T:
         """Store it, however long that takes.
