@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -113,6 +114,76 @@ def test_schedule_with_wildcards_follows_real_time(
         found = list(instants(quarter, start, start + 3 * 86400))
         gaps = {b - a for a, b in itertools.pairwise(found)}
         assert gaps == {900}
+
+
+# A minute field with and without a wildcard, with the minutes that it means; hours likewise.
+MINUTES = {
+    "*": set(range(60)),
+    "*/7": set(range(0, 60, 7)),
+    "*/45": {0, 45},
+    "0": {0},
+    "15,45": {15, 45},
+    "5-50/15": {5, 20, 35, 50},
+}
+HOURS = {
+    "*": set(range(24)),
+    "*/2": set(range(0, 24, 2)),
+    "*/5": set(range(0, 24, 5)),
+    "1-3": {1, 2, 3},
+    "2": {2},
+    "0,3": {0, 3},
+}
+NIGHTS = [
+    ("Europe/Paris", "2026-03-29"),
+    ("Europe/Paris", "2026-10-25"),
+    ("Australia/Lord_Howe", "2026-10-04"),
+    ("Australia/Lord_Howe", "2026-04-05"),
+    ("Pacific/Chatham", "2026-09-27"),
+    ("Pacific/Chatham", "2026-04-05"),
+    ("America/Santiago", "2026-09-06"),
+    ("America/Santiago", "2026-04-05"),
+    ("Africa/Casablanca", "2026-02-15"),
+    ("Africa/Casablanca", "2026-03-22"),
+    ("Antarctica/Troll", "2026-03-29"),
+    ("Asia/Kathmandu", "2026-03-29"),
+]
+
+
+@functools.cache
+def _minutes_around(zone: str, night: str) -> list[tuple[int, datetime]]:
+    """Every minute from two days before a night to two days after it, with its local time."""
+    where = ZoneInfo(zone)
+    middle = int(datetime.fromisoformat(night).replace(tzinfo=where).timestamp())
+    minutes = range(middle - 2 * 86_400, middle + 2 * 86_400, 60)
+    return [(m, datetime.fromtimestamp(m, where).replace(tzinfo=None)) for m in minutes]
+
+
+@pytest.mark.parametrize(("zone", "night"), NIGHTS)
+@pytest.mark.parametrize("hour", HOURS)
+def test_schedule_gives_what_a_look_at_every_minute_gives(hour: str, zone: str, night: str) -> None:
+    """Over a night in which local time jumps, by whatever amount, no slot is missed or added."""
+    clock = _minutes_around(zone, night)
+    for minute in MINUTES:
+        if "*" in minute or "*" in hour:
+            expected = [
+                m for m, t in clock if t.hour in HOURS[hour] and t.minute in MINUTES[minute]
+            ]
+        else:
+            expected = _once_each(clock, minute, hour)
+        rule = define("a", "job", cron=f"{minute} {hour} * * *", tz=zone)
+        assert list(instants(rule, clock[0][0] - 1, clock[-1][0])) == expected, minute
+
+
+def _once_each(clock: list[tuple[int, datetime]], minute: str, hour: str) -> list[int]:
+    """Each matching local time at its first minute, or at the first minute after its skip."""
+    found: set[int] = set()
+    reached = clock[0][1] - timedelta(minutes=1)
+    for moment, now in clock:
+        while reached < now:
+            reached += timedelta(minutes=1)
+            if reached.hour in HOURS[hour] and reached.minute in MINUTES[minute]:
+                found.add(moment)
+    return sorted(found)
 
 
 def test_schedule_asked_inside_the_second_hour_does_not_go_back() -> None:

@@ -1,10 +1,11 @@
 """Cron expressions: five fields, or six with seconds first, or a name such as `@hourly`.
 
-The calendar work is cronsim's. What is decided here is the two nights a year when local time
-jumps. A rule that names its hour and minute (`30 2 * * *`) means "once a day": in the hour that
-does not exist it fires at the first moment after it, in the hour that comes twice only the first
-time. A rule with a wildcard there (`*/5 * * * *`) means "as time passes": it fires in each real
-hour, no more and no less. Five and six fields follow the same rule (in cronsim only five do).
+cronsim finds the local times that match. This module decides what happens in the two nights a year
+when local time jumps, by an hour or, as in Lord Howe, by half of one. A rule that names its hour
+and minute (`30 2 * * *`) means "once a day": a time that is skipped fires when the skip is over, a
+time that comes twice fires the first time only. A rule with a wildcard there (`*/5 * * * *`) means
+"as time passes": it fires at every instant whose local time matches. Five and six fields follow the
+same rule (in cronsim only five do).
 
 Instants are whole seconds since 1970, so that nobody has to think of time zones further on.
 """
@@ -33,6 +34,9 @@ LATEST = 4_102_444_800
 """2100: no instant after it is looked for."""
 
 _SOME_DAY = datetime(2026, 1, 1, tzinfo=UTC)
+_SHORTEST_STRETCH = 7 * 86_400
+"""Seconds between two looks at a zone's offset: shorter than any summer time, so none is missed.
+The shortest are Morocco's four weeks around Ramadan."""
 
 
 def check_cron(expression: object) -> str:
@@ -97,17 +101,74 @@ def _once_a_day(parts: list[str]) -> bool:
 @lru_cache(maxsize=65_536)
 def next_instant(expression: str, zone: str, after: int) -> int | None:
     """The first instant of a rule strictly after `after`, or None when there is none."""
-    if after >= LATEST:
-        return None
     where = _zone(zone)
+    search = _next_named if _once_a_day(_parsed(expression).parts) else _next_passing
+    found = search(expression, where, after) if after < LATEST else None
+    return found if found is not None and found < LATEST else None
+
+
+def _local_times(expression: str, after: datetime) -> CronSim:
+    """The rule's local times after one of them; cronsim sees no time zone, so it skips none."""
     sim = copy.copy(_parsed(expression))
-    local = datetime.fromtimestamp(after, where)
-    if where is not UTC and _once_a_day(sim.parts):
-        sim.fixup_tz = where
-        local = local.replace(tzinfo=None)
-    sim.dt = local
-    for found in sim:
-        instant = int(found.timestamp())
-        if instant > after:  # in the hour that comes twice the search may start too early
-            return instant if instant < LATEST else None
+    sim.dt = after
+    return sim
+
+
+def _next_named(expression: str, where: tzinfo, after: int) -> int | None:
+    """For a rule that names its time of day: each local time once."""
+    local = datetime.fromtimestamp(after, where).replace(tzinfo=None)
+    for found in _local_times(expression, local):
+        instant = _first_occurrence(found.replace(tzinfo=where))
+        if instant > after:  # a local time that comes twice may be over already
+            return instant
     return None
+
+
+def _first_occurrence(local: datetime) -> int:
+    """When a local time comes for the first time; one that is skipped: when the skip is over."""
+    later = int(local.timestamp())
+    earlier = int(local.replace(fold=1).timestamp())
+    if earlier >= later:  # fold=1 is later where the time comes twice, earlier where it is skipped
+        return later
+    assert local.tzinfo is not None
+    return _next_change(local.tzinfo, earlier - 1, later) or later
+
+
+def _next_passing(expression: str, where: tzinfo, after: int) -> int | None:
+    """For a rule with wildcards: every instant whose local time matches.
+
+    Between two changes of the zone's offset local time runs like UTC, so each such stretch is
+    searched by itself, whatever the size of the change.
+    """
+    while after < LATEST:
+        offset = _offset(where, after + 1)
+        local = datetime.fromtimestamp(after + offset, UTC).replace(tzinfo=None)
+        found = next(_local_times(expression, local), None)
+        if found is None:
+            return None
+        instant = int(found.replace(tzinfo=UTC).timestamp()) - offset
+        change = _next_change(where, after + 1, instant)
+        if change is None:
+            return instant
+        after = change - 1
+    return None
+
+
+def _offset(where: tzinfo, instant: int) -> int:
+    offset = datetime.fromtimestamp(instant, where).utcoffset()
+    assert offset is not None
+    return int(offset.total_seconds())
+
+
+def _next_change(where: tzinfo, start: int, until: int) -> int | None:
+    """The first instant after `start`, up to `until`, with another offset than at `start`."""
+    offset = _offset(where, start)
+    low, high = start, start
+    while _offset(where, high) == offset:
+        if high >= until:
+            return None
+        low, high = high, min(until, high + _SHORTEST_STRETCH)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _offset(where, middle) == offset else (low, middle)
+    return high
