@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
+from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
 
 import yaml
@@ -215,3 +217,18 @@ async def test_agent_and_dispatcher_out_of_the_box(app: Holdfast, tmp_path: Path
             assert command.process.returncode == 0, command.text
         listed = await holdfast(app, "agents", "list", "--json")
         assert [(a["id"], a["online"]) for a in listed.json] == [("a1", False)]
+
+
+async def test_agent_on_a_full_disk_says_what_to_do(app: Holdfast, tmp_path: Path) -> None:
+    """An agent that cannot write its journal ends with one sentence, not with a bug report."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "runs.jsonl").write_text('{"run":"f1","epoch":1,"state":"sent"}\n')
+    command = f"ulimit -f 0; exec {sys.executable} -m holdfast agent --id web1 --data {folder}"
+    process = await asyncio.create_subprocess_exec(
+        "sh", "-c", command, env=environment(app), stdout=PIPE, stderr=STDOUT
+    )
+    out, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 1
+    assert "cannot be used: File too large. Free space" in out.decode()
+    assert "bug" not in out.decode()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
+import signal
 import stat
 import time
 from pathlib import Path
@@ -19,6 +21,7 @@ from holdfast.agent.functions import Call, Function, Functions
 from holdfast.agent.journal import KEPT, Journal
 from holdfast.errors import ConfigError, HoldfastError, InvalidInput
 from holdfast.model.fleet import Order, Return
+from holdfast.process import run_loop
 from tests.support import until
 
 CALL = Call("f1", "web1", 7, 0.0)
@@ -280,6 +283,48 @@ async def test_program_gets_words_and_no_shell() -> None:
         await cmd_run("no-such-program-here")
     with pytest.raises(InvalidInput, match="word by word"):
         await cmd_run()
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["closes its output", "keeps its output"])
+def test_program_that_leaves_a_daemon_behind_has_ended(tmp_path: Path, closes: bool) -> None:
+    """The program's own exit ends the call; the daemon lives on, whatever it holds open."""
+    told = tmp_path / "daemon"
+    redirect = "</dev/null >/dev/null 2>&1" if closes else ""
+    script = f"sleep 600 {redirect} & echo $! > {told}; echo started"
+
+    async def main() -> int:
+        done = await asyncio.wait_for(cmd_run("sh", "-c", script), 60)
+        assert done == {"code": 0, "stdout": "started\n", "stderr": ""}
+        return 0
+
+    run_loop(main())  # uvloop, as in production: a test runs on asyncio's loop
+    pid = int(told.read_text())
+    assert _lives(pid)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_program_that_prints_without_end_costs_no_memory() -> None:
+    """Output past the limit is dropped as it comes, and counted."""
+    megabytes = 200
+    script = f"head -c {megabytes}M /dev/zero; echo oops >&2"
+
+    async def main() -> int:
+        done = await cmd_run("sh", "-c", script)
+        assert len(done["stdout"]) < 5 * 1024 * 1024
+        assert done["stdout"].endswith("[205,520,896 more bytes were cut off]")
+        assert done["stderr"] == "oops\n"
+        return 0
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    run_loop(main())
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < megabytes * 1024 / 4, f"{grown} kB"
+
+
+async def test_program_reads_its_input() -> None:
+    """More input than a pipe holds reaches the program, and its code is told."""
+    done = await cmd_run("wc", "-c", stdin="x" * 300_000)
+    assert done["stdout"].strip() == "300000"
 
 
 def test_file_hash(tmp_path: Path) -> None:

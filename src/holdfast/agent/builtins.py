@@ -6,24 +6,17 @@ never a line for a shell: nothing is split, expanded or quoted on the way.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
-import os
 import shutil
-import signal
-import subprocess
-from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
 from holdfast.agent.facts import HostFacts
 from holdfast.agent.functions import Function
+from holdfast.agent.program import run_program
 from holdfast.errors import HoldfastError, InvalidInput
 
-MOST_OUTPUT: Final = 4 * 1024 * 1024
-"""Bytes of a program's output that are kept."""
 HASHES: Final = ("sha256", "sha512", "sha1", "md5", "blake2b")
 
 
@@ -106,7 +99,7 @@ async def service_status(name: str) -> dict[str, Any]:
         raise InvalidInput(f"{name!r} is not the name of a service")
     wanted = "ActiveState,SubState,UnitFileState,MainPID"
     command = ["systemctl", "show", "--no-pager", f"--property={wanted}", "--", name]
-    done = await _program(command, None, None)
+    done = await run_program(command, None, None)
     if done["code"] != 0:
         raise InvalidInput(f"systemctl does not know: {done['stderr'].strip() or done['code']}")
     pairs = (line.partition("=") for line in done["stdout"].splitlines())
@@ -124,49 +117,8 @@ async def cmd_run(*words: str, cwd: str = "", stdin: str = "") -> dict[str, Any]
     """Start a program with these words and return its output; another code than 0 is a failure."""
     if not words or not words[0]:
         raise InvalidInput("cmd.run takes a program and its arguments, word by word")
-    done = await _program([str(word) for word in words], cwd or None, stdin or None)
+    done = await run_program([str(word) for word in words], cwd or None, stdin or None)
     if done["code"] != 0:
         tail = (done["stderr"] or done["stdout"]).strip()[-2000:]
         raise CommandFailed(f"{words[0]} ended with code {done['code']}{tail and ': '}{tail}")
     return done
-
-
-async def _program(words: list[str], cwd: str | None, stdin: str | None) -> dict[str, Any]:
-    """Run a program to its end; it and its children are gone when this is cancelled."""
-    starting = asyncio.ensure_future(_started(words, cwd, stdin is not None))
-    try:
-        process = await asyncio.shield(starting)
-        out, err = await process.communicate(stdin.encode() if stdin else None)
-    except asyncio.CancelledError:
-        await _end(await starting)  # also one that was just being started
-        raise
-    return {"code": process.returncode, "stdout": _text(out), "stderr": _text(err)}
-
-
-async def _started(words: list[str], cwd: str | None, piped: bool) -> Process:
-    try:
-        return await asyncio.create_subprocess_exec(
-            *words,
-            cwd=cwd,
-            stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{words[0]!r} cannot be started: {error}") from None
-
-
-async def _end(process: Process) -> None:
-    """Kill a program with all its children."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(TimeoutError):  # somebody else may hold its output open
-        async with asyncio.timeout(1):
-            await process.communicate()
-
-
-def _text(output: bytes) -> str:
-    text = output[:MOST_OUTPUT].decode("utf-8", "replace")
-    left = len(output) - MOST_OUTPUT
-    return text if left <= 0 else f"{text}\n[{left:,} bytes more were cut off]"

@@ -62,17 +62,19 @@ class Journal:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = open(self._folder / "lock", "wb", opener=_private)  # noqa: SIM115
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._read()
+            self._write_anew()
         except BlockingIOError:
             self.close()
             raise ConfigError(
                 f"another agent uses {str(self._folder)!r}: give this one its own --data"
             ) from None
         except OSError as error:
+            self.close()
             raise ConfigError(
-                f"the agent's folder {str(self._folder)!r} cannot be used: {error.strerror}"
+                f"the agent's folder {str(self._folder)!r} cannot be used: {error.strerror}. Free "
+                "space or correct its permissions, then start the agent again"
             ) from None
-        self._read()
-        self._write_anew()
 
     def close(self) -> None:
         """Let go of the folder."""
