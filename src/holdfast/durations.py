@@ -16,6 +16,7 @@ Duration = float | int | str | timedelta
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 _LONGEST = 366 * 86400.0 * 100
+_LONGEST_TEXT = 100  # a search for parts takes the square of it, and a stranger may write it
 
 
 def seconds(value: Duration, what: str = "duration") -> float:
@@ -43,10 +44,11 @@ def _read_text(text: str, what: str) -> float:
         return float(text)
     except ValueError:
         pass
-    parts = _PART.findall(text)
+    parts = _PART.findall(text) if len(text) <= _LONGEST_TEXT else []
     if not parts or "".join(n + u for n, u in parts) != text.replace(" ", ""):
         raise InvalidInput(
-            f"{what} {text!r} is not readable: write for example '500ms', '30s', '1h30m', '2d'"
+            f"{what} {text[:_LONGEST_TEXT]!r} is not readable: write for example '500ms', '30s', "
+            "'1h30m', '2d'"
         )
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 

@@ -124,12 +124,12 @@ async def test_unknown_members_of_a_query_are_refused_everywhere(
 async def test_waiting_run_is_shown_and_cancelled(nats: Server, namespace: str) -> None:
     """Without a worker: queued and delayed runs are listed with their payload, and cancelled."""
     async with site(nats, namespace) as there:
-        one = (await there.operator.post("/runs", json={"job": "add", "payload": [1]})).json()
+        one = (await there.operator.post("/runs", json={"job": "add", "payload": {"a": 1}})).json()
         two = (await there.operator.post("/runs", json={"job": "add", "delay": "1h"})).json()
         states = {r["run"]: r["state"] for r in (await there.viewer.get("/runs")).json()["items"]}
         assert states == {one["run"]: "queued", two["run"]: "delayed"}
         shown = (await there.viewer.get(f"/runs/{one['run']}")).json()
-        assert shown["payload"] == {"encoding": "utf-8", "text": "[1]"}
+        assert shown["payload"] == {"encoding": "utf-8", "text": '{"a":1}'}
         early = await there.viewer.get(f"/runs/{one['run']}/result")
         assert (early.status_code, early.json()["state"]) == (202, "queued")
         for run in (one["run"], two["run"]):

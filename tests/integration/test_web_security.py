@@ -18,6 +18,7 @@ from holdfast.testing import RunningWorker
 from holdfast.web import User, create_app
 from holdfast.web.auth import make_token
 from holdfast.web.hosts import Hosts
+from holdfast.web.live import STREAMS_EACH
 from holdfast.web.serve import check_reachable
 from tests.integration.web_support import HOST, TOKENS, Site, shop, site
 
@@ -267,6 +268,28 @@ async def test_requests_are_limited_for_each_user(nats: Server, namespace: str) 
         assert int(last.headers["retry-after"]) >= 1
         assert last.headers["content-type"] == "application/problem+json"
         assert (await there.operator.get("/jobs")).status_code == 200
+
+
+async def test_pages_are_limited_like_the_api(nats: Server, namespace: str) -> None:
+    """Requests for pages count too: one limit for each user, whatever is asked for."""
+    async with site(nats, namespace, with_pages=True, rate_per_second=2) as there:
+        codes = [(await there.viewer.get(f"{HOST}/jobs")).status_code for _ in range(9)]
+        assert codes == [200] * 8 + [429]
+
+
+async def test_one_user_cannot_take_every_live_stream(nats: Server, namespace: str) -> None:
+    """Each user has a share of the streams, also when all requests come at once."""
+    async with site(nats, namespace, with_pages=True) as there:
+        feed = there.web.state.feed
+        await feed.start()
+        mine = [feed.stream("", "a-viewer") for _ in range(STREAMS_EACH)]
+        for stream in mine:
+            await anext(stream)
+        assert (await there.viewer.get(f"{HOST}/live")).status_code == 503
+        assert feed.viewers["a-operator"] == 0
+        for stream in mine:
+            await stream.aclose()
+        assert feed.streams == 0
 
 
 async def test_oversized_body_is_refused(nats: Server, namespace: str) -> None:

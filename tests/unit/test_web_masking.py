@@ -12,6 +12,7 @@ from holdfast.web.masking import (
     masked,
     masked_body,
     masked_headers,
+    masked_payload,
     masked_text,
 )
 
@@ -66,6 +67,21 @@ def test_values_are_masked_wherever_they_are() -> None:
         ("got hft_83kkKUmRHGjipDtA26FI9AO2vIqNQ4ygObdZ", "83kkKUm"),
         ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abc-def", "eyJzdWIi"),
         ("api_key='hunter2'", "hunter2"),
+        ("mysql -h db --password hunter2", "hunter2"),
+        ("curl -u ann:hunter2 https://db", "hunter2"),
+        ("redis://:hunter2@cache:6379/0", "hunter2"),
+        ("postgres://ann:hun/ter2@db/x", "ter2"),
+        ("-----BEGIN PRIVATE KEY-----\nhunter2\n-----END PRIVATE KEY-----", "hunter2"),
+        ("-----BEGIN PRIVATE KEY-----\nhunter2", "hunter2"),
+        ('{"secret": {"x": ["hunter2"', "hunter2"),
+        ('{"p\\u0061ssword": "hunter2"', "hunter2"),
+        ('{\\"password\\": \\"hunter2\\"}', "hunter2"),
+        ("Cookie: a=b; c=hunter2", "hunter2"),
+        ("password: |\n  one\n  hunter2\n", "hunter2"),
+        ("PGPASSWORD=hunter2", "hunter2"),
+        ("password=" + " " * 200 + "hunter2", "hunter2"),
+        ("login(password=SecretStr('hunter2'))", "hunter2"),
+        ('{"name": "DB_PASSWORD", "value": "hunter2"', "hunter2"),
     ],
 )
 def test_secrets_inside_texts_are_masked(text: str, gone: str) -> None:
@@ -80,6 +96,39 @@ def test_plain_texts_are_left_alone() -> None:
         assert masked_text(text) == text
         assert masked_body(text) == text
     assert masked_headers({"X-Trace": "1", "Cookie": "a=b"}) == {"X-Trace": "1", "Cookie": MASK}
+
+
+def test_words_and_pairs_are_masked() -> None:
+    """Lists of words, pairs of headers and named values have their secrets beside the name."""
+    assert masked(["mysql", "--password", "x", "db"]) == ["mysql", "--password", MASK, "db"]
+    assert masked([["Authorization", "x"], ["A", "b"]]) == [["Authorization", MASK], ["A", "b"]]
+    assert masked([{"name": "TOKEN", "value": "x"}]) == [{"name": "TOKEN", "value": MASK}]
+
+
+def test_bare_payload_is_masked_by_the_parameter() -> None:
+    """The payload of a job with one parameter has no name in it: the job's signature has."""
+    assert masked_payload('"hunter2"', ("password",)) == f'"{MASK}"'
+    assert masked_payload('"ann"', ("user",)) == '"ann"'
+    assert masked_payload('"hunter2"', None) == f'"{MASK}"'
+    assert masked_payload('{"user": "ann"}', None) == '{"user": "ann"}'
+    assert masked_payload("", None) == ""
+
+
+@pytest.mark.parametrize("levels", [600, 5_000])
+def test_deep_values_are_masked(levels: int) -> None:
+    """However deep a value is: nothing here recurses."""
+    text = '{"a":' * levels + '{"password": "hunter2"}' + "}" * levels
+    assert "hunter2" not in masked_body(text)
+    value: dict[str, object] = {"password": "hunter2"}
+    for _ in range(levels):
+        value = {"a": value}
+    masked(value)
+
+
+def test_masking_twice_changes_nothing() -> None:
+    """What a route has masked is masked again on its way out."""
+    text = "password=x --token y redis://:z@a {'secret': 'q'} Authorization: Bearer abcdefghi"
+    assert masked_text(masked_text(text)) == masked_text(text)
 
 
 def test_only_viewers_are_kept_from_secrets() -> None:

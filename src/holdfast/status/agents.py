@@ -6,6 +6,7 @@ by itself. `forget` takes an agent that will not come back out of every target.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,14 +57,18 @@ class Agents:
         wanted = parse(target)
         facts = await self._entries(self._facts)
         records = await self._entries(self._records)
-        found = []
-        for agent, entry in facts.items():
-            said = _facts(entry)
-            if wanted.matches(agent, seen(said) if seen else said):
-                info = _info(agent, said, entry, records.get(agent))
-                if info.online or not online:
-                    found.append(info)
-        return sorted(found, key=lambda a: a.id)
+
+        def chosen() -> list[AgentInfo]:
+            found = []
+            for agent, entry in facts.items():
+                said = _facts(entry)
+                judged = seen(said) if seen and wanted.needs_facts else said
+                if wanted.matches(agent, judged):
+                    found.append(_info(agent, said, entry, records.get(agent)))
+            return sorted(found, key=lambda a: a.id)
+
+        # In a thread: patterns and facts are foreign, and a fleet is large.
+        return [info for info in await asyncio.to_thread(chosen) if info.online or not online]
 
     async def show(self, agent: str) -> tuple[AgentInfo, dict[str, Any]]:
         """An agent and its facts."""

@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
@@ -45,6 +45,8 @@ STREAM_SECONDS: Final = 60.0
 app that this is mounted in, which tells nobody that it stops, waits no longer than this."""
 KEPT_NOTICES: Final = 500
 STREAMS_MOST: Final = 500
+STREAMS_EACH: Final = 25
+"""Of one user: a hidden page holds none, so this is many, and twenty users still find a place."""
 READ_BACK_MOST: Final = 5_000
 REST_SECONDS: Final = 0.02
 SAMPLES_KEPT: Final = KEPT_SECONDS // 3
@@ -61,7 +63,8 @@ class Feed:
     def __init__(self, client: Client) -> None:
         self.rates = Rates()
         self.samples: deque[Sample] = deque(maxlen=SAMPLES_KEPT)
-        self.streams = 0
+        self.viewers: Counter[str] = Counter()
+        """How many streams are open, by the name of who looks."""
         self._client = client
         self._broker = client.broker
         self._mark = secrets.token_hex(4)
@@ -74,6 +77,11 @@ class Feed:
         self._subscriptions: dict[str, Any] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._read_to = 0
+
+    @property
+    def streams(self) -> int:
+        """How many streams are open."""
+        return self.viewers.total()
 
     # ---- life
 
@@ -198,12 +206,12 @@ class Feed:
             self.changed("tick")
             await asyncio.sleep(TICK_SECONDS)
 
-    async def stream(self, after: str = "") -> AsyncIterator[bytes]:
+    async def stream(self, after: str = "", who: str = "") -> AsyncIterator[bytes]:
         """Server-sent events for one page, from the notice after `after`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + STREAM_SECONDS
         seen, missed = self._resume(after)
-        self.streams += 1
+        self.viewers[who] += 1
         try:
             yield b"retry: 1000\n\n"
             if missed:
@@ -221,7 +229,8 @@ class Feed:
                 except TimeoutError:
                     yield b": alive\n\n"
         finally:
-            self.streams -= 1
+            self.viewers[who] -= 1
+            self.viewers += Counter()  # forget who has none
 
     def _event(self, topics: str) -> bytes:
         return f"event: changed\nid: {self._mark}.{self._number}\ndata: {topics}\n\n".encode()

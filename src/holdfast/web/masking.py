@@ -1,33 +1,51 @@
 """Secrets in what is shown: members, headers and texts that look like one are masked for viewers.
 
-It goes by names (`password`, `api_key`, `Authorization`, …) and by what stands behind them in a
-text, so it is a fence and not a vault: what must stay secret does not belong into a payload.
+It goes by names (`password`, `api_key`, `Authorization`, …), by what follows them in a text
+(`password=…`, `--password …`, an object, a quoted text), and by form: logins in addresses, PEM
+blocks, well-known tokens. It is a fence and not a vault: what must stay secret does not belong in a
+payload.
+
+Guaranteed: every function here is linear in what it is given, because the text is foreign and the
+web process has one event loop; none recurses, however deep a value is; a text that was cut anywhere
+is masked up to its cut; masking twice changes nothing. `answer` and `page` mask whatever they send
+to a viewer once more, so a route that forgets to does not leak.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from typing import Any, Final
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.web.auth import User
+if TYPE_CHECKING:
+    from holdfast.web.auth import User
 
 MASK: Final = "•••"
-_WORD: Final = (
-    r"pass(?:word|wd|phrase|code)?s?|pwd|secrets?|tokens?|api[-_ ]?keys?|access[-_ ]?keys?"
-    r"|private[-_ ]?keys?|authori[sz]ation|cookies?|credentials?|creds|bearer|signature|session"
-    r"|otp|pin|ssn|cvv|card[-_ ]?number"
+LONGEST_BODY: Final = 1024 * 1024
+"""What of a body is masked and shown: the largest message of a server with its defaults."""
+REMEMBERED_NAME: Final = 64
+"""A longer name is judged each time: foreign names must not fill the memory."""
+
+# ---- names
+
+_WORDS: Final = frozenset(
+    """pass password passwords passwd passphrase passcode passkey pwd pw secret secrets token tokens
+    apikey authorization authorisation auth cookie cookies credential credentials creds cred bearer
+    signature sig session jwt otp totp pin ssn cvv cvc""".split()  # noqa: SIM905 - as a list: 40 lines
 )
-_NAME = re.compile(rf"(?:^|[^a-z])(?:{_WORD})(?:$|[^a-z])", re.IGNORECASE)
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_IN_TEXT = re.compile(
-    rf"(\b[\w-]*(?:{_WORD})[\w-]*[\"']?\s*[=:]\s*)(?:bearer\s+|basic\s+)?(\"[^\"]*\"|'[^']*'|[^\s,;&}})\]]+)",
-    re.IGNORECASE,
+_PAIRS: Final = re.compile(
+    r"(?:api|access|private|encryption|signing|ssh|account|shared|storage|master|license|deploy)"
+    r"keys?|cardnumber"
 )
-_LOGIN = re.compile(r"(\w+://)[^\s/@:]+:[^\s/@]+@")
-_TOKEN = re.compile(
-    r"\b(?:hft_[\w-]{20,}|eyJ[\w-]{10,}\.[\w-]+\.[\w-]+|(?i:bearer\s+)[\w.~+/-]{8,})"
+_PARTS: Final = re.compile(
+    r"password|passwd|passphrase|secret(?!ar)|apikey|accesskey|privatekey|credential|authorization"
+    r"|tokens?$|(?<!com)(?<!by)(?<!tres)(?<!sur)pass$|pwd$"
 )
+_CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_SPLIT: Final = re.compile(r"[^a-z0-9]+")
 
 
 def hides(user: User) -> bool:
@@ -37,32 +55,296 @@ def hides(user: User) -> bool:
 
 def is_secret(name: str) -> bool:
     """Whether a member or header of this name is likely to hold a secret."""
-    return _NAME.search(_CAMEL.sub("_", name)) is not None
+    return _known(name) if len(name) <= REMEMBERED_NAME else _judged(name)
+
+
+def _judged(name: str) -> bool:
+    words = [word for word in _SPLIT.split(_CAMEL.sub("_", name).lower()) if word]
+    if any(word in _WORDS or _PARTS.search(word) for word in words):
+        return True
+    pairs = ["".join(pair) for pair in itertools.pairwise(words)]
+    return any(_PAIRS.fullmatch(pair) for pair in (*words, *pairs))
+
+
+_known = lru_cache(maxsize=4096)(_judged)
+
+
+# ---- values
+
+_NAMING: Final = ("name", "key", "field", "header", "parameter", "param", "variable", "env")
+_VALUES: Final = ("value", "values", "val", "content", "data", "default")
+_FLAG: Final = re.compile(r"-{1,2}[\w-]{1,120}")
+_LOGIN_FLAGS: Final = frozenset({"-u", "--user", "--proxy-user", "--userpwd"})
 
 
 def masked(value: Any) -> Any:
-    """A JSON value with its secrets masked."""
-    if isinstance(value, dict):
-        return {k: MASK if is_secret(str(k)) and v else masked(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [masked(item) for item in value]
-    return masked_text(value) if isinstance(value, str) else value
+    """A JSON value with its secrets masked; any depth."""
+    whole: list[Any] = [value]
+    open_ = [whole]  # lists and objects whose members are still as they were
+    while open_:
+        place: Any = open_.pop()
+        pairs = place.items() if isinstance(place, dict) else enumerate(place)
+        for key, inner in list(pairs):
+            if isinstance(inner, str):
+                place[key] = masked_text(inner)
+            elif isinstance(inner, dict):
+                place[key] = _masked_members(inner)
+                open_.append(place[key])
+            elif isinstance(inner, list | tuple):
+                place[key] = _masked_words(inner, pair=isinstance(place, list))
+                open_.append(place[key])
+    return whole[0]
+
+
+def _masked_members(members: dict[Any, Any]) -> dict[Any, Any]:
+    """An object with the members masked that their names call secret: one level."""
+    named = any(isinstance(n := members.get(k), str) and is_secret(n) for k in _NAMING)
+    found: dict[Any, Any] = {}
+    for key, value in members.items():
+        hidden = value and (is_secret(str(key)) or (named and key in _VALUES))
+        found[masked_text(key) if isinstance(key, str) else key] = MASK if hidden else value
+    return found
+
+
+def _masked_words(words: Sequence[Any], *, pair: bool) -> list[Any]:
+    """A list with the words masked that the words before them call secret: one level.
+
+    `pair`: it is in a list itself, so two members may be a header's name and value.
+    """
+    found = list(words)
+    if pair and len(found) == 2 and isinstance(found[0], str) and is_secret(found[0]):
+        found[1] = MASK
+    for n in range(1, len(found)):
+        before, word = words[n - 1], found[n]
+        if not isinstance(before, str) or not _FLAG.fullmatch(before):
+            continue
+        if not word or not isinstance(word, str | int | float):
+            continue
+        login = before in _LOGIN_FLAGS and isinstance(word, str) and ":" in word
+        if login or is_secret(before):
+            found[n] = MASK
+    return found
+
+
+# ---- texts
+
+# Possessive quantifiers and the look-behind keep each of these linear: nothing is read twice.
+_PLAIN: Final = re.compile(r"[\w./-]{0,19}", re.ASCII)
+_ESCAPED: Final = re.compile(r"(?<!\\)\\++u00([2-7][0-9a-fA-F])")
+_KEY: Final = re.compile(
+    r"(?<![\w-])([\w-]++)"
+    r"(?:([\\\"'`\]]{0,8}+\s*+(?:=>|:=|=|:)\s*+)"
+    r"|((?<=\w)[ \t]++|[\\\"'`]{1,8}+\s*+,\s*+))?"
+)
+_SCHEME: Final = re.compile(r"(?:bearer|basic|digest|negotiate|token|apikey)[ \t]++", re.IGNORECASE)
+_OPENING: Final = re.compile(r"[bBrRuUfF]{0,2}(\\{0,16}[\"'`])")
+_TO_QUOTE: Final = {
+    '"': re.compile(r'(?:[^"\\]++|\\.)*+', re.DOTALL),
+    "'": re.compile(r"(?:[^'\\]++|\\.)*+", re.DOTALL),
+    "`": re.compile(r"[^`]*+"),
+}
+_BLOCK: Final = re.compile(r"[|>][+-]?[ \t]*+(?:\r?\n[ \t]++[^\n]*+)++")
+_LINE: Final = re.compile(r"[^\r\n\"']*+")
+_NAMED: Final = re.compile(r"[\\\"'`]{0,8}+([\w-]++)")
+_WORD: Final = re.compile(r"[\\\"'`]{0,8}+[^\s\\\"'`]*+")
+_CALL: Final = re.compile(r"[A-Za-z_][\w.]*+(?=\()")
+_BARE: Final = re.compile(r"[^\s,;&})\]\"'`<>]++")
+_BRACKETS: Final = re.compile(r"[\[\](){}\"]")
+_LINE_NAMES: Final = re.compile(r"authori[sz]ation|cookie", re.IGNORECASE)
+_ADDRESS: Final = re.compile(r"://([^\s/?#\"'<>`]*+)")
+_LATER_LOGIN: Final = re.compile(r"[^\s@\"'<>]{1,256}+@")
+_PORT: Final = re.compile(r"[^:]*+(?::\d*+)?")
+_BEARER: Final = re.compile(r"(bearer\s{1,64}+)[\w.~+/=-]{8,}+", re.IGNORECASE)
+_RUN: Final = re.compile(r"[\w.-]{20,}+", re.ASCII)
+_TOKEN: Final = re.compile(
+    r"(?<![A-Za-z0-9])(?:hft_|eyJ|gh[pousr]_|github_pat_|glpat-|xox[abeprs]-|[sr]k[-_]|AKIA|ASIA"
+    r"|AIza|npm_|pypi-|hvs\.|S[AUONCX](?=[A-Z2-7]{50}))"
+)
+_TOKEN_LENGTH: Final = 16
 
 
 def masked_text(text: str) -> str:
     """A text with what looks like a secret masked: `password=…`, logins in addresses, tokens."""
-    text = _IN_TEXT.sub(rf"\g<1>{MASK}", text)
-    return _TOKEN.sub(MASK, _LOGIN.sub(rf"\g<1>{MASK}@", text))
+    if _PLAIN.fullmatch(text):
+        return text  # too short and too plain: most texts in a list
+    if "\\u00" in text:
+        text = _ESCAPED.sub(_unescaped, text)
+    if "BEGIN" in text:
+        text = _without_pem(text)
+    text = _without_values(text)
+    if "://" in text:
+        text = _without_logins(text)
+    text = _BEARER.sub(rf"\g<1>{MASK}", text)
+    return _RUN.sub(_without_token, text)
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    """A letter that JSON may write as `\\u0070`: a name must not hide that way."""
+    letter = chr(int(match[1], 16))
+    return letter if letter.isalnum() or letter in "_-" else match[0]
+
+
+_PEM_BEGIN: Final = re.compile(r"-{4,6} ?BEGIN [^-\r\n]{1,80}-")
+_PEM_END: Final = re.compile(r"-{4,6} ?END [^-\r\n]{1,80}+-{4,6}")
+
+
+def _without_pem(text: str) -> str:
+    """Each PEM block masked; one without an end is masked to the end of the text."""
+    parts, at = [], 0
+    while begin := _PEM_BEGIN.search(text, at):
+        parts += [text[at : begin.start()], MASK]
+        end = _PEM_END.search(text, begin.end())
+        at = end.end() if end else len(text)
+    return "".join([*parts, text[at:]])
+
+
+def _without_values(text: str) -> str:
+    """The text with what stands behind a secret name masked."""
+    parts, at, place, named = [], 0, 0, False
+    while found := _KEY.search(text, place):
+        place = found.end()
+        name, sign, gap = found[1], found[2], found[3]
+        if sign is None and not _takes_next(text, name, gap, place):
+            continue
+        if sign is not None and not is_secret(name) and not (named and name in _VALUES):
+            if name in _NAMING:  # {"name": "PASSWORD", "value": "…"}
+                word = _NAMED.match(text, place)
+                named = word is not None and is_secret(word[1])
+            continue
+        start, end, quote = _value(text, place, bool(sign and _LINE_NAMES.search(name)))
+        if end > start:
+            quote = quote or ('"' if sign and sign.startswith('"') else "")
+            parts += [text[at:start], f"{quote}{MASK}{quote}"]
+            at = place = end
+    return "".join([*parts, text[at:]])
+
+
+def _takes_next(text: str, name: str, gap: str | None, place: int) -> bool:
+    """Whether the next word is the secret of this one: `--password x`, `-u a:b`, `password 'x'`."""
+    if gap is None:
+        return False
+    if name in _LOGIN_FLAGS:
+        word = _WORD.match(text, place)
+        return word is not None and ":" in word[0]
+    quoted = not gap.strip() and text[place : place + 1] in ("'", '"')
+    return (name.startswith("-") or quoted) and is_secret(name)
+
+
+def _value(text: str, start: int, whole_line: bool) -> tuple[int, int, str]:
+    """Where the value that begins at `start` ends, and the quotes around it."""
+    if scheme := _SCHEME.match(text, start):
+        start = scheme.end()
+    if opening := _OPENING.match(text, start):
+        return _quoted(text, start, opening)
+    if block := _BLOCK.match(text, start):
+        return start, block.end(), ""
+    if text[start : start + 1] in ("{", "["):
+        return start, _closed(text, start), '"'
+    if call := _CALL.match(text, start):  # SecretStr('…')
+        return start, _closed(text, call.end()), ""
+    bare = (_LINE if whole_line else _BARE).match(text, start)
+    return start, bare.end() if bare else start, ""
+
+
+def _quoted(text: str, start: int, opening: re.Match[str]) -> tuple[int, int, str]:
+    """A quoted value; one that is not closed lasts to the end of the text."""
+    quote = opening[1]
+    if len(quote) > 1:  # inside a text that is quoted itself
+        end = text.find(quote, opening.end())
+    else:
+        inner = _TO_QUOTE[quote].match(text, opening.end())
+        end = inner.end() if inner else len(text)
+    if end < 0 or end >= len(text):
+        return start, len(text), quote
+    return start, end + len(quote), quote
+
+
+def _closed(text: str, start: int) -> int:
+    """Where the brackets that open at `start` are closed; the end of the text if nowhere."""
+    depth, place = 0, start
+    while found := _BRACKETS.search(text, place):
+        place = found.end()
+        if found[0] == '"':
+            inner = _TO_QUOTE['"'].match(text, place)
+            place = (inner.end() if inner else len(text)) + 1
+        else:
+            depth += 1 if found[0] in "[({" else -1
+            if depth == 0:
+                return place
+    return len(text)
+
+
+def _without_logins(text: str) -> str:
+    """Addresses without the user and password in them."""
+    parts, at, place = [], 0, 0
+    while found := _ADDRESS.search(text, place):
+        place = found.end()
+        login = found.start(1) + found[1].rfind("@")
+        if "@" not in found[1]:
+            if _PORT.fullmatch(found[1]):
+                continue
+            # No host and port: the password may have a slash or a question mark in it.
+            later = _LATER_LOGIN.match(text, place)
+            if later is None:
+                continue
+            login = place = later.end() - 1
+        parts += [text[at : found.start(1)], MASK]
+        at = login
+    return "".join([*parts, text[at:]])
+
+
+def _without_token(match: re.Match[str]) -> str:
+    run = match[0]
+    token = _TOKEN.search(run)
+    if token is None or len(run) - token.start() < _TOKEN_LENGTH:
+        return run
+    return f"{run[: token.start()]}{MASK}"
+
+
+# ---- bodies
 
 
 def masked_body(text: str) -> str:
-    """A payload or result as text, masked; laid out anew only when it is JSON and has secrets."""
+    """A result, an event or the like as text, masked; laid out differently only if it must be."""
     try:
         value = json.loads(text)
+        clean = masked(value)
+        return text if clean == value else json.dumps(clean, ensure_ascii=False)
     except (ValueError, RecursionError):
         return masked_text(text)
-    clean = masked(value)
-    return text if clean == value else json.dumps(clean, ensure_ascii=False)
+
+
+def masked_bytes(data: bytes, parameters: Sequence[str] | None = ()) -> str:
+    """A body as a viewer may read it; what is not text has no names to go by, and is masked."""
+    try:
+        text = data[:LONGEST_BODY].decode(
+            "utf-8", "strict" if len(data) <= LONGEST_BODY else "ignore"
+        )
+    except UnicodeDecodeError:
+        return MASK
+    return masked_payload(text, parameters)
+
+
+def masked_payload(text: str, parameters: Sequence[str] | None) -> str:
+    """A run's payload, masked. `parameters` are the names of its job's; None: not known here.
+
+    The payload of a job with one parameter is that value alone, without its name. Where the name
+    is not known, such a payload is masked as a whole.
+    """
+    if parameters is None:
+        bare = bool(text.strip()) and text.lstrip()[:1] != "{"
+        return f'"{MASK}"' if bare else masked_body(text)
+    if len(parameters) == 1 and text.strip() and is_secret(parameters[0]):
+        return f'"{MASK}"'
+    return masked_body(text)
+
+
+def masked_arguments(function: str, arguments: Sequence[Any]) -> list[Any]:
+    """The arguments of a command, masked; they have no names, but its function has one."""
+    if is_secret(function):
+        return [MASK for _ in arguments]
+    found: list[Any] = masked(list(arguments))
+    return found
 
 
 def masked_headers(headers: dict[str, str]) -> dict[str, str]:

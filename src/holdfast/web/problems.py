@@ -20,6 +20,7 @@ from starlette.types import Scope
 
 from holdfast import errors
 from holdfast.client.schedules import UnknownSchedule
+from holdfast.web.masking import hides, masked_text
 
 log = logging.getLogger("holdfast.web")
 
@@ -100,6 +101,9 @@ def answer(
     request: Request, status: int, detail: str, headers: dict[str, str] | None = None
 ) -> Response:
     """A problem for whoever asked: a page for a person, problem+json for a program."""
+    user = getattr(request.state, "user", None)
+    if user is not None and hides(user):
+        detail = masked_text(detail)
     if wants_page(request):
         from holdfast.web.pages import render_problem
 

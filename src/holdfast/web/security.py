@@ -127,8 +127,8 @@ class Guard:
             return None
         if user is None:
             return _login_needed(request)
+        self._take(self._requests, f"{user.name}@{_address(request)}", "requests")
         if path.startswith(API):
-            self._take(self._requests, f"{user.name}@{_address(request)}", "requests")
             self._check_csrf(request, user)
         return None
 

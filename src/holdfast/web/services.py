@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import Depends, Request
 
@@ -29,7 +29,7 @@ from holdfast.model.liveness import Liveness
 from holdfast.ownership.membership import Membership
 from holdfast.status.agents import Agents
 from holdfast.status.audit import Audit
-from holdfast.status.dead import DeadLetters
+from holdfast.status.dead import Body, DeadLetters, as_text
 from holdfast.status.fleet import FleetStatus
 from holdfast.status.jobs import Jobs
 from holdfast.status.nodes import Nodes
@@ -39,12 +39,17 @@ from holdfast.status.runs import Runs
 from holdfast.status.schedules import SlotHistory
 from holdfast.telemetry import Telemetry
 from holdfast.web.auth import Authenticate, Role, Tokens, User, require
+from holdfast.web.masking import hides, masked_bytes
 from holdfast.web.sessions import Sessions
 
 log = logging.getLogger("holdfast.web")
 
 REJOIN_SECONDS = 1.0
 BODY_SPARE = 64 * 1024
+
+
+LONG_BODY: Final = 16 * 1024
+"""A longer body is masked in a thread, so that others are answered meanwhile."""
 
 
 class Desk:
@@ -54,6 +59,20 @@ class Desk:
         self.services = services
         self.client = services.client
         self.user = user
+
+    def parameters(self, job: str) -> Sequence[str] | None:
+        """The names of a job's parameters; None when this process was given no app that has it."""
+        found = self.services.app.jobs.get(job) if self.services.app else None
+        return found.signature.parameters if found else None
+
+    async def read(self, data: bytes, job: str | None = None) -> Body:
+        """A foreign body as the user may read it; of a job's payload, say which job's it is."""
+        if not hides(self.user):
+            return as_text(data)
+        names = () if job is None else self.parameters(job)
+        if len(data) > LONG_BODY:
+            return Body("utf-8", await asyncio.to_thread(masked_bytes, data, names))
+        return Body("utf-8", masked_bytes(data, names))
 
     @cached_property
     def audit(self) -> Audit:

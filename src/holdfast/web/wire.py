@@ -20,6 +20,7 @@ from starlette.responses import Response
 
 from holdfast.clock import rfc3339
 from holdfast.errors import InvalidInput
+from holdfast.web.masking import hides, masked
 from holdfast.web.problems import MEDIA_TYPE, Details, Problem
 
 T = TypeVar("T")
@@ -68,9 +69,14 @@ def page_of(items: Sequence[T], key: Callable[[T], str], limit: int, cursor: str
 
 
 def answer(request: Request, value: Any, status: int = 200) -> Response:
-    """A value as JSON; not sent again to who has it already."""
+    """A value as JSON, masked for a viewer; not sent again to who has it already."""
+    user = getattr(request.state, "user", None)
     try:
         body = msgspec.json.encode(value)
+        if user is not None and hides(user):
+            body = msgspec.json.encode(masked(msgspec.json.decode(body)))
+    except RecursionError:
+        raise Problem(422, "a value is nested too deeply to be sent as JSON") from None
     except UnicodeEncodeError:
         raise Problem(422, "a text has half of a character pair, which JSON cannot carry") from None
     if request.method != "GET" or status != 200:
@@ -122,6 +128,14 @@ def _taken(dependant: Dependant) -> Iterator[str]:
     yield from (param.alias for param in dependant.query_params)
     for inner in dependant.dependencies:
         yield from _taken(inner)
+
+
+def as_value(data: bytes) -> Any:
+    """Foreign JSON as a value; as a text when it is none, or nested too deeply."""
+    try:
+        return msgspec.json.decode(data) if data else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return data.decode("utf-8", "replace")
 
 
 def raw(payload: msgspec.Raw | msgspec.UnsetType) -> bytes:

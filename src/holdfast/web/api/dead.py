@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from holdfast.errors import InvalidInput, InvalidPayload
 from holdfast.names import check_name
-from holdfast.status.dead import Body, DeadFilter, DeadLetter, Replayed, Selection, as_text
+from holdfast.status.dead import Body, DeadFilter, DeadLetter, Replayed, Selection
 from holdfast.status.dead_groups import LOOK, dead_groups
 from holdfast.status.dead_pages import dead_page
-from holdfast.web.masking import hides, masked_body, masked_headers, masked_text
+from holdfast.web.masking import hides, masked_headers, masked_text
 from holdfast.web.services import AdminDesk, Desk, OperatorDesk, ViewerDesk
 from holdfast.web.wire import Cursor, Limit, Page, answer, raw, reads, returns, takes, when
 
@@ -198,9 +198,7 @@ def _selection(desk: Desk, wanted: Many) -> Selection:
 async def show(request: Request, desk: ViewerDesk, id: Id) -> Response:
     """Its story, headers and body."""
     letter = await desk.dead.show(id)
-    body = as_text(await desk.dead.body(id))
-    if hides(desk.user):
-        body = Body(body.encoding, masked_body(body.text))
+    body = await desk.read(await desk.dead.body(id), letter.job)
     return answer(request, LetterShown(_letter(desk, letter), body))
 
 

@@ -15,7 +15,7 @@ from holdfast.model.fleet import FleetRequest, Return
 from holdfast.names import check_run
 from holdfast.status.fleet import FleetInfo
 from holdfast.web.api.runs import RunPart
-from holdfast.web.masking import hides, masked, masked_text
+from holdfast.web.masking import hides, masked, masked_arguments, masked_text
 from holdfast.web.paths import run_of
 from holdfast.web.problems import Problem
 from holdfast.web.services import AdminDesk, Desk, OperatorDesk, ViewerDesk
@@ -109,7 +109,7 @@ async def show(request: Request, desk: ViewerDesk, part: RunPart) -> Response:
     record, given = await desk.fleet.show(run_of(part))
     args, kwargs = list(record.request.args), dict(record.request.kwargs)
     if hides(desk.user):
-        args, kwargs = masked(args), masked(kwargs)
+        args, kwargs = masked_arguments(record.request.function, args), masked(kwargs)
     info = FleetInfo.of(record, max(len(given), record.returned))
     shown = FleetShown(
         info, args, kwargs, record.targets, record.offline, record.unreachable, record.unsent

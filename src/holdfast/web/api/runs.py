@@ -16,16 +16,16 @@ from holdfast.errors import NoRecord, NotFound, RunNotFound
 from holdfast.model.job import JobSpec
 from holdfast.model.run import Attempt, Progress
 from holdfast.names import DEFAULT_GROUP
-from holdfast.status.dead import Body, as_text
+from holdfast.status.dead import Body
 from holdfast.status.finding import Finder, Found
 from holdfast.status.payloads import payload_of
 from holdfast.status.runs import RunFilter, RunInfo
 from holdfast.status.trace import Step, Trace
 from holdfast.status.trace import trace as tell
-from holdfast.web.masking import hides, masked, masked_body, masked_headers, masked_text
+from holdfast.web.masking import MASK, hides, is_secret, masked_headers, masked_text
 from holdfast.web.paths import run_of
 from holdfast.web.services import Desk, OperatorDesk, ViewerDesk
-from holdfast.web.wire import Cursor, Limit, answer, raw, reads, returns, takes, when
+from holdfast.web.wire import Cursor, Limit, answer, as_value, raw, reads, returns, takes, when
 
 router = APIRouter(tags=["runs"])
 
@@ -181,10 +181,9 @@ async def show(request: Request, desk: ViewerDesk, part: RunPart) -> Response:
     """Its record, where it is, and its payload while that is kept."""
     found = await Finder(desk.client).find(run_of(part))
     detail = await desk.runs.describe(found)
-    body, headers = await _payload(desk, found)
+    body, headers = await _payload(desk, found, detail.info.job)
     attempts = detail.record.attempts if detail.record else ()
     if hides(desk.user):
-        body = Body(body.encoding, masked_body(body.text)) if body else None
         headers = masked_headers(headers)
         attempts = tuple(msgspec.structs.replace(a, error=masked_text(a.error)) for a in attempts)
     progress = detail.record.progress if detail.record else None
@@ -202,12 +201,12 @@ async def show(request: Request, desk: ViewerDesk, part: RunPart) -> Response:
     )
 
 
-async def _payload(desk: Desk, found: Found) -> tuple[Body | None, dict[str, str]]:
+async def _payload(desk: Desk, found: Found, job: str) -> tuple[Body | None, dict[str, str]]:
     try:
         payload = await payload_of(desk.client, found)
     except NotFound:  # it has just been removed
         payload = None
-    return (as_text(payload[0]), payload[1]) if payload else (None, {})
+    return (await desk.read(payload[0], job), payload[1]) if payload else (None, {})
 
 
 @router.get(
@@ -237,10 +236,11 @@ async def result(
         return answer(request, Result(run, record.state if record else "queued"), 202)
     value: Any = None
     if record.state == "done":
-        value = msgspec.json.decode(await desk.client.result_bytes(record))
+        value = as_value(await desk.client.result_bytes(record))
     error = record.error
     if hides(desk.user):
-        value, error = masked(value), masked_text(error)
+        bare = is_secret(record.job) and not isinstance(value, dict)
+        value, error = MASK if bare else value, masked_text(error)
     return answer(request, Result(run, record.state, value, error))
 
 
@@ -255,7 +255,9 @@ async def trace(request: Request, desk: ViewerDesk, part: RunPart) -> Response:
 
 
 def _step(step: Step) -> Step:
-    return msgspec.structs.replace(step, error=masked_text(step.error))
+    return msgspec.structs.replace(
+        step, error=masked_text(step.error), detail=masked_text(step.detail)
+    )
 
 
 @router.post("/runs/{run}/cancel", summary="Cancel a run", **returns(Cancelled))

@@ -13,13 +13,14 @@ from holdfast.clock import rfc3339
 from holdfast.model.schedule import Schedule, define, instant, next_after
 from holdfast.names import DEFAULT_GROUP, check_name
 from holdfast.status.schedules import MOST_NEXT
-from holdfast.web.masking import hides, masked, masked_headers
+from holdfast.web.masking import hides, masked_bytes, masked_headers
 from holdfast.web.services import AdminDesk, Desk, OperatorDesk, ViewerDesk
 from holdfast.web.wire import (
     Cursor,
     Limit,
     Page,
     answer,
+    as_value,
     page_of,
     raw,
     reads,
@@ -138,10 +139,11 @@ def shown(desk: Desk, schedule: Schedule) -> ScheduleShown:
     """A schedule as a user may see it."""
     now = desk.client.broker.server_now()
     coming = next_after(schedule, now) if schedule.active else None
-    payload = msgspec.json.decode(schedule.payload) if bytes(schedule.payload) else None
-    headers = schedule.headers
+    body, headers = bytes(schedule.payload), schedule.headers
     if hides(desk.user):
-        payload, headers = masked(payload), masked_headers(headers)
+        body = masked_bytes(body, desk.parameters(schedule.job)).encode()
+        headers = masked_headers(headers)
+    payload = as_value(body)
     return ScheduleShown(
         schedule.name,
         schedule.rule,

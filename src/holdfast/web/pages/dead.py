@@ -58,7 +58,7 @@ async def show(visit: ViewerVisit, id: int) -> Response:
         letter=letter,
         kind=visit.text(fingerprint(letter.error) or letter.reason),
         headers=visit.headers(letter.headers),
-        body=visit.body(body),
+        body=await visit.body(body, letter.job),
         text=_is_text(body) and len(body) <= SHOWN_BYTES,
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Callable
 from typing import Annotated, Final
 from urllib.parse import quote
 
@@ -17,8 +16,9 @@ from holdfast.errors import InvalidInput, Unavailable
 from holdfast.model.fleet import FleetRequest, FleetRun, Return
 from holdfast.names import check_name
 from holdfast.status.fleet import FleetInfo
+from holdfast.web.masking import hides, masked_arguments
 from holdfast.web.pages.rendering import Question, many
-from holdfast.web.pages.visit import AdminVisit, OperatorVisit, ViewerVisit
+from holdfast.web.pages.visit import AdminVisit, OperatorVisit, ViewerVisit, Visit
 from holdfast.web.security import checked_form
 
 router = APIRouter(include_in_schema=False)
@@ -52,10 +52,10 @@ async def show(visit: ViewerVisit, run: str, start: int = 0) -> Response:
         "fleet",
         info=FleetInfo.of(record, max(record.returned, len(returns))),
         record=record,
-        arguments=visit.body(msgspec.json.encode([*record.request.args, record.request.kwargs])),
+        arguments=await _arguments(visit, record),
         outcomes=sorted(Counter(line.outcome for line in lines).items()),
         lines=chosen,
-        values={n.agent: _value(visit.body, returns.get(n.agent)) for n in chosen},
+        values={n.agent: await _value(visit, returns.get(n.agent)) for n in chosen},
         start=start,
         older=start + SHOWN if start + SHOWN < len(lines) else 0,
     )
@@ -71,10 +71,18 @@ def _line(record: FleetRun, agent: str, given: Return | None) -> Line:
     return Line(agent, "unreachable" if agent in record.unreachable else "no answer")
 
 
-def _value(shown: Callable[[bytes], str], given: Return | None) -> str:
+async def _arguments(visit: Visit, record: FleetRun) -> str:
+    request = record.request
+    args = list(request.args)
+    if hides(visit.desk.user):
+        args = masked_arguments(request.function, args)
+    return await visit.value([*args, request.kwargs])
+
+
+async def _value(visit: Visit, given: Return | None) -> str:
     if given is None or given.value is None:
         return "kept apart: it is large" if given is not None and given.object else ""
-    text = shown(msgspec.json.encode(given.value))
+    text = await visit.value(given.value)
     return text if len(text) <= VALUE_BYTES else text[:VALUE_BYTES] + " …"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -142,7 +143,7 @@ def shown(body: bytes | str) -> str:
         try:
             return json.dumps(json.loads(data), indent=2, ensure_ascii=False)
         except (ValueError, RecursionError):
-            pass  # not JSON: shown as it is
+            pass  # not JSON, or too deep to be laid out: shown as it is
     try:
         return data[:SHOWN_BYTES].decode("utf-8", "strict" if not cut else "replace") + cut
     except UnicodeDecodeError:
@@ -157,9 +158,21 @@ def first_line(text: str) -> str:
 # ---- pages
 
 
+_hiding: Final[ContextVar[bool]] = ContextVar("holdfast_hiding", default=False)
+"""Whether the page that is being made is for somebody who only looks."""
+
+
+def _written(value: Any) -> Any:
+    """What a template writes; a text that nobody cleaned before is cleaned here for a viewer."""
+    if _hiding.get() and isinstance(value, str) and not isinstance(value, Markup):
+        return masked_text(value)
+    return value
+
+
 _templates = jinja2.Environment(
     loader=jinja2.PackageLoader("holdfast.web"),
     autoescape=True,
+    finalize=_written,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
@@ -204,6 +217,7 @@ def page(request: Request, template: str, *, status: int = 200, **data: Any) -> 
         "section": "",
         "dead_count": 0,
     }
+    _hiding.set(frame["clean"] is masked_text)
     html = _templates.get_template(template).render(frame | data)
     response = HTMLResponse(html, status)
     if FLASH_COOKIE in request.cookies:

@@ -58,7 +58,7 @@ async def show(visit: ViewerVisit, run: str, at: int = 0) -> Response:
     found = await Finder(visit.client, FIND).find(run, at)
     detail = await Runs(visit.client, visit.desk.audit).describe(found)
     told = await story(visit.client, found, SEARCH)
-    payload, headers = await _payload(visit, found)
+    payload, headers = await _payload(visit, found, detail.info.job)
     slot = parse_slot_run(run)
     return await visit.show(
         "run.html",
@@ -85,21 +85,21 @@ def _retryable(found: Found) -> bool:
     return (record.state == "failed" and bool(found.carrier)) or bool(found.letter)
 
 
-async def _payload(visit: Visit, found: Found) -> tuple[str | None, dict[str, str]]:
+async def _payload(visit: Visit, found: Found, job: str) -> tuple[str | None, dict[str, str]]:
     try:
         payload = await payload_of(visit.client, found)
     except BrokerError:  # it has just been removed
         payload = None
     if payload is None:
         return None, {}
-    return visit.body(payload[0]), visit.headers(payload[1])
+    return await visit.body(payload[0], job), visit.headers(payload[1])
 
 
 async def _result(visit: Visit, record: RunRecord | None) -> str | None:
     if record is None or record.state != "done":
         return None
     try:
-        return visit.body(await visit.client.result_bytes(record))
+        return await visit.result(await visit.client.result_bytes(record), record.job)
     except BrokerError:
         return "it was too large for the record, and is not kept any more"
 

@@ -32,7 +32,7 @@ async def show(visit: ViewerVisit, name: str, at: str = "") -> Response:
         "schedule.html",
         "schedules",
         schedule=schedule,
-        payload=visit.body(bytes(schedule.payload)) if schedule.payload else "",
+        payload=await visit.body(bytes(schedule.payload), schedule.job),
         headers=visit.headers(dict(schedule.headers)),
         coming=await visit.desk.slots.next(name, NEXT) if schedule.active else [],
         ticks=ticks(visit, name, found),

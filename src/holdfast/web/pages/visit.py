@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Final, TypeVar, cast
 
+import msgspec
 from fastapi import Depends, Request
 from starlette.responses import Response
 
@@ -20,7 +21,7 @@ from holdfast.status.jobs import JobInfo
 from holdfast.status.nodes import NodeInfo
 from holdfast.web.auth import Role
 from holdfast.web.live import Feed
-from holdfast.web.masking import hides, masked_body, masked_headers, masked_text
+from holdfast.web.masking import MASK, hides, is_secret, masked_headers, masked_text
 from holdfast.web.pages.rendering import Question, ask, done, page, shown
 from holdfast.web.services import Desk, at_desk
 
@@ -107,10 +108,23 @@ class Visit:
         """An error or a note; secrets are masked for those who only look."""
         return masked_text(text) if hides(self.desk.user) else text
 
-    def body(self, data: bytes) -> str:
-        """A payload or a result for reading, likewise."""
-        text = shown(data)
-        return shown(masked_body(text)) if hides(self.desk.user) else text
+    async def body(self, data: bytes, job: str | None = None) -> str:
+        """A payload or a result for reading, likewise; of a payload, say which job's it is."""
+        if not hides(self.desk.user):
+            return shown(data)
+        return shown((await self.desk.read(data, job)).text)
+
+    async def result(self, data: bytes, job: str) -> str:
+        """What a job returned, likewise; a bare value has no name but the job's."""
+        bare = is_secret(job) and data.lstrip()[:1] != b"{"
+        return MASK if bare and hides(self.desk.user) else await self.body(data)
+
+    async def value(self, value: Any) -> str:
+        """A value that came decoded, likewise."""
+        try:
+            return await self.body(msgspec.json.encode(value))
+        except RecursionError:
+            return "nested too deeply to be shown"
 
     def headers(self, headers: dict[str, str]) -> dict[str, str]:
         """The sender's headers, likewise."""
