@@ -280,6 +280,10 @@ SETTINGS_REVISION = "revision"
 """The key of the current revision of the settings: the switch from one snapshot to the next."""
 
 
+EPOCHS_RAISED = "epochs-raised"
+"""The key that a restore writes to let revisions continue above a number."""
+
+
 def settings_file_key(sha256: str) -> str:
     """The key of a file of the settings: its content's hash, so that it never changes."""
     return f"file.{sha256}"

@@ -32,7 +32,7 @@ async def test_runs_of_a_backup_are_worked_after_its_restore(
     users = UserFolder(tmp_path / "secrets")
     users.init("hf")
     login, save, restore = *commands("nats.md", "Backup"), *commands("nats.md", "Restore")
-    operator = str(users.credentials("operator-backup"))
+    operator = str(users.credentials("backup"))
     async with AsyncExitStack() as stack:
         old = Cluster(store=tmp_path / "old", fast=True, includes=[users.config])
         stack.enter_context(old)

@@ -50,6 +50,7 @@ def test_generated_configuration_has_no_flaw(folder: UserFolder) -> None:
 # ---- planted flaws: what is replaced, by what, and what lint must say
 
 U = public_nkey(new_nkey_seed())
+OF_WORKER = '"hf.dead.>", "hf.canary.>"'
 OWN = '"hf.run.*.return.alpha"'
 PLANTED: dict[str, tuple[str, str, str, str]] = {
     "publishes others' returns": ("fail", OWN, '"hf.run.*.return.*"', "speak for other agents"),
@@ -104,9 +105,9 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
         "reads the answers to everybody",
     ),
     "hears no answer": ("fail", ', "_INBOX.core.worker.>"', "", "no answer ever reaches it"),
-    "publishes everything": ("fail", '"hf.dead.>"', '">"', "may publish to everything"),
+    "publishes everything": ("fail", OF_WORKER, f'">", {OF_WORKER}', "may publish to everything"),
     "hears everything": ("fail", '"hf.kv.hf_runs.>"', '">"', "may subscribe to everything"),
-    "the whole API": ("warn", '"hf.dead.>"', '"hf.dead.>", "$JS.API.>"', "delete any stream"),
+    "the whole API": ("warn", OF_WORKER, f'"$JS.API.>", {OF_WORKER}', "delete any stream"),
     "agents beside streams": (
         "fail",
         '"HF_AGENTS": {',
@@ -125,7 +126,12 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
         "",
         "taken for lost",
     ),
-    "no flow control": ("warn", ', "$JS.FC.OBJ_hf_objects.>"', "", "large values will stall"),
+    "the core beside streams": (
+        "warn",
+        '"HF_CORE": {',
+        '"HF_CORE": {\n jetstream: enabled',
+        "delete any stream",
+    ),
     "an export for all": ("warn", ', accounts: ["HF_AGENTS"]}', "}", "to every account"),
     "a user without permissions": (
         "fail",

@@ -1,13 +1,15 @@
 """The streams, buckets and consumers of a namespace: what they must look like, and making them so.
 
 Missing ones are created; existing ones are never changed behind an operator's back: `drift` says
-how they differ and `holdfast doctor` shows it. Creating is idempotent, so any number of processes
-may start at once.
+how they differ and `holdfast doctor` shows it. One exception: in the buckets that agents write, the
+headers by which one agent could touch another's keys are switched off wherever they are on.
+Creating is idempotent, so any number of processes may start at once.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +19,8 @@ from holdfast.broker.kv import Bucket, parse_time
 from holdfast.clock import rfc3339
 from holdfast.config import RecordConfig
 from holdfast.names import Names, kv_stream, kv_subject, parse_consumer, pause_key
+
+log = logging.getLogger("holdfast.broker")
 
 NANO: Final = 1_000_000_000
 DAY: Final = 86_400
@@ -37,6 +41,9 @@ FLEET_BUCKETS: Final = ("fleet", "returns", "facts", "agents")
 RETURNS_DAYS: Final = 7
 SETTINGS_BUCKETS: Final = ("settings", "secrets", "applied")
 """Made by the first who publishes settings."""
+AGENTS_WRITE: Final = ("returns", "facts", "agents", "applied")
+"""Buckets in which an agent may write its own keys only. `Nats-Rollup: all` on one of them would
+delete everybody's, and open batches would keep others from writing."""
 QUIET: Final = ("secrets",)
 """Buckets whose writes are repeated without their content."""
 
@@ -128,9 +135,10 @@ def _plain_bucket(names: Names, noun: str, bucket: str, replicas: int) -> Config
         "num_replicas": replicas,
         "max_msgs_per_subject": 1,
         "allow_direct": True,
-        "allow_rollup_hdrs": True,
+        # The server demands it where expiries leave markers; a program may purge keys of its own.
+        "allow_rollup_hdrs": noun in MARKED or noun.startswith("data_"),
         "allow_msg_ttl": True,
-        "allow_atomic": True,
+        "allow_atomic": noun not in AGENTS_WRITE,
         "deny_delete": True,
         "max_consumers": MAX_CONSUMERS,
         "republish": {"src": kv_subject(bucket, ">"), "dest": names.changed(bucket, ">")}
@@ -217,7 +225,8 @@ class Topology:
     async def ensure_stream(self, config: Config) -> None:
         """Create one stream unless it is there."""
         try:
-            await self._broker.api(f"STREAM.INFO.{config['name']}", timeout=LOOK_SECONDS)
+            info = await self._broker.api(f"STREAM.INFO.{config['name']}", timeout=LOOK_SECONDS)
+            await self._harden(config, info["config"])
             return
         except errors.NotFound:
             pass
@@ -234,6 +243,25 @@ class Topology:
             if "already in use" not in str(error):
                 kind = errors.Unavailable if "peer offline" in str(error) else errors.BrokerError
                 raise kind(f"cannot create {config['name']}: {error}") from None
+
+    async def _harden(self, wanted: Config, actual: Config) -> None:
+        """Switch off what lets one agent touch another's keys; what is stored stays."""
+        if wanted["name"] not in {kv_stream(self._names.bucket(noun)) for noun in AGENTS_WRITE}:
+            return
+        harmful = ("allow_rollup_hdrs", "allow_atomic")
+        changes = {key: False for key in harmful if actual.get(key) and not wanted[key]}
+        if not changes:
+            return
+        try:
+            await self.update_stream(wanted["name"], changes)
+            log.info("%s: switched off %s", wanted["name"], " and ".join(changes))
+        except errors.PermissionDenied:
+            log.warning(
+                "%s lets one agent delete the records of all (%s): this login may not change it. "
+                "Run 'holdfast doctor --fix' as operator",
+                wanted["name"],
+                " and ".join(changes),
+            )
 
     async def measure_clock(self) -> float:
         """The difference between the server's clock and ours, good to half a round trip."""
@@ -253,13 +281,19 @@ class Topology:
         """How the streams on the server differ from what Holdfast would create."""
         found = []
         replicas = await self.wanted_replicas()
-        for wanted in stream_configs(self._names, self._records, replicas):
+        later = [bucket_config(self._names, n, replicas) for n in FLEET_BUCKETS + SETTINGS_BUCKETS]
+        for wanted in stream_configs(self._names, self._records, replicas) + later:
             name = wanted["name"]
             try:
                 actual = (await self._broker.api(f"STREAM.INFO.{name}"))["config"]
             except errors.NotFound:
-                found.append(Difference(name, "", None, None))
+                if wanted not in later:
+                    found.append(Difference(name, "", None, None))
                 continue
+            except errors.PermissionDenied:
+                if wanted not in later:
+                    raise
+                continue  # a role without business there
             found += [
                 Difference(name, key, actual.get(key), value)
                 for key, value in wanted.items()

@@ -43,6 +43,7 @@ def register(app: Cli) -> None:
     auth.command("agent")(agent)
     auth.command("user")(user)
     auth.command("revoke")(revoke)
+    auth.command("renew")(renew)
     auth.command("list")(list_users)
     auth.command("lint")(lint)
 
@@ -147,6 +148,21 @@ def revoke(
         note(f"{folder.config} has changed: the login works until the servers have it and reload")
     elif not _in_force(folder, pid_file, name):
         raise typer.Exit(1)
+
+
+def renew(dir: DirOption = FOLDER, pid_file: PidOption = None) -> None:
+    """Write what this version would: the server's accounts and permissions.
+
+    Run it after an upgrade of Holdfast. Logins stay valid. 'holdfast server --auth' takes the
+    change by itself; other servers need two reloads, or a restart, on every node.
+    """
+    folder = _folder(dir)
+    users = folder.renew()
+    if given().json:
+        emit({"config": str(folder.config), "users": [one.user for one in users]})
+    else:
+        say(f"{folder.config}: {len(users)} users")
+    _reload(folder, pid_file)
 
 
 def _in_force(folder: UserFolder, pid_file: Path | None, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,8 @@ import typer
 from holdfast.cli.common import Cli, connected, connection_given, emit, given, log_to_stderr, note
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from holdfast.broker import Broker
 
 FolderArgument = Annotated[
@@ -26,7 +29,7 @@ def register(app: Cli) -> None:
 async def backup(folder: FolderArgument) -> None:
     """Write every stream and bucket of the namespace into a new folder, while all goes on.
 
-    It needs a login that may take snapshots. Keep the folder private: it holds every payload
+    It needs a login of the role 'backup'. Keep the folder private: it holds every payload
     and result.
     """
     from holdfast.cli.snapshots import save, streams_of
@@ -35,11 +38,12 @@ async def backup(folder: FolderArgument) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{str(folder)!r} is not empty: give each backup a folder of its own")
     saved: dict[str, int] = {}
-    async with connected() as client:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for stream in await streams_of(client.broker):
-            saved[stream] = (await save(client.broker, stream, folder)).messages
-            note(f"{stream}: {saved[stream]} messages")
+    with _as_backup():
+        async with connected() as client:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for stream in await streams_of(client.broker):
+                saved[stream] = (await save(client.broker, stream, folder)).messages
+                note(f"{stream}: {saved[stream]} messages")
     _tell("saved", folder, saved)
 
 
@@ -57,7 +61,7 @@ async def restore(
 ) -> None:
     """Make the streams and buckets of a backup on a server that does not have them.
 
-    Stop workers and control services first. It needs a login that may restore. Replicas are as
+    Stop workers and control services first. It needs a login of the role 'backup'. Replicas are as
     many as the servers here allow, up to three, or HOLDFAST_REPLICAS.
     """
     from holdfast.broker import Broker
@@ -69,15 +73,31 @@ async def restore(
     log_to_stderr()
     connection = configured(ConnectionConfig, **connection_given())
     made: dict[str, int] = {}
-    async with Broker(connection, name="holdfast restore") as broker:
-        wanted = await _to_restore(broker, folder, missing)
-        replicas = await Topology(broker, configured(RecordConfig)).wanted_replicas()
-        for stream in wanted:
-            made[stream] = await load(broker, stream, folder, replicas)
-            note(f"{stream}: {made[stream]} messages")
-        if epochs_above:
-            note(f"the next epoch is above {await raise_epochs(broker, epochs_above)}")
+    with _as_backup():
+        async with Broker(connection, name="holdfast restore") as broker:
+            wanted = await _to_restore(broker, folder, missing)
+            replicas = await Topology(broker, configured(RecordConfig)).wanted_replicas()
+            for stream in wanted:
+                made[stream] = await load(broker, stream, folder, replicas)
+                note(f"{stream}: {made[stream]} messages")
+            if epochs_above:
+                note(f"the next epoch is above {await raise_epochs(broker, epochs_above)}")
     _tell("restored", folder, made)
+
+
+@contextlib.contextmanager
+def _as_backup() -> Iterator[None]:
+    """Say which login is needed when this one is refused."""
+    from holdfast.errors import PermissionDenied
+
+    try:
+        yield
+    except PermissionDenied as error:
+        raise PermissionDenied(
+            f"this login may not take or restore snapshots ({error}). Issue one for it with "
+            "'holdfast auth user backup', let the servers take it, and name its file with "
+            "--credentials; take it back afterwards with 'holdfast auth revoke backup'"
+        ) from None
 
 
 async def _to_restore(broker: Broker, folder: Path, missing: bool) -> list[str]:

@@ -26,7 +26,7 @@ import msgspec
 from holdfast.broker import Broker
 from holdfast.broker.answers import Received
 from holdfast.errors import BrokerError, ConfigError, NotConnected
-from holdfast.names import Names, kv_subject
+from holdfast.names import EPOCHS_RAISED, H_KV_OPERATION, H_TTL, Names, kv_subject
 
 META: Final = "backup.json"
 DATA: Final = "stream.tar.s2"
@@ -37,7 +37,6 @@ HEARD_SECONDS: Final = 10.0
 WINDOW: Final = 16
 """Chunks of a restore that may be unconfirmed."""
 _MORE: Final = 1000
-_RAISED_KEY: Final = "epochs-raised"
 _WELL: Final = ("", "204")
 
 
@@ -196,8 +195,8 @@ async def raise_epochs(broker: Broker, epoch: int) -> int:
     Each write is one revision, and the server has no shorter way. What is written is a marker of a
     key that was deleted, which ends by itself.
     """
-    subject = kv_subject(broker.names.runs, _RAISED_KEY)
-    headers = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": "1s"}
+    subject = kv_subject(broker.names.runs, EPOCHS_RAISED)
+    headers = {H_KV_OPERATION: "PURGE", H_TTL: "1s"}
     reached = (await broker.store(subject, b"", headers)).seq
     while reached < epoch:
         more = min(_MORE, epoch - reached) - 1

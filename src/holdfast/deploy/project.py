@@ -25,7 +25,7 @@ from holdfast.config import ConnectionConfig, DeployConfig, load
 from holdfast.config.deployment import SAME, JobDeployConfig, check_label
 from holdfast.config.option import checked, options
 from holdfast.errors import ConfigError
-from holdfast.identity.rendering import core_account
+from holdfast.identity.rendering import streams_account
 from holdfast.names import Names, consumer
 
 JOBS = "jobs"
@@ -98,7 +98,7 @@ class Project:
     @property
     def account(self) -> str:
         """The NATS account in which the streams are."""
-        return self.config.account or core_account(self.names)
+        return self.config.account or streams_account(self.names)
 
     def image(self, part: str) -> str:
         """The image of a job's directory, or of the `control` plane."""

@@ -1,15 +1,11 @@
 """Grants: what each role may publish and subscribe to, worked out from what its code does.
 
-Two kinds of users. The processes of the core (worker, scheduler, …) share one account of the
-server, and their grants keep mistakes apart: a worker cannot move a lease, a client cannot read
-secrets. They run code that you trust. Agents do not get that trust: they live in an account of
-their own without streams, and reach the core through the few subjects of `agent`, each of which
-ends in, or contains, their own id.
+The processes of the core (worker, scheduler, …) share one account, agents another, and neither has
+streams (`rendering` says why). So grants hold: a worker cannot move a lease, a client cannot read
+secrets, whatever reply subject it names. What an agent may publish ends in, or contains, its id.
 
-Why an account: a client may name any subject as the reply of a request, and the server's answer
-goes there past all permissions. In one account an agent could so write any key and queue any run.
-Across accounts its answers end in the agents' account, where nothing is stored, and where a command
-counts only with a dispatcher's signature.
+Inside an account the server's answers can still be directed to any subject. Requests that change
+something are therefore signed by their sender (`requests`), commands to agents by dispatchers.
 """
 
 from __future__ import annotations
@@ -18,7 +14,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.names import SETTINGS_REVISION, Names, kv_stream, kv_subject
+from holdfast.names import (
+    EPOCHS_RAISED,
+    SETTINGS_REVISION,
+    Names,
+    kv_stream,
+    kv_subject,
+    object_stream,
+)
 
 _API: Final = "$JS.API."
 _READ: Final = ("STREAM.MSG.GET.{0}", "DIRECT.GET.{0}", "DIRECT.GET.{0}.>")
@@ -120,20 +123,9 @@ def _node(names: Names) -> Grants:
 
 
 def _objects(names: Names, *, write: bool) -> Grants:
-    """The store of large values; reading it takes a consumer with flow control."""
-    stream = f"OBJ_{names.objects}"
-    found = (
-        Grants()
-        .stream(stream, "info read")
-        .may_publish(
-            f"{_API}STREAM.NAMES",
-            f"{_API}CONSUMER.CREATE.{stream}",
-            f"{_API}CONSUMER.CREATE.{stream}.>",
-            f"{_API}CONSUMER.INFO.{stream}.>",
-            f"{_API}CONSUMER.DELETE.{stream}.>",
-            f"$JS.FC.{stream}.>",
-        )
-    )
+    """The store of large values."""
+    stream = object_stream(names.objects)
+    found = Grants().stream(stream, "info read")
     if write:
         found.stream(stream, "create purge").may_publish(f"$O.{names.objects}.>")
     return found
@@ -206,7 +198,8 @@ def dispatcher(names: Names) -> Grants:
     ns = names.namespace
     found = _core(names).join([_founder(names), _node(names), _holder(names)])
     for bucket in (names.fleet, names.returns, names.facts, names.agents):
-        found.bucket(bucket, "info create read write purge").may_hear(names.changed(bucket, ">"))
+        found.bucket(bucket, "info create update read write purge")
+        found.may_hear(names.changed(bucket, ">"))
     found.may_publish(names.agent("*", "*"), names.log("fleet", ">"), names.handover)
     found.may_hear(
         names.dispatch("*"),
@@ -246,6 +239,14 @@ def web(names: Names) -> Grants:
     return found
 
 
+def backup(names: Names) -> Grants:
+    """Reads and restores whole streams; it lives with them, so it may do nothing else there."""
+    found = Grants().may_publish(f"{_API}INFO", f"{_API}STREAM.NAMES")
+    found.may_publish(*(f"{_API}STREAM.{verb}.*" for verb in ("INFO", "SNAPSHOT", "RESTORE")))
+    found.may_publish("$JS.SNAPSHOT.ACK.*.*", "$JS.SNAPSHOT.RESTORE.*.*")
+    return found.may_publish(kv_subject(names.runs, EPOCHS_RAISED))
+
+
 ROLES: Final[dict[str, Callable[[Names], Grants]]] = {
     "worker": worker,
     "scheduler": scheduler,
@@ -255,8 +256,12 @@ ROLES: Final[dict[str, Callable[[Names], Grants]]] = {
     "web": web,
     "operator": operator,
     "client": client,
+    "backup": backup,
 }
-"""The roles of the core's users, by name."""
+"""The roles by name, those of agents apart."""
+
+ISSUED_LATER: Final = frozenset({"backup"})
+"""Roles whose login is made when it is needed: it can replace every stream."""
 
 
 # ---- agents

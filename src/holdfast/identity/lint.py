@@ -67,6 +67,11 @@ class Login:
     def agent(self) -> bool:
         return any(".agent." in s and not s.endswith(("agent.>", ".*.*")) for s in self._commands())
 
+    @property
+    def restores(self) -> bool:
+        """Whether it may replace whole streams: nothing is left to keep from it."""
+        return any("STREAM.RESTORE" in s for s in self.allowed("publish"))
+
     def _commands(self) -> list[str]:
         return [s for s in self.allowed("subscribe") if s.count(".agent.") == 1]
 
@@ -220,7 +225,7 @@ def _answer_flaws(login: Login, names: Names) -> Iterator[Flaw]:
             "let it subscribe to an inbox of its own (_INBOX.core.NAME.>)",
         )
     yield from _response_flaws(login, names)
-    yield from _flow_flaws(login)
+    yield from _reflection_flaws(login)
 
 
 def _response_flaws(login: Login, names: Names) -> Iterator[Flaw]:
@@ -255,22 +260,17 @@ def _response_flaws(login: Login, names: Names) -> Iterator[Flaw]:
         )
 
 
-def _flow_flaws(login: Login) -> Iterator[Flaw]:
-    """Reading the store of large values takes flow control."""
-    prefix = "$JS.API.CONSUMER.CREATE.OBJ_"
-    allowed = login.allowed("publish")
-    for stream in {
-        s.removeprefix("$JS.API.CONSUMER.CREATE.").split(".")[0]
-        for s in allowed
-        if s.startswith(prefix)
-    }:
-        if not any(covers(s, f"$JS.FC.{stream}.x") for s in allowed):
-            yield Flaw(
-                "warn",
-                _where(login),
-                f"reads {stream} and may not publish $JS.FC.{stream}.>: large values will stall",
-                f"allow it to publish $JS.FC.{stream}.>",
-            )
+def _reflection_flaws(login: Login) -> Iterator[Flaw]:
+    """Beside streams every answer can be directed at a stream, or at the server's own API."""
+    asked = [s for s in login.allowed("publish") if s.startswith(("$JS.API.", "$KV."))]
+    if login.streams and asked and not login.agent and not login.restores:
+        yield Flaw(
+            "warn",
+            _where(login),
+            "is in an account with streams: by naming it as the reply of a request it can write "
+            "any key, and delete any stream",
+            "let 'holdfast auth' write the accounts: its users live apart from the streams",
+        )
 
 
 # ---- agents

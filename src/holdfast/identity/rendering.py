@@ -1,8 +1,13 @@
 """The server's configuration, made from a list of users.
 
-Two accounts: the core's, which has the streams, and the agents', which has none and imports the few
-subjects that agents use. What the core exports to the agents is their own grants with `*` as id, so
-the two cannot drift apart; which agent may use which id is said by each user's permissions.
+Three accounts. The streams' account has the streams and no users but backups. The core's and the
+agents' accounts have the users and no streams: they import the subjects behind which the streams
+are. A client may name any subject as the reply of a request, and the server publishes its answer
+there past all permissions, requests to the server itself included. Across accounts an answer ends
+in the account of whoever asked, where nothing is stored and nothing reaches the server.
+
+What is exported to the agents is their own grants with `*` as id, so the two cannot drift apart;
+which agent may use which id is said by each user's permissions.
 
 Every user logs in with an nkey: the server holds public keys only, there is no password to leak.
 Texts are quoted as JSON, which the server's format contains.
@@ -22,6 +27,14 @@ if TYPE_CHECKING:
     from holdfast.identity.users import User
 
 RESPONSE_SECONDS: Final = 30
+IN_STREAMS: Final = frozenset({"backup"})
+"""Roles that log in to the streams' account: the server sends snapshots only there."""
+_STREAMED: Final = {
+    f"$JS.API.{verb}": ', response_type: "stream", threshold: "60s"'
+    for verb in ("CONSUMER.MSG.NEXT.>", "DIRECT.GET.*")
+}
+"""Requests with many answers. The server keeps each for the threshold after its last answer; a
+pull hears a heartbeat every second, so a minute is plenty."""
 
 _HEAD: Final = """\
 # Made by 'holdfast auth'; changes made by hand are lost at the next one.
@@ -56,14 +69,19 @@ def render_server(names: Names) -> str:
     return _EXAMPLE.format(name=_text(names.namespace))
 
 
-def core_account(names: Names) -> str:
-    """The account of the core, which has the streams."""
+def streams_account(names: Names) -> str:
+    """The account that has the streams, and no login but that of backups."""
     return names.namespace.upper()
 
 
+def core_account(names: Names) -> str:
+    """The account of every process of the core, without streams."""
+    return f"{streams_account(names)}_CORE"
+
+
 def agents_account(names: Names) -> str:
-    """The account of the agents, which has none."""
-    return f"{core_account(names)}_AGENTS"
+    """The account of the agents, without streams."""
+    return f"{streams_account(names)}_AGENTS"
 
 
 def grants_of(names: Names, user: User) -> Grants:
@@ -78,19 +96,103 @@ def grants_of(names: Names, user: User) -> Grants:
 
 def render_accounts(names: Names, users: Sequence[User]) -> str:
     """Accounts, users and permissions."""
-    core, agents = _text(core_account(names)), _text(agents_account(names))
+    streams, core, agents = (_text(make(names)) for make in (_STREAMS, _CORE, _AGENTS))
     shared = agent(names, "*")
-    services = [*shared.publish, f"{CORE_INBOX}.>"]
-    exports = [f"{{service: {_text(s)}, accounts: [{agents}]}}" for s in services]
-    exports += [f"{{stream: {_text(s)}, accounts: [{agents}]}}" for s in shared.subscribe]
-    imports = [f"{{service: {{account: {core}, subject: {_text(s)}}}}}" for s in services]
-    imports += [f"{{stream: {{account: {core}, subject: {_text(s)}}}}}" for s in shared.subscribe]
-    lines = [_HEAD, "accounts {", f"  {core}: {{", "    jetstream: enabled"]
-    lines += _block("users", (_user(names, u) for u in users if u.role != AGENT))
-    lines += [*_block("exports", exports), "  }", f"  {agents}: {{"]
-    lines += _block("users", (_user(names, u) for u in users if u.role == AGENT))
-    lines += [*_block("imports", imports), "  }", "}"]
-    return "\n".join(lines) + "\n"
+    from_core = [s for s in shared.publish if not _is_stored(names, s)]
+    reports = [s for s in shared.publish if s not in from_core]
+    heard = [s for s in shared.subscribe if not s.startswith(f"{names.namespace}.kv.")]
+    changes = [s for s in shared.subscribe if s not in heard]
+    every_change = [names.changed("*", ">")]
+    return "\n".join(
+        [
+            _HEAD,
+            "accounts {",
+            f"  {streams}: {{",
+            "    jetstream: enabled",
+            *_block("users", (_user(names, u) for u in users if u.role in IN_STREAMS)),
+            *_block(
+                "exports",
+                [
+                    *_exports("service", _services(names), core),
+                    *_exports("stream", every_change, core),
+                    *_exports("service", reports, agents),
+                    *_exports("stream", changes, agents),
+                ],
+            ),
+            "  }",
+            f"  {core}: {{",
+            *_block("users", (_user(names, u) for u in users if _is_core(u.role))),
+            *_block(
+                "imports",
+                [
+                    *_imports("service", _services(names), streams),
+                    *_imports("stream", every_change, streams),
+                ],
+            ),
+            *_block(
+                "exports",
+                [
+                    *_exports("service", [*from_core, f"{CORE_INBOX}.>"], agents),
+                    *_exports("stream", heard, agents),
+                ],
+            ),
+            "  }",
+            f"  {agents}: {{",
+            *_block("users", (_user(names, u) for u in users if u.role == AGENT)),
+            *_block(
+                "imports",
+                [
+                    *_imports("service", reports, streams),
+                    *_imports("stream", changes, streams),
+                    *_imports("service", [*from_core, f"{CORE_INBOX}.>"], core),
+                    *_imports("stream", heard, core),
+                ],
+            ),
+            "  }",
+            "}",
+            "",
+        ]
+    )
+
+
+_STREAMS, _CORE, _AGENTS = streams_account, core_account, agents_account
+
+
+def _is_core(role: str) -> bool:
+    return role != AGENT and role not in IN_STREAMS
+
+
+def _is_stored(names: Names, subject: str) -> bool:
+    """Whether what is published there ends at a stream."""
+    return subject.startswith("$") or subject == names.returned("*", "*")
+
+
+def _services(names: Names) -> list[str]:
+    """What the core asks of the streams' account. No two overlap: both would be asked."""
+    ns = names.namespace
+    verbs = ("CREATE", "DELETE", "INFO", "LIST", "NAMES", "PAUSE")
+    return [
+        "$JS.API.INFO",
+        "$JS.API.STREAM.>",
+        *(f"$JS.API.CONSUMER.{verb}.>" for verb in verbs),
+        *_STREAMED,
+        "$JS.API.DIRECT.GET.*.>",
+        "$JS.ACK.>",
+        "$KV.>",
+        "$O.>",
+        *(f"{ns}.{noun}.>" for noun in ("job", "later", "canary", "event", "dead", "log")),
+        names.returned("*", "*"),
+    ]
+
+
+def _exports(kind: str, subjects: Iterable[str], account: str) -> list[str]:
+    return [
+        f"{{{kind}: {_text(s)}{_STREAMED.get(s, '')}, accounts: [{account}]}}" for s in subjects
+    ]
+
+
+def _imports(kind: str, subjects: Iterable[str], account: str) -> list[str]:
+    return [f"{{{kind}: {{account: {account}, subject: {_text(s)}}}}}" for s in subjects]
 
 
 def _block(name: str, entries: Iterable[str]) -> list[str]:

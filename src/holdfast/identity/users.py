@@ -35,7 +35,7 @@ from holdfast.identity.credentials import (
     new_nkey_seed,
 )
 from holdfast.identity.files import read_private, write_private
-from holdfast.identity.grants import ROLES
+from holdfast.identity.grants import ISSUED_LATER, ROLES
 from holdfast.identity.rendering import render_accounts, render_server
 from holdfast.identity.seed import FIRST_GENERATION, AccountSeed
 from holdfast.names import Names
@@ -120,7 +120,7 @@ class UserFolder:
         with self._alone():
             self._write(_List(namespace=names.namespace, users=[]))
             self._write_config(self.path / EXAMPLE, render_server(names))
-        return self._add([(_login(role), ()) for role in ROLES])
+        return self._add([(_login(role), ()) for role in ROLES if role not in ISSUED_LATER])
 
     def add_user(self, role: str, name: str = "", buckets: Sequence[str] = ()) -> Path:
         """Issue a login of a role; returns its file."""
@@ -165,6 +165,13 @@ class UserFolder:
         for user in gone:
             self.credentials(user.user).unlink(missing_ok=True)
         return gone
+
+    def renew(self) -> list[User]:
+        """Write the configuration again as this version makes it; returns the valid users."""
+        with self._alone():
+            found = self._read()
+            self._write(found)
+        return [user for user in found.users if not user.revoked]
 
     def credentials(self, user: str) -> Path:
         """Where a user's private file is written."""
