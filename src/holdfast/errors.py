@@ -21,11 +21,11 @@ Errors of the NATS client never leave `holdfast.broker`: they arrive here as one
     │   ├── PermissionDenied
     │   ├── Unavailable           nobody answers for the stream right now; nothing was applied
     │   ├── NotFound              stream, consumer, message or key is not there
-    │   ├── Unreadable            a stored record is of a newer version, or of another hand
     │   ├── ClaimLost             the run is somebody else's now: this attempt must stop
     │   ├── NodeLost              this node was declared lost: it must end
     │   ├── Conflict              a compare-and-swap was refused: somebody else was first
     │   └── OutcomeUnknown        no answer: the write may or may not have been applied
+    ├── Unreadable                a record or message is damaged, or of a version not known here
     ├── SettingsError             settings that cannot be published, read or rendered
     └── RunError                  what became of a run
         ├── RunFailed
@@ -114,10 +114,6 @@ class NotFound(BrokerError):
     """A stream, consumer, message or key is not there."""
 
 
-class Unreadable(BrokerError):
-    """A stored record cannot be read: a newer version wrote it, or another hand."""
-
-
 class ClaimLost(BrokerError):
     """Somebody else holds the run now: stop, and leave its effects alone."""
 
@@ -132,6 +128,14 @@ class Conflict(BrokerError):
 
 class OutcomeUnknown(BrokerError):
     """No answer came: the write may or may not have been applied."""
+
+
+class Unreadable(HoldfastError):
+    """A record or message cannot be read: it is damaged, or a newer version wrote it.
+
+    Asking again does not help, so this is no `BrokerError`. `holdfast doctor` lists such records
+    and how to remove them.
+    """
 
 
 class SettingsError(HoldfastError):

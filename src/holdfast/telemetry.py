@@ -97,6 +97,14 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         ("event",),
     ),
     Metric("enqueued", "holdfast_runs_enqueued", "counter", "Runs enqueued by this process.", _JOB),
+    Metric(
+        "unreadable",
+        "holdfast_unreadable_records",
+        "counter",
+        "Records and messages that could not be read and were passed over, by bucket or stream; "
+        "'holdfast doctor' lists them.",
+        ("bucket",),
+    ),
     Metric("reconnects", "holdfast_reconnects", "counter", "Reconnects to NATS."),
     Metric("terms", "holdfast_terms", "counter", "Terms won by this process.", ("role",)),
     Metric("leading", "holdfast_leading", "gauge", "1 while this process leads.", ("role",)),
@@ -335,6 +343,7 @@ class Telemetry:
     published: Counter
     unclaimed: Counter
     enqueued: Counter
+    unreadable: Counter
     reconnects: Counter
     terms: Counter
     leading: Gauge

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from holdfast.broker import Broker, Bucket
 from holdfast.broker.streams import Topology
@@ -118,6 +118,9 @@ class FaultyStore:
 
     async def get(self, key: str) -> Stamped | None:
         return await self._store.get(key)
+
+    def read(self, decode: Callable[[bytes], Any], entry: Any) -> Any:
+        return self._store.read(decode, entry)
 
     async def delete(self, key: str) -> None:
         await self._store.delete(key)

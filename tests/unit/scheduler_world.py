@@ -132,6 +132,9 @@ class MemoryLeases:
         self._call = caller.call
         self._world = caller.world
 
+    def read(self, decode: Callable[[bytes], Any], entry: Any) -> Any:
+        return decode(entry.value)
+
     async def put(self, key: str, value: bytes, *, expected: int, ttl: float | None = None) -> int:
         def apply() -> int:
             if self._world.lease_now()[1] != expected:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.errors import Unreadable
 from holdfast.model.lease import (
     LeaseRecord,
     TermRecord,
@@ -62,5 +64,6 @@ def test_lease_records_read_back_and_refuse_nonsense() -> None:
     """What somebody else wrote under the key is nobody's lease."""
     assert decode_lease(encode(LeaseRecord("a", "t", 1.0, 2))) == LeaseRecord("a", "t", 1.0, 2)
     assert decode_term(encode(TermRecord("a", "t"))) == TermRecord("a", "t")
-    assert decode_lease(b"hello") is None
-    assert decode_term(b"[]") is None
+    for decode in (decode_lease, decode_term):
+        with pytest.raises(Unreadable):
+            decode(b"hello")

@@ -101,7 +101,7 @@ def test_node_record_reads_what_other_versions_wrote() -> None:
 def test_liveness_refuses_numbers_that_cannot_work(given: dict[str, float], says: str) -> None:
     """Relations between the numbers are checked, and the sentence says which."""
     with pytest.raises(ConfigError, match=says):
-        Liveness(**given)  # type: ignore[arg-type]
+        Liveness(**given).check()  # type: ignore[arg-type]
 
 
 def test_liveness_takes_the_profile_and_what_is_given() -> None:

@@ -41,6 +41,7 @@ from holdfast.broker.answers import (
 )
 from holdfast.broker.options import connect_options, hopeless, inbox_prefix, shown_url
 from holdfast.broker.requirements import check_jetstream, check_version
+from holdfast.broker.unreadable import Unreadables
 from holdfast.broker.wire import Headers, Listener, WireClient, parse_headers, publish_line
 from holdfast.clock import Clock, SystemClock
 from holdfast.config import ConnectionConfig
@@ -92,6 +93,8 @@ class Broker:
         self._measure: Callable[[], Awaitable[object]] | None = None
         self._measuring: asyncio.Task[None] | None = None
         self.api_level = 0
+        self.unreadable = Unreadables()
+        """Notes what cannot be read of what others have stored and sent."""
         self.closed: asyncio.Event = asyncio.Event()
         self._name = name
         self._nc = WireClient()

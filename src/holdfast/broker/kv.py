@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -25,6 +25,8 @@ from holdfast.broker.batch import Write
 from holdfast.broker.connection import Broker
 from holdfast.broker.wire import Headers, parse_headers
 from holdfast.names import H_EXPECTED, H_KV_OPERATION, H_TTL, kv_key, kv_stream, kv_subject
+
+T = TypeVar("T")
 
 _PAGE = 1000
 LOOK_SECONDS = 0.5
@@ -177,6 +179,18 @@ class Bucket:
                 int(message.headers["Nats-Sequence"]),
                 parse_time(message.headers["Nats-Time-Stamp"]),
             )
+
+    def read(self, decode: Callable[[bytes], T], entry: Entry) -> T | None:
+        """An entry's record, or None when it cannot be read, which is noted."""
+        return self._broker.unreadable.read(decode, self.name, entry.key, entry.value)
+
+    async def records(
+        self, decode: Callable[[bytes], T], prefix: str = ""
+    ) -> AsyncIterator[tuple[Entry, T]]:
+        """Every entry with its record; those that cannot be read are noted and left out."""
+        async for entry in self.entries(prefix):
+            if (record := self.read(decode, entry)) is not None:
+                yield entry, record
 
 
 async def direct_batch(

@@ -16,9 +16,9 @@ from holdfast.cli.demo_board import Board, OpenRun
 from holdfast.cli.demo_traffic import PUBLISHES
 from holdfast.client import Client
 from holdfast.errors import BrokerError
-from holdfast.model import run as runs
 from holdfast.model.run import RunRecord
 from holdfast.names import event_message_id, event_run
+from holdfast.status.finding import read_record
 from holdfast.status.jobs import Jobs
 
 if TYPE_CHECKING:
@@ -79,7 +79,10 @@ class Watch:
             self.board.say(f"{run} of {found.job} is LOST: no record and no message is left")
 
     async def _on_change(self, message: Received) -> None:
-        self._changed(message.subject[self._prefix :], runs.decode(message.body))
+        run = message.subject[self._prefix :]
+        record = read_record(self._client.broker, run, message.body)
+        if record is not None:
+            self._changed(run, record)
 
     def _changed(self, run: str, record: RunRecord) -> None:
         if self.board.change(run, record, time.monotonic()) and record.state == "done":

@@ -61,7 +61,7 @@ async def _fire(client: Client, schedule: Schedule, moment: int) -> bool:
     bucket = Bucket(client.broker, client.broker.names.slots)
     key = slot_key(schedule.name, slots.stamp(moment))
     revision, entry = await bucket.last(key)
-    old = slots.decode(entry.value) if entry else None
+    old = bucket.read(slots.decode, entry) if entry else None
     if old is not None and old.state == "dispatched":
         return False
     now = client.broker.server_now()

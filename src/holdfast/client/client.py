@@ -70,6 +70,7 @@ class Client:
     ) -> None:
         self.broker = broker
         self.telemetry = telemetry or Telemetry()
+        broker.unreadable.counter = self.telemetry.unreadable
         self.topology = Topology(broker, records)
         self.runs = Bucket(broker, broker.names.runs)
         self.objects = Objects(broker, ttl=_longest(records))
@@ -226,8 +227,8 @@ class Client:
         now = self.broker.clock.monotonic()
         if now - self._served_at > WORKERS_SECONDS:
             bucket = Bucket(self.broker, self.broker.names.nodes)
-            records = [nodes.decode(entry.value) async for entry in bucket.entries()]
-            self._served = {r.group for r in records if r.role == "worker" and r.alive}
+            found = bucket.records(nodes.decode)
+            self._served = {r.group async for _, r in found if r.role == "worker" and r.alive}
             self._served_at = now
         return request.group in self._served
 
@@ -385,8 +386,12 @@ class Client:
         return record.state == "cancelled"
 
     async def _alive(self, node: str) -> bool:
-        entry = await Bucket(self.broker, self.broker.names.nodes).get(node)
-        return entry is not None and nodes.decode(entry.value).alive
+        bucket = Bucket(self.broker, self.broker.names.nodes)
+        entry = await bucket.get(node)
+        if entry is None:
+            return False
+        record = bucket.read(nodes.decode, entry)
+        return record is None or record.alive  # who cannot be judged keeps what it holds
 
     # ---- events
 

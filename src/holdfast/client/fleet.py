@@ -20,6 +20,7 @@ from holdfast import errors
 from holdfast.broker import Broker, Bucket
 from holdfast.broker.objects import Objects
 from holdfast.model import fleet
+from holdfast.model.codec import JSON, Codec
 from holdfast.model.fleet import FleetRequest, FleetRun, Return
 from holdfast.model.target import parse
 from holdfast.names import IdMaker, check_run, fleet_key, last_token, return_key
@@ -41,6 +42,9 @@ class _Answer(msgspec.Struct, frozen=True):
     agents: tuple[str, ...] | None = None
     error: str = ""
     again: bool = False
+
+
+_ANSWER: Final = Codec[_Answer](_Answer, "the dispatcher's answer")
 
 
 def new_run() -> str:
@@ -83,7 +87,7 @@ class Fleet:
             waited = clock.monotonic() - begun
             try:
                 found = await self._broker.request(subject, body, timeout=ANSWER_SECONDS)
-                answer = msgspec.json.decode(found.body, type=_Answer)
+                answer = _ANSWER.decode(found.body)
                 if not answer.error:
                     return answer
                 if not answer.again:
@@ -121,12 +125,7 @@ class Fleet:
         try:
             async for entry in self._returns.entries(check_run(run)):
                 agent = last_token(entry.key)
-                try:
-                    given = fleet.decode_return(entry.value)
-                except errors.Unreadable:
-                    continue
-                if given.agent == agent:
-                    found[agent] = given
+                found[agent] = fleet.return_of(run, agent, entry.value)
         except errors.NotFound:
             return {}
         return found
@@ -135,7 +134,7 @@ class Fleet:
         """What an agent returned, wherever it is kept."""
         if not given.object:
             return given.value
-        return msgspec.json.decode(await Objects(self._broker).get(given.object))
+        return JSON.decode(await Objects(self._broker).get(given.object))
 
     async def follow(
         self, request: FleetRequest | str, *, start: bool = True
@@ -148,12 +147,14 @@ class Fleet:
         names = self._broker.names
         heard: asyncio.Queue[FleetRun | Return] = asyncio.Queue()
 
-        def on_return(_: bytes, __: bytes, body: bytes, headers: bytes | None) -> None:
-            with contextlib.suppress(errors.Unreadable):  # forged: the dispatcher drops it too
-                heard.put_nowait(fleet.decode_return(body))
+        def on_return(subject: bytes, _: bytes, body: bytes, headers: bytes | None) -> None:
+            given = fleet.return_of(run, last_token(subject.decode()), body)
+            if not fleet.forged(given):  # else the dispatcher decides what it is
+                heard.put_nowait(given)
 
         def on_record(_: bytes, __: bytes, body: bytes, headers: bytes | None) -> None:
-            heard.put_nowait(fleet.decode(body))
+            with contextlib.suppress(errors.Unreadable):  # the dispatchers say so
+                heard.put_nowait(fleet.decode(body))
 
         subscriptions = [
             await self._broker.listen(

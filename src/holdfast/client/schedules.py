@@ -12,18 +12,20 @@ so, for a while, so that every scheduler hears of it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from holdfast.broker import Bucket
 from holdfast.client.client import Client
 from holdfast.client.request import Backend
-from holdfast.errors import Conflict, InvalidInput
+from holdfast.errors import Conflict, InvalidInput, Unreadable
 from holdfast.model import schedule as schedules
 from holdfast.model import slot as slots
+from holdfast.model.codec import Codec, Instant, Release
 from holdfast.model.schedule import KEPT_PAUSES, Pause, Schedule, check_release, release_order
 from holdfast.names import H_MSG_ID, IdMaker, app_key, check_name, schedule_key, trigger_run
 
@@ -36,9 +38,12 @@ _make_id = IdMaker()
 class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which schedules an app has in its code, as of which release."""
 
-    release: str = ""
+    release: Release = ""
     names: tuple[str, ...] = ()
-    at: float = 0.0
+    at: Instant = 0.0
+
+
+REGISTRATION: Final = Codec[Registration](Registration, "an app's registration")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,32 +92,47 @@ class Schedules:
         """Every schedule, by name."""
         found = []
         async for entry in self.bucket.entries("schedule"):
-            try:
-                schedule = schedules.decode(entry.value)
-            except msgspec.MsgspecError:
-                continue  # somebody else's: it never fires, and hides no other
-            if not schedule.removed and (not app or schedule.app == app):
+            name = entry.key.removeprefix("schedule.")
+            schedule = self.bucket.read(functools.partial(schedules.usable, name), entry)
+            if schedule and not schedule.removed and (not app or schedule.app == app):
                 found.append(schedule)
         return sorted(found, key=lambda s: s.name)
 
     async def show(self, name: str) -> Schedule:
         """One schedule."""
-        schedule, _ = await self._read(name)
+        schedule, _, damage = await self._read(name)
+        if damage is not None:
+            raise Unreadable(
+                f"schedule {name!r}: {damage}; 'holdfast schedules remove' removes it, 'add "
+                "--replace' replaces it"
+            )
         if schedule is None or schedule.removed:
             raise UnknownSchedule(
                 f"there is no schedule {name!r}: 'holdfast schedules list' shows them"
             )
         return schedule
 
-    async def _read(self, name: str) -> tuple[Schedule | None, int]:
+    async def _read(self, name: str) -> tuple[Schedule | None, int, Unreadable | None]:
+        """A schedule, its revision, and why it cannot be read if it is there and cannot."""
         revision, entry = await self.bucket.last(schedule_key(check_name(name, "schedule")))
-        return (schedules.decode(entry.value) if entry else None), revision
+        if entry is None:
+            return None, revision, None
+        try:
+            return schedules.usable(name, entry.value), revision, None
+        except Unreadable as error:
+            self.client.broker.unreadable.note(self.bucket.name, entry.key, error, entry.value)
+            return None, revision, error
 
     # ---- changing one
 
     async def add(self, schedule: Schedule, *, replace: bool = False) -> Schedule:
         """Add a schedule, or replace one; one that an app's code defines belongs to that app."""
         self._check_size(schedule)
+        if not replace and (await self._read(schedule.name))[2] is not None:
+            raise InvalidInput(
+                f"there is a schedule {schedule.name!r} already, and it cannot be read: say "
+                "--replace"
+            )
         return await self._change(schedule.name, lambda old: self._added(old, schedule, replace))
 
     def _check_size(self, schedule: Schedule) -> None:
@@ -145,10 +165,17 @@ class Schedules:
                 raise InvalidInput(f"there is a schedule {new.name!r} already: say --replace")
         return merged(old, new, self._now())
 
-    async def remove(self, name: str) -> Schedule:
-        """Remove a schedule; its slots that are planned already are still sent."""
+    async def remove(self, name: str) -> None:
+        """Remove a schedule; its slots that are planned already are still sent.
+
+        One that cannot be read is removed without being read.
+        """
+        _, revision, damage = await self._read(name)
+        if damage is not None:
+            await self.bucket.remove(schedule_key(name), expected=revision)
+            return
         await self.show(name)
-        return await self._change(name, self._removed)
+        await self._change(name, self._removed)
 
     def _removed(self, old: Schedule | None) -> Schedule:
         assert old is not None
@@ -187,7 +214,7 @@ class Schedules:
             await self.client.topology.measure_clock()
             self._measured = True
         for _ in range(TRIES):
-            old, revision = await self._read(name)
+            old, revision, _ = await self._read(name)
             new = change(old)
             if new == old:
                 return new
@@ -242,7 +269,7 @@ class Schedules:
         return synced
 
     async def _sync_one(self, name: str, mine: Schedule, synced: Synced) -> None:
-        old, _ = await self._read(name)
+        old, _, _ = await self._read(name)
         new = await self._change(name, lambda found: self._added(found, mine, True))
         if old is None or old.removed:
             synced.added.append(name)
@@ -255,7 +282,8 @@ class Schedules:
         """Say that this release registers; returns the higher one that did so before, if any."""
         for _ in range(TRIES):
             revision, entry = await self.bucket.last(app_key(app))
-            old = msgspec.json.decode(entry.value, type=Registration) if entry else Registration()
+            known = self.bucket.read(REGISTRATION.decode, entry) if entry else None
+            old = known or Registration()
             if release_order(old.release) > release_order(release):
                 return old.release
             if old.names and not wanted and not allow_empty:
@@ -267,7 +295,7 @@ class Schedules:
             if (old.release, old.names) == (new.release, new.names) and entry:
                 return ""
             try:
-                await self.bucket.put(app_key(app), msgspec.json.encode(new), expected=revision)
+                await self.bucket.put(app_key(app), REGISTRATION.encode(new), expected=revision)
             except Conflict:
                 continue
             return ""

@@ -39,7 +39,7 @@ from holdfast.model.lifecycle import NodeState
 from holdfast.model.liveness import Liveness
 from holdfast.model.node import NodeRecord
 from holdfast.ownership.heartbeat import ENDED_TTL_SECONDS
-from holdfast.ownership.membership import Membership, Pong
+from holdfast.ownership.membership import PONG, Membership
 from holdfast.telemetry import Telemetry
 
 log = logging.getLogger("holdfast.coordinator")
@@ -70,6 +70,7 @@ class Coordinator:
         self._health_at = (health_host, health_port)
         self.telemetry = telemetry or Telemetry()
         self._broker = Broker(connection, name="holdfast coordinator")
+        self._broker.unreadable.counter = self.telemetry.unreadable
         self._topology = Topology(self._broker, records or RecordConfig())
         self._member = Membership(self._broker, "coordinator", liveness=liveness, stop=self.stop)
         self.node = self._member.node
@@ -219,8 +220,9 @@ class Coordinator:
             seen.misses += 1
             return
         seen.answered(self._broker.clock.monotonic())
-        pong = msgspec.json.decode(answer.body, type=Pong)
-        if pong.held is not None:
+        where = self._broker.names.node(seen.record.id, "ping")
+        pong = self._broker.unreadable.read(PONG.decode, "pong", where, answer.body)
+        if pong is not None and pong.held is not None:
             seen.version = pong.version
             seen.held = {h.reply: h for h in pong.held}
 

@@ -22,7 +22,7 @@ import msgspec
 
 from holdfast.broker import Broker, Bucket, Entry
 from holdfast.broker.pull import NAK, NANO
-from holdfast.errors import BrokerError, Conflict, Unreadable
+from holdfast.errors import BrokerError, Conflict
 from holdfast.model import run as runs
 from holdfast.model.dead import dead_headers
 from holdfast.model.node import HeldRun, NodeRecord
@@ -74,10 +74,8 @@ class Recovery:
         return count
 
     async def _judge(self, node: NodeRecord, entry: Entry, grace_left: float) -> int:
-        try:
-            record = runs.decode(entry.value)
-        except Unreadable as error:
-            log.warning("run %s is passed over: %s", entry.key, error)
+        record = self._runs.read(runs.decode, entry)
+        if record is None:
             return 0
         return await self._give_back(node, entry.key, record, entry.revision, grace_left)
 
@@ -85,8 +83,7 @@ class Recovery:
         """Write down as lost what has no message and whose holder is gone; returns how many."""
         self.unfinished = False
         count, known = 0, dict[str, bool]()
-        async for entry in self._runs.entries():
-            record = runs.decode(entry.value)
+        async for entry, record in self._runs.records(runs.decode):
             if record.state != "running" or not (record.once or record.body):
                 continue
             if record.node not in known:

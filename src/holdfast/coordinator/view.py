@@ -10,8 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-import msgspec
-
 from holdfast.broker import Broker, Bucket, Received
 from holdfast.errors import BrokerError
 from holdfast.model import node as nodes
@@ -60,6 +58,11 @@ class Seen:
         if record.alive and self.version < 0:
             self.held = {h.reply: h for h in record.held}
 
+    def unread(self, revision: int, now: float) -> None:
+        """Its record was written and cannot be read: a verdict has to replace that revision."""
+        self.revision = revision
+        self.heard = now
+
     def answered(self, now: float) -> None:
         """A sign of life."""
         self.heard = now
@@ -102,16 +105,18 @@ class View:
             self._learn(key, message.body, int(sequence))
 
     def _learn(self, node: str, body: bytes, revision: int) -> None:
-        try:
-            record = nodes.decode(body)
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            log.warning("the record of node %s is unreadable: %s", node, error)
-            return
-        if record.id != node:  # its id becomes a subject: one that no node wrote could cut us off
-            log.warning("the record of node %s says that it is another: it is left out", node)
-            return
+        notes = self._broker.unreadable
+        record = notes.read(nodes.decode, self._bucket.name, node, body)
         now = self._broker.clock.monotonic()
         known = self.nodes.get(node)
+        if record is not None and record.id != node:  # whose it is says the key
+            other = nodes.CODEC.unreadable("it says that it is another node")
+            notes.note(self._bucket.name, node, other, body)
+            record = None
+        if record is None:
+            if known is not None and revision > known.revision:
+                known.unread(revision, now)
+            return
         if known is None:
             seen = self.nodes[node] = Seen(record, revision, now)
             self._joined(seen)

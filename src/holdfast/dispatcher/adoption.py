@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.broker import Broker
 from holdfast.dispatcher.records import FleetRecords
-from holdfast.errors import BrokerError
+from holdfast.errors import BrokerError, Unreadable
 from holdfast.model import fleet
 from holdfast.model.fleet import MOST_ADOPTIONS, FleetRun
 from holdfast.telemetry import Telemetry
@@ -62,8 +62,14 @@ class Adoption:
                 if entry.owner not in known:
                     known[entry.owner] = await self._alive(entry.owner)
                 if not known[entry.owner]:
-                    count += await self._adopt(run, entry.owner)
+                    count += await self._try_adopt(run, entry.owner)
             return count
+
+    async def _try_adopt(self, run: str, owner: str) -> bool:
+        try:
+            return await self._adopt(run, owner)
+        except Unreadable:
+            return False  # noted; it keeps no other run from being adopted
 
     async def _adopt(self, run: str, owner: str) -> bool:
         found = await self._records.read(run)

@@ -12,12 +12,11 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-import msgspec
-
 from holdfast.broker import Broker, Bucket
 from holdfast.broker.wire import parse_headers
-from holdfast.errors import BrokerError, Unreadable
+from holdfast.errors import BrokerError
 from holdfast.model import node as nodes
+from holdfast.model.fleet import FACTS
 from holdfast.model.node import NodeRecord
 from holdfast.model.target import Target
 from holdfast.names import H_KV_OPERATION, kv_key
@@ -73,10 +72,11 @@ class AgentIndex:
             self._learn_facts(agent, body)
 
     def _learn_facts(self, agent: str, body: bytes) -> None:
-        try:
-            self.facts[agent] = msgspec.json.decode(body, type=dict[str, Any])
-        except msgspec.DecodeError as error:
-            log.warning("the facts of agent %s are unreadable: %s", agent, error)
+        """Of an agent whose facts cannot be read, those that are known stay."""
+        notes = self._broker.unreadable
+        facts = notes.read(FACTS.decode, self._facts.name, agent, body)
+        if facts is not None:
+            self.facts[agent] = facts
 
     def _on_agent(self, _: bytes, __: bytes, body: bytes, headers: bytes | None) -> None:
         agent = kv_key(self._agents.name, parse_headers(headers).get("Nats-Subject", ""))
@@ -85,15 +85,19 @@ class AgentIndex:
 
     def _learn_agent(self, agent: str, body: bytes, age: float) -> None:
         """Who it is says the key, which permissions guard; the record may say anything."""
-        record = _record(body)
+        record = self._record(self._agents.name, agent, body)
         if record is not None:
             good = record.liveness.timeout_seconds if record.alive else 0.0
             self._heard[agent] = (self._broker.clock.monotonic() - age, good)
 
     def _on_record(self, _: bytes, __: bytes, body: bytes, headers: bytes | None) -> None:
-        record = _record(body) if body else None
+        node = kv_key(self._broker.names.nodes, parse_headers(headers).get("Nats-Subject", ""))
+        record = self._record(self._broker.names.nodes, node, body) if body else None
         if record is not None:
             self._on_node(record)
+
+    def _record(self, bucket: str, key: str, body: bytes) -> NodeRecord | None:
+        return self._broker.unreadable.read(nodes.decode, bucket, key, body)
 
     # ---- asking
 
@@ -115,11 +119,3 @@ class AgentIndex:
         else:
             found = target.select(self.facts)
         return sorted(found)
-
-
-def _record(body: bytes) -> NodeRecord | None:
-    try:
-        return nodes.decode(body)
-    except (msgspec.DecodeError, Unreadable) as error:
-        log.debug("a node's record is unreadable: %s", error)
-        return None

@@ -27,7 +27,7 @@ from holdfast.dispatcher.intake import Intake
 from holdfast.dispatcher.records import FleetRecords
 from holdfast.dispatcher.sending import Sender
 from holdfast.dispatcher.watch import Watch
-from holdfast.errors import BrokerError, HoldfastError, NodeLost
+from holdfast.errors import BrokerError, HoldfastError, NodeLost, Unreadable
 from holdfast.health import Health, HealthServer
 from holdfast.identity import AccountSeed
 from holdfast.model.fleet import FleetRun
@@ -65,6 +65,7 @@ class Dispatcher:
         self._signs = seed is not None
         self._will_be_refused = not self._signs and bool(connection.credentials_file)
         self._broker = Broker(connection, name="holdfast dispatcher")
+        self._broker.unreadable.counter = self.telemetry.unreadable
         self._topology = Topology(self._broker, records or RecordConfig())
         self._member = Membership(
             self._broker,
@@ -198,7 +199,10 @@ class Dispatcher:
     async def _take_up(self, run: str) -> None:
         """A watch of ours has failed: begin again with what the record says."""
         await self._broker.clock.sleep(TAKE_UP_SECONDS)
-        found = await self._records.read(run)
+        try:
+            found = await self._records.read(run)
+        except Unreadable:
+            return
         if found and found[0].owner == self.node and not found[0].over:
             self._own(*found)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -76,7 +76,7 @@ class Intake:
         try:
             answer = await handle(message.body) if handle else Answer(error="unknown request")
         except BrokerError as error:
-            answer = Answer(error=str(error), again=not isinstance(error, Unreadable))
+            answer = Answer(error=str(error), again=True)
         except HoldfastError as error:
             answer = Answer(error=str(error))
         if message.reply:
@@ -150,10 +150,10 @@ class Intake:
 
     async def _cancel(self, body: bytes) -> Answer:
         try:
-            wanted = msgspec.json.decode(body, type=dict[str, Any])
-        except msgspec.DecodeError:
+            wanted = fleet.CANCEL.decode(body)
+        except Unreadable:
             raise InvalidInput("a cancel names a run and a user") from None
-        run, user = check_run(wanted.get("run")), str(wanted.get("user", ""))[:200]
+        run, user = check_run(wanted.run), wanted.user[:200]
         while True:
             found = await self._records.read(run)
             if found is None:

@@ -15,7 +15,14 @@ from collections.abc import AsyncIterator
 from holdfast.broker import Broker, Bucket
 from holdfast.broker.batch import Write, store_batch
 from holdfast.broker.kv import ttl_text
-from holdfast.errors import BrokerError, Conflict, NotConnected, OutcomeUnknown, Unavailable
+from holdfast.errors import (
+    BrokerError,
+    Conflict,
+    NotConnected,
+    OutcomeUnknown,
+    Unavailable,
+    Unreadable,
+)
 from holdfast.model import fleet
 from holdfast.model.fleet import Active, FleetRun, Step
 from holdfast.names import H_EXPECTED, H_TTL, active_key, fleet_key, kv_subject
@@ -42,9 +49,18 @@ class FleetRecords:
         return f"{self._node}.{next(self._tokens)}"
 
     async def read(self, run: str) -> tuple[FleetRun, int] | None:
-        """A run's record and revision, from the leader."""
+        """A run's record and revision, from the leader; `Unreadable` is noted."""
         entry = await self.bucket.get(fleet_key(run))
-        return (fleet.decode(entry.value), entry.revision) if entry else None
+        if entry is None:
+            return None
+        record = self.bucket.read(fleet.decode, entry)
+        if record is None or record.run != run:
+            raise Unreadable(f"the record of run {run} cannot be read: see 'holdfast doctor'")
+        return record, entry.revision
+
+    async def revision(self, run: str) -> int:
+        """The revision that the next write must expect, whatever is there."""
+        return (await self.bucket.last(fleet_key(run)))[0]
 
     async def write(self, record: FleetRun, expected: int, ttl: float | None = None) -> int:
         """Write until it is known to be applied (its revision) or refused (0)."""
@@ -95,7 +111,8 @@ class FleetRecords:
         """The runs that have not ended, with their owners."""
         prefix = active_key("")
         async for entry in self.bucket.entries(prefix.rstrip(".")):
-            yield entry.key[len(prefix) :], fleet.decode_active(entry.value)
+            found = self.bucket.read(fleet.decode_active, entry)
+            yield entry.key[len(prefix) :], found or Active("")  # whose it is says the record
 
     async def tell(self, run: str, what: str, detail: str = "") -> None:
         """Write a step down in the ledger; losing one is no reason to fail."""

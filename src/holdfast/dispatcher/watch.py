@@ -211,9 +211,9 @@ class Watch:
         self._reread = False
         try:
             if self._doubt:
-                self._check_owner(await self._records.read(self.run_id))
+                await self._look()
             await self._read_back()
-        except (BrokerError, Unreadable) as error:
+        except BrokerError as error:
             log.debug("run %s not looked at: %s", self.run_id, error)
             self._doubt = True
             return
@@ -221,6 +221,16 @@ class Watch:
         if self._away:
             self._away = False
             self._fan.start_over(self._broker.clock.monotonic())
+
+    async def _look(self) -> None:
+        """Ask whether the run is still ours; `Lost` when it is not.
+
+        A record that cannot be read names no other owner: our next write replaces it.
+        """
+        try:
+            self._check_owner(await self._records.read(self.run_id))
+        except Unreadable:
+            self._revision = await self._records.revision(self.run_id)
 
     def _check_owner(self, found: tuple[FleetRun, int] | None) -> None:
         if found is None:
@@ -266,11 +276,11 @@ class Watch:
         self._take(last_token(subject.decode()), body, parse_headers(headers))
 
     def _take(self, agent: str, body: bytes, headers: Headers) -> None:
+        found = fleet.return_of(self.run_id, agent, body)
         try:
             self._verify("return", agent, body, headers)
-            found = fleet.decode_return(body)
-            if (found.run, found.agent) != (self.run_id, agent):
-                raise Unreadable("it names another run or agent than its subject")
+            if fleet.forged(found) and self._sender.verifier is None:
+                raise Unreadable(found.error)
         except (CommandRefused, Unreadable) as error:
             self._drop("return", agent, error)
             self._replace_forged(agent)
@@ -338,11 +348,14 @@ class Watch:
                 updated=self._broker.server_now(),
                 **changes,
             )
-            won = await self._records.write(record, self._revision, ttl)
+            try:
+                won = await self._records.write(record, self._revision, ttl)
+            except Unreadable:
+                won = 0
             if won:
                 self.record, self._revision = record, won
                 return
-            self._check_owner(await self._records.read(self.run_id))
+            await self._look()
 
     async def _hand_over(self) -> None:
         owner = self.record.owner

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Final
 
 import msgspec
 
 from holdfast.clock import rfc3339
+from holdfast.model.codec import Codec
 from holdfast.model.run import Attempt
 from holdfast.names import (
     H_ATTEMPT,
@@ -22,6 +24,8 @@ from holdfast.names import (
     H_TRACEBACK,
 )
 
+TEXT: Final = Codec[str](str, "a text of the dead letter")
+ATTEMPTS: Final = Codec[tuple[Attempt, ...]](tuple[Attempt, ...], "the attempts of the dead letter")
 LONGEST_TEXT = 1_000
 LONGEST_STORY = 7_000
 

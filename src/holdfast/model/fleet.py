@@ -25,11 +25,13 @@ from typing import Any, Final, Literal
 import msgspec
 
 from holdfast.errors import Unreadable
+from holdfast.model.codec import Codec, Count, Instant, Name, Number, RunId, Seconds
 
 FleetStatus = Literal["claimed", "running", "complete", "failed", "partial", "timeout", "cancelled"]
 ENDED: Final = frozenset({"complete", "failed", "partial", "timeout", "cancelled"})
 MOST_ADOPTIONS: Final = 3
 VERSION: Final = 1
+OF_ANOTHER: Final = "the return cannot be read: it names another run or agent than its subject"
 MOST_REFUSALS: Final = 1_000
 """Refusals that a record tells: it has to fit into one message."""
 
@@ -40,6 +42,7 @@ class FleetRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a client asks of a dispatcher. Unknown members of newer versions are ignored."""
 
     run: str
+    """Checked by the dispatcher, which tells the client what is wrong."""
     target: str
     function: str
     args: tuple[Any, ...] = ()
@@ -47,9 +50,9 @@ class FleetRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     raw: bool = False
     """The arguments are words of a command line: the function's signature says what they mean."""
     timeout: float = 60.0
-    batch: int = 0
+    batch: Number = 0
     """How many agents make a wave; 0: all at once."""
-    max_failures: int = 0
+    max_failures: Number = 0
     """With waves: how many agents may fail before no further wave is sent."""
     user: str = ""
 
@@ -75,7 +78,7 @@ class Order(msgspec.Struct, frozen=True, omit_defaults=True):
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     raw: bool = False
-    deadline: float = 0.0
+    deadline: Instant = 0.0
     """By the server's clock."""
     user: str = ""
 
@@ -84,32 +87,33 @@ class FleetRun(msgspec.Struct, frozen=True, omit_defaults=True):
     """A fan-out run's record."""
 
     request: FleetRequest
-    status: FleetStatus
-    targets: tuple[str, ...] = ()
-    owner: str = ""
+    status: str
+    """One of `FleetStatus`; a newer version may know more."""
+    targets: tuple[Name, ...] = ()
+    owner: Name = ""
     """The dispatcher that sends and finishes it; empty: handed over, whoever comes first."""
     token: str = ""
     """One per write: tells after a lost answer whether it was ours."""
-    epoch: int = 0
+    epoch: Count = 0
     """The revision of the claim; known to the record from the second write of an owner on."""
-    created: float = 0.0
-    updated: float = 0.0
-    deadline: float = 0.0
+    created: Instant = 0.0
+    updated: Instant = 0.0
+    deadline: Instant = 0.0
     """By the server's clock, counted from the claim."""
-    adoptions: int = 0
+    adoptions: Count = 0
     offline: tuple[str, ...] = ()
     """Targets without a heartbeat when it was sent. They were sent to all the same."""
     cancelled_by: str = ""
     reason: str = ""
-    returned: int = 0
-    succeeded: int = 0
+    returned: Count = 0
+    succeeded: Count = 0
     unreachable: tuple[str, ...] = ()
     unsent: tuple[str, ...] = ()
     """Targets of waves that were not sent any more."""
     refused: dict[str, str] = {}
     """Unreachable ones that said why they refuse, in a word; the first thousand."""
-    ended: float = 0.0
-    v: int = VERSION
+    ended: Instant = 0.0
+    v: Count = VERSION
 
     @property
     def run(self) -> str:
@@ -123,15 +127,16 @@ class FleetRun(msgspec.Struct, frozen=True, omit_defaults=True):
 class Return(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one agent says about one run."""
 
-    run: str
-    agent: str
-    outcome: Outcome
+    run: RunId
+    agent: Name
+    outcome: str
+    """One of `Outcome`; an unknown one of a newer version is no success."""
     value: Any = None
     error: str = ""
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     """How long it took, measured by the agent."""
-    at: float = 0.0
-    epoch: int = 0
+    at: Instant = 0.0
+    epoch: Count = 0
     object: str = ""
     """The name of the value in the object store, when no message can carry it."""
     note: str = ""
@@ -145,10 +150,11 @@ class Return(msgspec.Struct, frozen=True, omit_defaults=True):
 class Ack(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an agent says to a command at once."""
 
-    status: Literal["accepted", "known", "stale", "refused"]
-    epoch: int
+    status: str
+    """accepted, known, stale, refused; an unknown one of a newer version is taken as accepted."""
+    epoch: Count
     """Of the command that is answered."""
-    newest: int = 0
+    newest: Count = 0
     """The highest epoch that the agent has seen of this run."""
     reason: str = ""
     """Why it was refused, in a word."""
@@ -161,15 +167,22 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     what: str
     """dispatched, adopted, handed over, cancelled, ended."""
     by: str
-    at: float
+    at: Instant
     detail: str = ""
+
+
+class Cancel(msgspec.Struct, frozen=True):
+    """What a client asks for when a run is to stop."""
+
+    run: str
+    user: str = ""
 
 
 class Active(msgspec.Struct, frozen=True, omit_defaults=True):
     """An entry of the index of runs that have not ended."""
 
-    owner: str
-    updated: float = 0.0
+    owner: Name
+    updated: Instant = 0.0
 
 
 def final_status(
@@ -220,67 +233,49 @@ def exit_code(record: FleetRun) -> int:
 
 # ---------------------------------------------------------------- bytes
 
-_run_decoder = msgspec.json.Decoder(FleetRun)
-_request_decoder = msgspec.json.Decoder(FleetRequest)
-_return_decoder = msgspec.json.Decoder(Return)
-_ack_decoder = msgspec.json.Decoder(Ack)
-_order_decoder = msgspec.json.Decoder(Order)
-_active_decoder = msgspec.json.Decoder(Active)
-_step_decoder = msgspec.json.Decoder(Step)
+REQUEST: Final = Codec[FleetRequest](FleetRequest, "the request")
+CANCEL: Final = Codec[Cancel](Cancel, "the cancel")
+RUN: Final = Codec[FleetRun](FleetRun, "the record of a fan-out run")
+RETURN: Final = Codec[Return](Return, "the return")
+ACK: Final = Codec[Ack](Ack, "the acknowledgement")
+ORDER: Final = Codec[Order](Order, "the command")
+ACTIVE: Final = Codec[Active](Active, "an entry of the index of active runs")
+FACTS: Final = Codec[dict[str, Any]](dict[str, Any], "the facts")
+STEP: Final = Codec[Step](Step, "an entry of the ledger")
+
+decode = RUN.decode
+decode_request = REQUEST.decode
+decode_return = RETURN.decode
+decode_ack = ACK.decode
+decode_order = ORDER.decode
+decode_active = ACTIVE.decode
+decode_step = STEP.decode
+
+
+def return_of(run: str, agent: str, body: bytes) -> Return:
+    """What an agent returned. Whose it is says the subject that it came on.
+
+    A return that cannot be read is a failed one of that agent: its run must end, and nobody would
+    send a better one. So is one that names another run or agent (`forged`); where nothing is
+    signed, anybody may have put that there.
+    """
+    try:
+        found = decode_return(body)
+    except Unreadable as error:
+        return Return(run, agent, "failed", error=str(error))
+    if (found.run, found.agent) != (run, agent):
+        return Return(run, agent, "failed", error=OF_ANOTHER)
+    return found
+
+
+def forged(given: Return) -> bool:
+    """Whether a return named another run or agent than the subject that it came on."""
+    return given.error is OF_ANOTHER
 
 
 def encode(record: FleetRun | FleetRequest | Return | Ack | Order | Active | Step) -> bytes:
     """A record as it travels and is stored."""
     return msgspec.json.encode(record)
-
-
-def _decoded(decoder: Any, body: bytes, what: str) -> Any:
-    try:
-        return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Unreadable(f"{what} cannot be read: {error}") from None
-
-
-def decode(body: bytes) -> FleetRun:
-    """A stored fan-out run."""
-    found: FleetRun = _decoded(_run_decoder, body, "the record of a fan-out run")
-    return found
-
-
-def decode_request(body: bytes) -> FleetRequest:
-    """A client's request."""
-    found: FleetRequest = _decoded(_request_decoder, body, "the request")
-    return found
-
-
-def decode_return(body: bytes) -> Return:
-    """A stored return."""
-    found: Return = _decoded(_return_decoder, body, "the return")
-    return found
-
-
-def decode_ack(body: bytes) -> Ack:
-    """An agent's answer to a command."""
-    found: Ack = _decoded(_ack_decoder, body, "the acknowledgement")
-    return found
-
-
-def decode_order(body: bytes) -> Order:
-    """The payload of a command."""
-    found: Order = _decoded(_order_decoder, body, "the command")
-    return found
-
-
-def decode_active(body: bytes) -> Active:
-    """An entry of the index."""
-    found: Active = _decoded(_active_decoder, body, "an entry of the index of active runs")
-    return found
-
-
-def decode_step(body: bytes) -> Step:
-    """An entry of a run's history."""
-    found: Step = _decoded(_step_decoder, body, "an entry of the ledger")
-    return found
 
 
 # ---------------------------------------------------------------- the owner's view

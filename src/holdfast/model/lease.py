@@ -8,7 +8,11 @@ later; so the holder has stopped trusting itself before anybody can see the leas
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+from holdfast.model.codec import Codec, Count, Instant, Name
 
 TRUSTED_PART = 0.9
 
@@ -16,19 +20,19 @@ TRUSTED_PART = 0.9
 class LeaseRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """What the holder of a lease writes under its key."""
 
-    holder: str
+    holder: Name
     token: str
     """One per tenure: tells after a lost answer, or a refusal, whether the write was ours."""
-    since: float = 0.0
-    renewed: int = 0
+    since: Instant = 0.0
+    renewed: Count = 0
 
 
 class TermRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """Whose term it is; the revision of this record is the epoch."""
 
-    holder: str
+    holder: Name
     token: str
-    since: float = 0.0
+    since: Instant = 0.0
 
 
 class TrustWindow:
@@ -59,22 +63,12 @@ class TrustWindow:
         return max(0.0, self._sent + self._ttl * TRUSTED_PART - now)
 
 
+LEASE: Final = Codec[LeaseRecord](LeaseRecord, "a lease")
+TERM: Final = Codec[TermRecord](TermRecord, "a term")
+decode_lease = LEASE.decode
+decode_term = TERM.decode
+
+
 def encode(record: LeaseRecord | TermRecord) -> bytes:
     """A record as it is stored."""
     return msgspec.json.encode(record)
-
-
-def decode_lease(body: bytes) -> LeaseRecord | None:
-    """A stored lease; None when somebody else wrote something else there."""
-    try:
-        return msgspec.json.decode(body, type=LeaseRecord)
-    except msgspec.DecodeError:
-        return None
-
-
-def decode_term(body: bytes) -> TermRecord | None:
-    """A stored term; None when it is not one."""
-    try:
-        return msgspec.json.decode(body, type=TermRecord)
-    except msgspec.DecodeError:
-        return None

@@ -13,7 +13,7 @@ is a heartbeat. Whoever moves a node writes a reason that a person can read.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from holdfast.errors import HoldfastError
 
@@ -28,6 +28,8 @@ NodeState = Literal[
     "NOT_RUNNING",
     "INACTIVE",
 ]
+
+STATES: Final = frozenset(get_args(NodeState))
 
 TRANSITIONS: Final[dict[str, frozenset[str]]] = {
     "CREATED": frozenset({"RUNNING", "ERROR", "DISCONNECTED"}),
@@ -58,8 +60,11 @@ class InvalidTransition(HoldfastError):
 
 
 def may_follow(before: str, after: str) -> bool:
-    """Whether a node in one state may be moved to another."""
-    return before == after or after in TRANSITIONS.get(before, frozenset())
+    """Whether a node in one state may be moved to another.
+
+    A state that only a newer version knows counts as RUNNING: such a node can be declared lost.
+    """
+    return before == after or after in TRANSITIONS.get(before, TRANSITIONS["RUNNING"])
 
 
 def check(before: str, after: str) -> None:

@@ -27,20 +27,22 @@ import msgspec
 from holdfast.config import LivenessConfig
 from holdfast.durations import text
 from holdfast.errors import ConfigError
+from holdfast.model.codec import Count, Seconds
 
 
 class Liveness(msgspec.Struct, frozen=True, omit_defaults=False):
     """One node's liveness settings."""
 
     enabled: bool = True
-    heartbeat_seconds: float = 2.5
-    timeout_seconds: float = 10.0
-    initial_delay_seconds: float = 2.0
-    ping_seconds: float = 0.4
-    ping_misses: int = 3
-    grace_seconds: float = 10.0
+    heartbeat_seconds: Seconds = 2.5
+    timeout_seconds: Seconds = 10.0
+    initial_delay_seconds: Seconds = 2.0
+    ping_seconds: Seconds = 0.4
+    ping_misses: Count = 3
+    grace_seconds: Seconds = 10.0
 
-    def __post_init__(self) -> None:
+    def check(self) -> Liveness:
+        """Refuse settings that cannot work; a node checks its own, nobody another's."""
         if self.timeout_seconds < 2 * self.heartbeat_seconds:
             raise ConfigError(
                 f"timeout ({text(self.timeout_seconds)}) must be at least twice the heartbeat "
@@ -57,6 +59,7 @@ class Liveness(msgspec.Struct, frozen=True, omit_defaults=False):
                 f"{self.ping_misses} misses at {text(self.ping_seconds)} take longer than the "
                 f"timeout ({text(self.timeout_seconds)}): the ping could never notice anything"
             )
+        return self
 
     def describe(self) -> str:
         """The numbers in one line."""
@@ -108,4 +111,4 @@ def from_config(config: LivenessConfig, grace_seconds: float = 0.0) -> Liveness:
     }
     if grace_seconds:
         given["grace_seconds"] = grace_seconds
-    return msgspec.structs.replace(profile, enabled=config.enabled == "yes", **given)
+    return msgspec.structs.replace(profile, enabled=config.enabled == "yes", **given).check()

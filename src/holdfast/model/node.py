@@ -8,50 +8,53 @@ wins, and one that was not finds out.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from holdfast.model.lifecycle import ALIVE, DEFAULT_REASONS, GONE, NodeState, check
+from holdfast.model.codec import Address, Codec, Count, Instant, Name, RunId
+from holdfast.model.lifecycle import ALIVE, DEFAULT_REASONS, GONE, STATES, NodeState, check
 from holdfast.model.liveness import Liveness
 
 
 class HeldRun(msgspec.Struct, frozen=True, array_like=True):
     """Something in a node's index: where to look it up, and where to give it back."""
 
-    run: str
-    revision: int
+    run: RunId
+    revision: Count
     """Of its claim; 0 for a message that is held without one."""
-    reply: str
+    reply: Address
 
 
 class NodeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """One Holdfast process. Unknown members of newer versions are ignored."""
 
-    id: str
-    role: str
-    group: str = ""
-    state: NodeState = "CREATED"
+    id: Name
+    role: Name
+    group: Name = ""
+    state: str = "CREATED"
+    """One of `NodeState`; a newer version may know more."""
     reason: str = ""
-    since: float = 0.0
+    since: Instant = 0.0
     """When the state was entered, by the server's clock."""
     by: str = ""
     """Who moved it to this state: the node itself, or a coordinator."""
     host: str = ""
-    pid: int = 0
+    pid: Count = 0
     version: str = ""
-    started: float = 0.0
-    beat: int = 0
+    started: Instant = 0.0
+    beat: Count = 0
     """Counts heartbeats."""
     liveness: Liveness = Liveness()
-    running: int = 0
+    running: Count = 0
     held: tuple[HeldRun, ...] = ()
     jobs: tuple[str, ...] = ()
     metrics: dict[str, float] = {}
 
     @property
     def alive(self) -> bool:
-        return self.state in ALIVE
+        """Whether it holds what it claimed; so does a node in a state that is unknown here."""
+        return self.state in ALIVE or self.state not in STATES
 
     @property
     def gone(self) -> bool:
@@ -65,12 +68,12 @@ class Transition(msgspec.Struct, omit_defaults=True, frozen=True):
     role: str
     group: str
     before: str
-    after: NodeState
+    after: str
     reason: str
     by: str
-    at: float
+    at: Instant
     host: str = ""
-    pid: int = 0
+    pid: Count = 0
 
 
 def move(
@@ -101,19 +104,15 @@ def transition(before: NodeRecord, after: NodeRecord) -> Transition:
     )
 
 
+CODEC: Final = Codec[NodeRecord](NodeRecord, "a node's record")
+TRANSITION: Final = Codec[Transition](Transition, "a step in a node's history")
+decode = CODEC.decode
+decode_transition = TRANSITION.decode
+
+
 def encode(record: NodeRecord | Transition) -> bytes:
     """A record as it is stored."""
     return msgspec.json.encode(record)
-
-
-def decode(body: bytes) -> NodeRecord:
-    """A stored record."""
-    return msgspec.json.decode(body, type=NodeRecord)
-
-
-def decode_transition(body: bytes) -> Transition:
-    """A stored step of a history."""
-    return msgspec.json.decode(body, type=Transition)
 
 
 def summary(record: NodeRecord) -> dict[str, Any]:

@@ -187,7 +187,7 @@ class _Missed:
 
 def _missed_until(schedule: Schedule, first: int, cut: float) -> _Missed:
     """The instants from `first` on whose due time is not after `cut`."""
-    keep = {"all": schedule.limit, "last": 1, "none": 0}[schedule.catch_up]
+    keep = {"last": 1, "none": 0}.get(schedule.catch_up, schedule.limit)
     if schedule.every and first != schedule.first:
         return _missed_regular(schedule, first, cut, keep)
     start, jumped = first - 1, False

@@ -18,17 +18,18 @@ from __future__ import annotations
 
 import re
 from enum import Enum
-from typing import Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 
-from holdfast.errors import Unreadable
+from holdfast.model.codec import Address, Codec, Count, Instant, Name
 
 State = Literal["running", "done", "failed", "cancelled", "dead", "lost"]
 Outcome = Literal["done", "failed", "timeout", "crashed", "cancelled", "snoozed", "given_back"]
 Restart = Literal["immediately", "after_grace", "never"]
 
 TERMINAL: frozenset[str] = frozenset({"done", "cancelled", "dead", "lost"})
+RESTARTS: frozenset[str] = frozenset(get_args(Restart))
 KEPT_ATTEMPTS = 30
 ERROR_CHARS = 2_000
 NO_RESULT = msgspec.Raw(b"null")
@@ -37,12 +38,13 @@ NO_RESULT = msgspec.Raw(b"null")
 class Attempt(msgspec.Struct, omit_defaults=True, frozen=True):
     """One try at a run by one worker."""
 
-    number: int
-    node: str
-    epoch: int = 0
-    started: float = 0.0
-    ended: float = 0.0
-    outcome: Outcome | None = None
+    number: Count
+    node: Name
+    epoch: Count = 0
+    started: Instant = 0.0
+    ended: Instant = 0.0
+    outcome: str | None = None
+    """One of `Outcome`; a newer version may know more."""
     error: str = ""
 
 
@@ -51,33 +53,35 @@ class Progress(msgspec.Struct, omit_defaults=True, frozen=True):
 
     fraction: float | None = None
     note: str = ""
-    at: float = 0.0
+    at: Instant = 0.0
 
 
 class RunRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """Everything that is known about one run. Unknown members of newer versions are ignored."""
 
-    state: State
-    group: str
-    job: str
-    message: int = 1
+    state: str
+    """One of `State`; a newer version may know more."""
+    group: Name
+    job: Name
+    message: Count = 1
     """The attempt stamped on the message that carries the run; older messages are superseded."""
-    failures: int = 0
-    crashes: int = 0
-    node: str = ""
+    failures: Count = 0
+    crashes: Count = 0
+    node: Name = ""
     """Who holds it while it is running."""
     token: str = ""
     """Unique per write of a holder: tells after a lost answer whether the write was ours."""
-    reply: str = ""
+    reply: Address = ""
     """Where the message that it came with can be given back."""
     keyed: bool = False
-    created: float = 0.0
+    created: Instant = 0.0
     """When it was accepted, by the server's clock."""
-    started: float = 0.0
-    ended: float = 0.0
-    due: float = 0.0
+    started: Instant = 0.0
+    ended: Instant = 0.0
+    due: Instant = 0.0
     """When the next attempt is to start, while failed."""
-    restart: Restart = "immediately"
+    restart: str = "immediately"
+    """One of `Restart`; a newer version may know more."""
     attempts: tuple[Attempt, ...] = ()
     error: str = ""
     result: msgspec.Raw = NO_RESULT
@@ -107,21 +111,9 @@ class RunRecord(msgspec.Struct, omit_defaults=True, frozen=True):
         return self.failures + self.crashes + (self.state in ("running", "done"))
 
 
-_encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(RunRecord)
-
-
-def encode(record: RunRecord) -> bytes:
-    """A record as it is stored."""
-    return _encoder.encode(record)
-
-
-def decode(body: bytes) -> RunRecord:
-    """A stored record; `Unreadable` when it is none that this version knows."""
-    try:
-        return _decoder.decode(body)
-    except msgspec.MsgspecError as error:
-        raise Unreadable(f"a run's record cannot be read ({error})") from None
+CODEC: Final = Codec[RunRecord](RunRecord, "a run's record")
+encode = CODEC.encode
+decode = CODEC.decode
 
 
 class Verdict(Enum):
@@ -131,9 +123,10 @@ class Verdict(Enum):
     TAKE_OVER = "its holder is gone: claim it as crashed"
     POISON = "it has crashed too many workers: dead-letter it"
     LOST = "its holder is gone and it must not be restarted: dead-letter it"
-    HELD = "a live node holds it: give the message back and come again"
+    HELD = "a live node holds it, or a version that knows more: give the message back"
     DUPLICATE = "it has ended: drop the message"
     FOREIGN = "another job uses the same run id: keep the two apart"
+    UNREADABLE = "its record cannot be read: give the message back until it can, or is removed"
     SUPERSEDED = "a newer message carries it: drop this one"
 
 
@@ -157,6 +150,8 @@ def decide(
         return Verdict.SUPERSEDED
     if record.state == "failed":
         return Verdict.CLAIM
+    if record.state != "running" or record.restart not in RESTARTS:
+        return Verdict.HELD  # a newer version wrote it: its workers know what to do
     if holder_alive or (in_grace and record.restart == "after_grace"):
         return Verdict.HELD
     if record.restart == "never":

@@ -18,7 +18,7 @@ import json
 import math
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
@@ -26,6 +26,7 @@ from holdfast import durations
 from holdfast.clock import rfc3339
 from holdfast.durations import Duration
 from holdfast.errors import InvalidInput
+from holdfast.model.codec import Codec, Count, Headers, Instant, Moment, Name, Seconds
 from holdfast.model.cron import LATEST, check_cron, check_zone, next_instant
 from holdfast.names import DEFAULT_GROUP, check_header, check_name
 
@@ -37,6 +38,7 @@ KEPT_PAUSES = 20
 LARGEST_PAYLOAD = 256 * 1024
 NO_BODY = msgspec.Raw(b"")
 _GAPS_LOOKED_AT = 50
+LONGEST_JITTER = 366 * 86_400
 SOME_DAY = 1_767_225_600
 """2026-01-01: where rules are tried out when they are defined."""
 
@@ -44,41 +46,43 @@ SOME_DAY = 1_767_225_600
 class Pause(msgspec.Struct, frozen=True):
     """A time in which the schedule did not fire because somebody said so."""
 
-    since: float
-    until: float
+    since: Instant
+    until: Instant
 
 
 class Schedule(msgspec.Struct, omit_defaults=True, frozen=True):
     """One schedule as it is stored. Unknown members of newer versions are ignored."""
 
-    name: str
-    job: str
-    group: str = DEFAULT_GROUP
+    name: Name
+    job: Name
+    group: Name = DEFAULT_GROUP
     cron: str = ""
-    every: int = 0
-    at: int = 0
+    every: Moment = 0
+    at: Moment = 0
     tz: str = "UTC"
-    jitter: float = 0.0
-    start: float = 0.0
-    end: float = 0.0
+    jitter: Seconds = 0.0
+    start: Instant = 0.0
+    end: Instant = 0.0
     payload: msgspec.Raw = NO_BODY
-    headers: dict[str, str] = {}
-    catch_up: CatchUp = "all"
-    limit: int = 100
-    overlap: Overlap = "allow"
+    headers: Headers = {}
+    catch_up: str = "all"
+    """One of `CatchUp`; an unknown one of a newer version counts as `all`."""
+    limit: Count = 100
+    overlap: str = "allow"
+    """One of `Overlap`; an unknown one of a newer version counts as `allow`."""
     app: str = ""
     """The app whose code defines it, or nothing when it was added at run time."""
     release: str = ""
-    source: Source = "api"
-    since: float = 0.0
-    changed: float = 0.0
-    paused: float = 0.0
+    source: str = "api"
+    since: Instant = 0.0
+    changed: Instant = 0.0
+    paused: Instant = 0.0
     """Since when it is paused; 0: it is not."""
     pauses: tuple[Pause, ...] = ()
-    removed: float = 0.0
+    removed: Instant = 0.0
     """Since when it is no more; the record is kept for a while, so that everybody hears of it."""
     run_on_start: bool = False
-    first: int = 0
+    first: Moment = 0
     """The instant that `run_on_start` gave it, beside those of its rule; without jitter."""
 
     @property
@@ -98,18 +102,35 @@ class Schedule(msgspec.Struct, omit_defaults=True, frozen=True):
         return not self.paused and not self.removed
 
 
-_decoder = msgspec.json.Decoder(Schedule)
-_encoder = msgspec.json.Encoder()
+CODEC: Final = Codec[Schedule](Schedule, "a schedule's record")
+encode = CODEC.encode
+decode = CODEC.decode
 
 
-def encode(schedule: Schedule) -> bytes:
-    """A schedule as it is stored."""
-    return _encoder.encode(schedule)
+def usable(name: str, body: bytes) -> Schedule:
+    """A stored schedule that can fire; `Unreadable` also when its rule cannot be followed.
+
+    Somebody may have stored it without `define`, or with what only a newer version understands.
+    """
+    schedule = decode(body)
+    try:
+        if schedule.name != name:
+            raise InvalidInput("it names another schedule than its key")
+        if not schedule.removed:
+            _check_rule(schedule)
+    except InvalidInput as error:
+        raise CODEC.unreadable(str(error)) from None
+    return schedule
 
 
-def decode(body: bytes) -> Schedule:
-    """A stored schedule."""
-    return _decoder.decode(body)
+def _check_rule(schedule: Schedule) -> None:
+    _check_one_rule(*(rule or None for rule in (schedule.cron, schedule.every, schedule.at)))
+    if schedule.cron:
+        check_cron(schedule.cron)
+    check_zone(schedule.tz)
+    _limit(schedule.limit)
+    if schedule.jitter > LONGEST_JITTER:
+        raise InvalidInput("its jitter is longer than a year")
 
 
 # ---- making one

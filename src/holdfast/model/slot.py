@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from holdfast.errors import InvalidName
+from holdfast.model.codec import Codec, Count, Headers, Instant, Moment, Name
 from holdfast.model.schedule import NO_BODY
-from holdfast.names import slot_run
+from holdfast.names import parse_slot_key, slot_run
 
 State = Literal["planned", "waiting", "dispatched", "skipped"]
 Reason = Literal["", "catch_up", "limit", "overlap", "removed", "too_large"]
@@ -36,14 +37,15 @@ ROOM_BYTES = 4_096
 class Slot(msgspec.Struct, omit_defaults=True, frozen=True):
     """What is written down about a slot. Unknown members of newer versions are ignored."""
 
-    state: State
-    due: float
+    state: str
+    """One of `State`; a newer version may know more."""
+    due: Instant
     """When it was to be sent: its instant plus jitter."""
-    planned: float = 0.0
-    dispatched: float = 0.0
-    node: str = ""
+    planned: Instant = 0.0
+    dispatched: Instant = 0.0
+    node: Name = ""
     """Who planned it, in the term of `epoch`."""
-    epoch: int = 0
+    epoch: Count = 0
     sender: str = ""
     """Who sent its run, when that was not the one who planned it."""
     caught_up: bool = False
@@ -51,20 +53,20 @@ class Slot(msgspec.Struct, omit_defaults=True, frozen=True):
     backfill: bool = False
     duplicate: bool = False
     """The stream knew its message already: the one before had sent it and not said so."""
-    sequence: int = 0
+    sequence: Count = 0
     """Where in the jobs stream its run was stored."""
-    reason: Reason = ""
-    """Why it was skipped."""
-    last: int = 0
+    reason: str = ""
+    """Why it was skipped: one of `Reason`."""
+    last: Moment = 0
     """The last instant that this record stands for, when it stands for a series."""
-    count: int = 0
+    count: Count = 0
     """How many instants that series has; 0 when nobody counted them."""
-    previous: int = 0
+    previous: Moment = 0
     """The instant of the last slot before it that was sent, if known: for the overlap policy."""
     body: msgspec.Raw = NO_BODY
-    headers: dict[str, str] = {}
-    job: str = ""
-    group: str = ""
+    headers: Headers = {}
+    job: Name = ""
+    group: Name = ""
 
     @property
     def pending(self) -> bool:
@@ -74,39 +76,41 @@ class Slot(msgspec.Struct, omit_defaults=True, frozen=True):
 class Progress(msgspec.Struct, omit_defaults=True, frozen=True):
     """How far the schedulers have come; written in one batch with what it speaks of."""
 
-    watermark: float = 0.0
+    watermark: Instant = 0.0
     """Every slot due until then is recorded."""
-    settled: int = 0
+    settled: Count = 0
     """No slot recorded up to this revision waits to be sent any more."""
-    seen: int = 0
+    seen: Count = 0
     """The newest change of a schedule that this took into account."""
     node: str = ""
-    epoch: int = 0
+    epoch: Count = 0
 
 
-_encoder = msgspec.json.Encoder()
-_slot_decoder = msgspec.json.Decoder(Slot)
-_progress_decoder = msgspec.json.Decoder(Progress)
+CODEC: Final = Codec[Slot](Slot, "a slot's record")
+PROGRESS: Final = Codec[Progress](Progress, "the schedulers' progress")
+decode = CODEC.decode
+decode_progress = PROGRESS.decode
 
 
 def encode(record: Slot | Progress) -> bytes:
     """A record as it is stored."""
-    return _encoder.encode(record)
+    return msgspec.json.encode(record)
 
 
-def decode(body: bytes) -> Slot:
-    """A stored slot."""
-    return _slot_decoder.decode(body)
-
-
-def decode_progress(body: bytes) -> Progress:
-    """Stored progress."""
-    return _progress_decoder.decode(body)
+def decode_at(key: str, body: bytes) -> tuple[str, int, Slot] | None:
+    """Schedule, instant and record of a slot; None when the key is none of a slot."""
+    parts = parse_slot_key(key)
+    if parts is None:
+        return None
+    try:
+        return parts[0], parse_stamp(parts[1]), decode(body)
+    except InvalidName as error:
+        raise CODEC.unreadable(str(error)) from None
 
 
 def room(body: bytes | msgspec.Raw, headers: dict[str, str]) -> int:
     """The size of message that a slot needs at most, for its record and for its run."""
-    return len(bytes(body)) + (len(_encoder.encode(headers)) if headers else 0) + ROOM_BYTES
+    return len(bytes(body)) + (len(msgspec.json.encode(headers)) if headers else 0) + ROOM_BYTES
 
 
 @lru_cache(maxsize=4096)

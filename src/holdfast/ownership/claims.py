@@ -33,6 +33,7 @@ from holdfast.errors import (
     NotConnected,
     OutcomeUnknown,
     Unavailable,
+    Unreadable,
 )
 from holdfast.model import run as runs
 from holdfast.model.run import Outcome, Progress, RunRecord, State, Verdict
@@ -112,6 +113,14 @@ class Claims:
         `fresh` describes the run if this is its first attempt. With `careful` the record is read
         first, which saves a refused write when the message is known to be a redelivery.
         """
+        try:
+            return await self._claim(run, fresh, message, reply, careful)
+        except Unreadable:
+            return Verdict.UNREADABLE
+
+    async def _claim(
+        self, run: str, fresh: RunRecord, message: int, reply: str, careful: bool
+    ) -> Claim | Verdict:
         found: tuple[RunRecord, int] | None = await self.read(run) if careful else None
         while True:
             record, revision = found or (None, 0)
@@ -238,7 +247,10 @@ class Claims:
         async with claim.turn:
             if claim.settled:
                 return False
-            found = await self.read(claim.run)
+            try:
+                found = await self.read(claim.run)
+            except Unreadable:
+                found = None
             mine = found is not None and found[0].token in claim.tokens
             if not mine:
                 claim.lost = True
@@ -247,7 +259,12 @@ class Claims:
     async def read(self, run: str) -> tuple[RunRecord, int] | None:
         """A run's record and revision, waiting out a lost connection."""
         entry: Any = await self._patiently(lambda: self._store.get(run))
-        return (runs.decode(entry.value), entry.revision) if entry else None
+        if entry is None:
+            return None
+        record = self._store.read(runs.decode, entry)
+        if record is None:
+            raise Unreadable(f"the record of run {run} cannot be read: see 'holdfast doctor'")
+        return record, entry.revision
 
     async def _write_own(self, claim: Claim, record: RunRecord, ttl: float | None) -> None:
         claim.tokens.add(record.token)
@@ -286,7 +303,10 @@ class Claims:
             try:
                 return await self._store.put(run, body, expected=expected, ttl=ttl)
             except Conflict:
-                found = await self.read(run)
+                try:
+                    found = await self.read(run)
+                except Unreadable:
+                    return 0  # whoever wrote that has replaced us
                 revision = found[1] if found else 0
                 if found and found[0].token == record.token:
                     return revision

@@ -260,7 +260,7 @@ class LeaderElection:
         record = TermRecord(self.node, self._lease.token, since=self._clock.utc())
         for _ in range(TERM_TRIES):
             revision, found = await self._terms.last(key)
-            known = leases.decode_term(found.value) if found else None
+            known = self._terms.read(leases.decode_term, found) if found else None
             if known is not None and known.token == record.token:
                 return revision  # the answer to the write was lost
             if not self._lease.trusted:
@@ -279,11 +279,16 @@ class LeaderElection:
         if revision < self._seen:
             return
         gone = H_KV_OPERATION in message.headers or H_MARKER in message.headers
-        record = None if gone else leases.decode_lease(message.body)
+        record = None if gone else self._read(message.body)
         self._note(revision, record)
         self._vacant = record is None
         if record is None or (self.epoch and record.holder != self.node):
             self._wake.set()
+
+    def _read(self, body: bytes) -> LeaseRecord | None:
+        """A lease that cannot be read is held by nobody: whoever takes it writes a new one."""
+        bucket = self._broker.names.leases
+        return self._broker.unreadable.read(leases.decode_lease, bucket, self.role, body)
 
     def _note(self, revision: int, record: LeaseRecord | None) -> None:
         self._seen = max(self._seen, revision)

@@ -191,8 +191,8 @@ class Heartbeat:
         """The key is not where we left it: our own lost answer, a lapse, or a verdict."""
         entry = await self._store.get(self.record.id)
         if entry is not None:
-            found = nodes.decode(entry.value)
-            if found.by != self.record.id and not found.alive:
+            found = self._store.read(nodes.decode, entry)
+            if found is not None and found.by != self.record.id and not found.alive:
                 self._declared(found)
             self._revision = await self._put(body, entry.revision, ttl)
             return

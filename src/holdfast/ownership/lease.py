@@ -16,7 +16,8 @@ A write without an answer is unknown: the token of the tenure tells later whethe
 from __future__ import annotations
 
 import secrets
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -25,6 +26,8 @@ from holdfast.errors import BrokerError, Conflict, OutcomeUnknown
 from holdfast.model import lease as leases
 from holdfast.model.lease import LeaseRecord, TrustWindow
 from holdfast.ownership.store import Stamped
+
+T = TypeVar("T")
 
 
 class LeaseLost(BrokerError):
@@ -40,6 +43,10 @@ class LeaseStore(Protocol):
 
     async def last(self, key: str) -> tuple[int, Stamped | None]:
         """The revision that a next write must expect, and the value if there is one."""
+        ...
+
+    def read(self, decode: Callable[[bytes], T], entry: Any) -> T | None:
+        """The record of a value, or None when it cannot be read, which is noted."""
         ...
 
     async def remove(self, key: str, *, expected: int) -> None:
@@ -84,7 +91,7 @@ class Lease:
     async def look(self) -> tuple[int, LeaseRecord | None]:
         """The newest revision of the key and who holds it, as the server's leader knows it."""
         revision, found = await self._store.last(self.key)
-        return revision, leases.decode_lease(found.value) if found else None
+        return revision, self._store.read(leases.decode_lease, found) if found else None
 
     async def acquire(self, expected: int) -> bool:
         """Take the lease if its key is still at `expected`; False when somebody was faster."""

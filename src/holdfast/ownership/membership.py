@@ -14,28 +14,38 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from holdfast.broker import Broker, Bucket, Received
 from holdfast.errors import BrokerError, Conflict
 from holdfast.model import node as nodes
+from holdfast.model.codec import Codec, Count
 from holdfast.model.liveness import Liveness
 from holdfast.model.node import HeldRun, NodeRecord, Transition
 from holdfast.ownership.heartbeat import ENDED_TTL_SECONDS, Heartbeat, new_node_id
 
 log = logging.getLogger("holdfast.node")
 
+UNREADABLE_SECONDS: Final = 60.0
+"""How long a node with an unreadable record counts as alive: longer than the longest timeout of the
+profiles, so that a live node has written it again by then, or its newer version writes it on."""
+LONGEST_VERSION: Final = 18
+"""Digits of an index's version in a ping."""
+
 
 class Pong(msgspec.Struct, frozen=True, omit_defaults=True):
     """A node's answer to a ping."""
 
-    beat: int
+    beat: Count
     state: str
-    version: int = 0
+    version: Count = 0
     """Counts changes of the index; the same number means the same index."""
     held: tuple[HeldRun, ...] | None = None
+
+
+PONG: Final = Codec[Pong](Pong, "the answer to a ping")
 
 
 class Membership:
@@ -65,7 +75,9 @@ class Membership:
         self._version = 0
         self.heartbeat = Heartbeat(
             self.nodes,
-            NodeRecord(self.node, role, group, liveness=liveness or Liveness(), jobs=jobs),
+            NodeRecord(
+                self.node, role, group, liveness=(liveness or Liveness()).check(), jobs=jobs
+            ),
             broker.clock,
             now=broker.server_now,
             ledger=self.write_ledger,
@@ -98,7 +110,8 @@ class Membership:
         if index != self._index:
             self._index = index
             self._version += 1
-        known = int(message.body) if message.body.isdigit() else -1
+        told = message.body if len(message.body) <= LONGEST_VERSION else b""
+        known = int(told) if told.isdigit() else -1
         record = self.heartbeat.record
         pong = Pong(
             record.beat,
@@ -106,7 +119,7 @@ class Membership:
             self._version,
             self._index if known != self._version else None,
         )
-        await self._broker.publish(message.reply, msgspec.json.encode(pong))
+        await self._broker.publish(message.reply, PONG.encode(pong))
 
     async def _on_drain(self, message: Received) -> None:
         log.info("asked to drain by an operator")
@@ -137,7 +150,15 @@ class Membership:
 
     async def _read(self, node: str) -> NodeRecord | None:
         entry = await self.nodes.get(node)
-        return nodes.decode(entry.value) if entry else None
+        if entry is None:
+            return None
+        record = self.nodes.read(nodes.decode, entry)
+        return record if record is not None else self._assumed(node, entry.stored)
+
+    def _assumed(self, node: str, stored: float) -> NodeRecord:
+        """In place of a record that cannot be read: a live node writes a new one soon."""
+        recent = self._broker.server_now() - stored < UNREADABLE_SECONDS
+        return NodeRecord(node, node.split("-")[0], state="RUNNING" if recent else "NOT_RUNNING")
 
     async def _declare_lapsed(self, node: str) -> None:
         """Its key has expired and no coordinator has said a word: say it in their place."""

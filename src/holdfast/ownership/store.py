@@ -6,10 +6,13 @@ conformance suite runs over both, so that what passes in memory holds on the ser
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from holdfast.clock import Clock, SystemClock
-from holdfast.errors import Conflict
+from holdfast.errors import Conflict, Unreadable
+
+T = TypeVar("T")
 
 
 class Stamped(Protocol):
@@ -32,6 +35,10 @@ class Store(Protocol):
 
     async def get(self, key: str) -> Stamped | None:
         """The newest value, or None."""
+        ...
+
+    def read(self, decode: Callable[[bytes], T], entry: Any) -> T | None:
+        """The record of a value, or None when it cannot be read, which is noted."""
         ...
 
     async def delete(self, key: str) -> None:
@@ -69,6 +76,12 @@ class MemoryStore:
 
     async def get(self, key: str) -> MemoryEntry | None:
         return self._live(key)
+
+    def read(self, decode: Callable[[bytes], T], entry: Stamped) -> T | None:
+        try:
+            return decode(entry.value)
+        except Unreadable:
+            return None
 
     async def delete(self, key: str) -> None:
         self._entries.pop(key, None)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.model.schedule import NO_BODY, Overlap
+from holdfast.model.schedule import NO_BODY
 from holdfast.model.slot import Slot
 from holdfast.scheduler.store import Planned, SlotStore
 
@@ -62,7 +62,7 @@ class Overlaps:
 
     # ---- judging new slots
 
-    async def judge(self, wanted: list[Planned], policies: Sequence[Overlap]) -> list[Planned]:
+    async def judge(self, wanted: list[Planned], policies: Sequence[str]) -> list[Planned]:
         """The same slots, as the policies want them recorded."""
         asked = [n for n, policy in enumerate(policies) if _asks(policy, wanted[n])]
         if not asked:
@@ -79,7 +79,7 @@ class Overlaps:
         return judged
 
     def _judge(
-        self, p: Planned, policy: Overlap, last: dict[str, Planned], active: dict[str, bool]
+        self, p: Planned, policy: str, last: dict[str, Planned], active: dict[str, bool]
     ) -> Planned:
         name, before = p.schedule, last.get(p.schedule)
         slot = msgspec.structs.replace(p.slot, previous=before.moment if before else 0)
@@ -131,8 +131,11 @@ class Overlaps:
         return await self._store.get(p.schedule, p.slot.previous)
 
 
-def _asks(policy: Overlap, planned: Planned) -> bool:
-    return policy != "allow" and planned.slot.state != "skipped"
+_ASKING = frozenset({"skip", "queue", "cancel"})
+
+
+def _asks(policy: str, planned: Planned) -> bool:
+    return policy in _ASKING and planned.slot.state != "skipped"
 
 
 def skipped(slot: Slot) -> Slot:

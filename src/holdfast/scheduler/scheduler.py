@@ -42,7 +42,7 @@ from holdfast.ownership.heartbeat import new_node_id
 from holdfast.ownership.membership import Membership
 from holdfast.scheduler.leader import Leader, until_next
 from holdfast.scheduler.ready import ReadyFile
-from holdfast.scheduler.store import ROLE, NatsSlots, Planned, StaleTerm
+from holdfast.scheduler.store import KEPT_LEAST_SECONDS, ROLE, NatsSlots, Planned, StaleTerm
 from holdfast.scheduler.time import ServerTime
 from holdfast.scheduler.view import ScheduleView
 from holdfast.status.figures import Figures
@@ -62,7 +62,6 @@ FINISH_SECONDS = 2.0
 PATIENCE_SECONDS = 30.0
 SILENT_SECONDS = 30.0
 """A slot overdue for so long is a problem of its own, whoever ought to have fired it."""
-KEPT_LEAST_SECONDS = 3600.0
 
 
 class Scheduler:
@@ -312,8 +311,9 @@ class Scheduler:
         return 0.0 if due is None else max(0.0, self._time.now() - max(due, since))
 
     async def _heard(self, message: Received) -> None:
-        progress = slots.decode_progress(message.body)
-        if progress.epoch >= self._progress.epoch:
+        place = (self._broker.names.slots, progress_key(ROLE))
+        progress = self._broker.unreadable.read(slots.decode_progress, *place, message.body)
+        if progress is not None and progress.epoch >= self._progress.epoch:
             self._follow(progress)
 
     def _follow(self, progress: Progress) -> None:

@@ -46,7 +46,6 @@ from holdfast.names import (
     H_TTL,
     kv_key,
     kv_subject,
-    parse_slot_key,
     progress_key,
     slot_key,
     term_key,
@@ -60,6 +59,8 @@ MOST_PLANNED = LARGEST_BATCH - 1
 STALE_SECONDS = 0.1
 STALE_TRIES = 50
 READS_AT_ONCE = 200
+KEPT_LEAST_SECONDS = 3600.0
+"""How long the record of a slot is kept at least."""
 BATCH_HEADER_BYTES = 512
 """More than the headers of one write of a batch."""
 _EXCEEDS_STREAM = "(10054)"
@@ -77,6 +78,8 @@ class Planned(NamedTuple):
     moment: int
     slot: Slot
     revision: int = 0
+    unread: bool = False
+    """There is a record at that revision, and it cannot be read."""
 
     @property
     def id(self) -> str:
@@ -135,9 +138,16 @@ class NatsSlots:
     # ---- progress
 
     async def progress(self) -> Progress:
-        """How far the schedulers had come."""
+        """How far the schedulers had come.
+
+        Where that cannot be read, it was not far from when it was stored; what is looked at again
+        has a record, so it does not fire twice.
+        """
         entry = await self._bucket.get(progress_key(ROLE))
-        return slots.decode_progress(entry.value) if entry else Progress()
+        if entry is None:
+            return Progress()
+        found = self._bucket.read(slots.decode_progress, entry)
+        return found or Progress(watermark=max(0.0, entry.stored - KEPT_LEAST_SECONDS))
 
     # ---- planning
 
@@ -161,8 +171,12 @@ class NatsSlots:
                 found = await self._read(missing)
                 if not any(found):
                     raise OutcomeUnknown("slots were refused and are not there: again") from None
-                there += [f for f in found if f]
-                missing = [p for p, f in zip(missing, found, strict=True) if f is None]
+                there += [f for f in found if f and not f.unread]
+                missing = [
+                    p if f is None else p._replace(revision=f.revision)
+                    for p, f in zip(missing, found, strict=True)
+                    if f is None or f.unread
+                ]
                 continue
             first = last - len(missing)
             new = [p._replace(revision=first + n) for n, p in enumerate(missing)]
@@ -178,7 +192,7 @@ class NatsSlots:
         open_ones = [
             p._replace(revision=f.revision)
             for p, f in zip(planned, found, strict=True)
-            if f is not None and f.slot.pending
+            if f is not None and (f.slot.pending or f.unread)
         ]
         return await self._commit(open_ones, progress, epoch)
 
@@ -208,7 +222,15 @@ class NatsSlots:
             raise StaleTerm(f"the term of epoch {epoch} is over: it is {revision} now")
 
     async def _read(self, planned: Sequence[Planned]) -> list[Planned | None]:
-        return await in_groups(planned, lambda p: self.get(p.schedule, p.moment))
+        return await in_groups(planned, self._recorded)
+
+    async def _recorded(self, p: Planned) -> Planned | None:
+        """A slot as it is recorded. A record that cannot be read is replaced: that a run is sent
+        twice is still noticed by its message id and at its claim."""
+        _, entry = await self._bucket.last(slot_key(p.schedule, slots.stamp(p.moment)))
+        if entry is None:
+            return None
+        return self._planned(entry) or p._replace(revision=entry.revision, unread=True)
 
     # ---- sending
 
@@ -248,7 +270,7 @@ class NatsSlots:
             for message in page.messages:
                 key = kv_key(self._bucket.name, message.headers["Nats-Subject"])
                 revision = int(message.headers["Nats-Sequence"])
-                p = _planned(Entry(key, message.body, revision, 0.0))
+                p = self._planned(Entry(key, message.body, revision, 0.0))
                 if p and p.slot.pending:
                     found.append(p)
             if not page.more:
@@ -264,7 +286,8 @@ class NatsSlots:
     async def _is_active(self, p: Planned) -> bool:
         entry = await self._runs.get(p.id)
         if entry is not None:
-            return not runs.decode(entry.value).terminal
+            record = self._runs.read(runs.decode, entry)
+            return record is None or not record.terminal
         if not p.slot.sequence:
             return p.slot.pending
         try:
@@ -277,7 +300,7 @@ class NatsSlots:
     async def last(self, schedule: str) -> Planned | None:
         """The newest slot of a schedule that was sent or is to be."""
         _, entry = await self._bucket.last(slot_key(schedule, "*"))
-        newest = _planned(entry) if entry else None
+        newest = self._planned(entry) if entry else None
         if newest is None or newest.slot.state != "skipped":
             return newest
         if not newest.slot.previous:
@@ -287,18 +310,16 @@ class NatsSlots:
     async def get(self, schedule: str, moment: int) -> Planned | None:
         """A slot as it is recorded."""
         found = await self._bucket.get(slot_key(schedule, slots.stamp(moment)))
-        return _planned(found) if found else None
+        return self._planned(found) if found else None
 
     def cancel(self, planned: Planned) -> None:
         """Ask for the end of a slot's run; whether it has ended is seen later."""
         self._cancel(planned)
 
-
-def _planned(entry: Entry) -> Planned | None:
-    key = parse_slot_key(entry.key)
-    if key is None:
-        return None
-    return Planned(key[0], slots.parse_stamp(key[1]), slots.decode(entry.value), entry.revision)
+    def _planned(self, entry: Entry) -> Planned | None:
+        """A slot's record, or None for another key and for what cannot be read."""
+        found = self._bucket.read(lambda body: slots.decode_at(entry.key, body), entry)
+        return Planned(*found, entry.revision) if found else None
 
 
 def _headers(p: Planned) -> dict[str, str]:

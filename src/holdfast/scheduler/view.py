@@ -14,11 +14,10 @@ listing that a lagging replica answered is recognised by its newest revision and
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
-
-import msgspec
 
 from holdfast.broker import Broker, Bucket, Received
 from holdfast.broker.kv import direct_page
@@ -154,11 +153,11 @@ class ScheduleView:
         self._revisions[key] = revision
         if not name:
             return
-        try:
-            schedule = schedules.decode(message.body)
-        except msgspec.DecodeError as error:
-            log.error("schedule %s is not readable and will not fire: %s", name, error)
-            return
+        notes = self._broker.unreadable
+        usable = functools.partial(schedules.usable, name)
+        schedule = notes.read(usable, self._bucket.name, key, message.body)
+        if schedule is None:
+            return  # one that is known stays as it was
         if schedule.removed:
             self._drop(name)
         else:

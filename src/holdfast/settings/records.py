@@ -14,16 +14,18 @@ write it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from nacl.exceptions import BadSignatureError
 from nacl.signing import SigningKey, VerifyKey
 
-from holdfast.errors import SettingsError
+from holdfast.errors import SettingsError, Unreadable
 from holdfast.identity.framing import framed
+from holdfast.model.codec import Codec, Count, Instant
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -41,7 +43,7 @@ class FileEntry(msgspec.Struct, frozen=True):
     """A file in the manifest."""
 
     sha256: str
-    size: int
+    size: Count
     secrets: dict[str, SecretEntry] = {}
     """By path inside the file."""
 
@@ -55,13 +57,13 @@ class Manifest(msgspec.Struct, frozen=True):
 class Revision(msgspec.Struct, frozen=True):
     """The current snapshot. Numbers count up from 1 since `born`, the time of the first push."""
 
-    born: int
-    number: int
+    born: Count
+    number: Count
     manifest: str
     """The manifest's hash."""
-    generations: list[int]
+    generations: list[Count]
     """The keys to which secrets are sealed: two while they are being rotated."""
-    at: float = 0.0
+    at: Instant = 0.0
 
     @property
     def order(self) -> tuple[int, int]:
@@ -81,18 +83,18 @@ class Sealed(msgspec.Struct, frozen=True):
 class Report(msgspec.Struct, frozen=True):
     """What an agent made of the settings."""
 
-    born: int = 0
-    number: int = 0
+    born: Count = 0
+    number: Count = 0
     """The revision that is in force on the agent; 0: none ever was."""
-    at: float = 0.0
+    at: Instant = 0.0
     """When that was rendered."""
-    failed_number: int = 0
+    failed_number: Count = 0
     """A later revision that could not be used; 0: none."""
     reason: str = ""
     error: str = ""
-    generations: list[int] = []
+    generations: list[Count] = []
     """The keys that the agent holds."""
-    refused: int = 0
+    refused: Count = 0
     """How often something was refused since the agent started."""
 
 
@@ -114,9 +116,16 @@ def encode(record: msgspec.Struct) -> bytes:
 def decode(kind: type[R], data: bytes, what: str) -> R:
     """A stored record, or `SettingsError`."""
     try:
-        return msgspec.json.decode(data, type=kind, strict=False)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise SettingsError(f"{what} cannot be read", reason="unreadable") from None
+        found: R = _codec(kind).decode(data)
+    except Unreadable as error:
+        reason = str(error).partition(": ")[2]
+        raise SettingsError(f"{what} cannot be read: {reason}", reason="unreadable") from None
+    return found
+
+
+@functools.cache
+def _codec(kind: type[Any]) -> Codec[Any]:
+    return Codec(kind, "a record of the settings", strict=False)
 
 
 def sign(revision: Revision, keys: Mapping[int, SigningKey], namespace: str) -> bytes:

@@ -16,6 +16,7 @@ from holdfast import errors
 from holdfast.broker import Bucket, Entry
 from holdfast.client import Client
 from holdfast.model import node as nodes
+from holdfast.model.fleet import FACTS
 from holdfast.model.node import NodeRecord
 from holdfast.model.target import parse
 from holdfast.names import check_name
@@ -61,10 +62,10 @@ class Agents:
         def chosen() -> list[AgentInfo]:
             found = []
             for agent, entry in facts.items():
-                said = _facts(entry)
+                said = self._said(entry)
                 judged = seen(said) if seen and wanted.needs_facts else said
                 if wanted.matches(agent, judged):
-                    found.append(_info(agent, said, entry, records.get(agent)))
+                    found.append(self._info(agent, said, entry, records.get(agent)))
             return sorted(found, key=lambda a: a.id)
 
         # In a thread: patterns and facts are foreign, and a fleet is large.
@@ -79,8 +80,8 @@ class Agents:
             entry = None
         if entry is None:
             raise errors.NotFound(f"no agent {agent!r} is known: see 'holdfast agents list'")
-        said = _facts(entry)
-        return _info(agent, said, entry, await self._records.get(agent)), said
+        said = self._said(entry)
+        return self._info(agent, said, entry, await self._records.get(agent)), said
 
     async def forget(self, agent: str) -> None:
         """Take an agent out of the index, so that no target means it any more."""
@@ -99,26 +100,25 @@ class Agents:
         except errors.NotFound:
             return {}  # no dispatcher has been here yet
 
+    def _said(self, entry: Entry) -> dict[str, Any]:
+        """An agent's facts; none when they cannot be read, so that it is listed all the same."""
+        return self._facts.read(FACTS.decode, entry) or {}
 
-def _facts(entry: Entry) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(entry.value, type=dict[str, Any])
-    except msgspec.DecodeError:
-        return {}
+    def _info(
+        self, agent: str, said: dict[str, Any], facts: Entry, entry: Entry | None
+    ) -> AgentInfo:
+        """One whose record cannot be read is shown as offline."""
+        record = self._records.read(nodes.decode, entry) if entry else None
+        return _info(agent, said, facts, entry, record or _offline(agent))
 
 
-def _record(agent: str, entry: Entry | None) -> NodeRecord:
-    """What an agent says of itself; one that writes nonsense is shown as not there."""
-    if entry is not None:
-        try:
-            return nodes.decode(entry.value)
-        except msgspec.DecodeError:
-            pass
+def _offline(agent: str) -> NodeRecord:
     return NodeRecord(agent, "agent", state="INACTIVE")
 
 
-def _info(agent: str, said: dict[str, Any], facts: Entry, entry: Entry | None) -> AgentInfo:
-    record = _record(agent, entry)
+def _info(
+    agent: str, said: dict[str, Any], facts: Entry, entry: Entry | None, record: NodeRecord
+) -> AgentInfo:
     return AgentInfo(
         agent,
         record.alive,

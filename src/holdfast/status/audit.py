@@ -10,12 +10,13 @@ import getpass
 import logging
 import os
 import socket
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from holdfast.client import Client
 from holdfast.errors import BrokerError
+from holdfast.model.codec import Codec, Count, Instant
 from holdfast.names import H_MSG_ID, IdMaker
 from holdfast.status.messages import newest
 
@@ -53,13 +54,16 @@ class Action(msgspec.Struct, omit_defaults=True, frozen=True):
     verb: str
     who: str
     host: str
-    at: float
+    at: Instant
     """When, by the server's clock."""
     runs: tuple[str, ...] = ()
     group: str = ""
     job: str = ""
-    count: int = 0
+    count: Count = 0
     detail: str = ""
+
+
+ACTION: Final = Codec[Action](Action, "an entry of the audit")
 
 
 class Audit:
@@ -104,11 +108,10 @@ class Audit:
             if looked >= look or len(found) >= limit:
                 return found, at
             looked, at = looked + 1, kept.sequence
-            try:
-                action = msgspec.json.decode(kept.body, type=Action)
-            except msgspec.MsgspecError:
-                continue
-            if not run or run in action.runs:
+            ledger = self._broker.names.ledger
+            place = str(kept.sequence)
+            action = self._broker.unreadable.read(ACTION.decode, ledger, place, kept.body)
+            if action is not None and (not run or run in action.runs):
                 found.append(action)
         return found, 0
 

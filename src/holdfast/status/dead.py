@@ -8,16 +8,16 @@ removes letters for good. Both take ids or a filter, are paced, and are written 
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
 from holdfast.broker.kv import parse_time
 from holdfast.client import Client
-from holdfast.errors import InvalidInput, NotFound
+from holdfast.errors import InvalidInput, NotFound, Unreadable
+from holdfast.model.dead import ATTEMPTS, TEXT
 from holdfast.model.run import Attempt
 from holdfast.names import (
     H_ATTEMPTS,
@@ -291,10 +291,9 @@ def as_text(body: bytes) -> Body:
 def _text(header: str) -> str:
     """A text that was written as JSON, so that it fits into one line."""
     try:
-        value: Any = json.loads(header)
-    except ValueError:
+        return TEXT.decode(header.encode("utf-8", "surrogateescape"))
+    except Unreadable:
         return header
-    return value if isinstance(value, str) else header
 
 
 def _time(header: str, default: float) -> float:
@@ -306,6 +305,6 @@ def _time(header: str, default: float) -> float:
 
 def _attempts(header: str) -> tuple[Attempt, ...]:
     try:
-        return msgspec.json.decode(header, type=tuple[Attempt, ...]) if header else ()
-    except msgspec.MsgspecError:
+        return ATTEMPTS.decode(header.encode("utf-8", "surrogateescape")) if header else ()
+    except Unreadable:
         return ()

@@ -12,8 +12,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 
+from holdfast.broker import Broker
 from holdfast.client import Client
-from holdfast.errors import RunNotFound, Unreadable
+from holdfast.errors import RunNotFound
 from holdfast.model import run as runs
 from holdfast.model.replay import MARK
 from holdfast.model.run import RunRecord
@@ -87,7 +88,7 @@ class Finder:
     async def record(self, run: str) -> tuple[RunRecord | None, int]:
         """A run's record and its revision, read from the leader."""
         entry = await self._client.runs.get(run)
-        record = read_record(entry.value) if entry else None
+        record = self._client.runs.read(runs.decode, entry) if entry else None
         return record, entry.revision if entry else 0
 
     async def carrier(
@@ -164,9 +165,6 @@ def replayed(record: RunRecord) -> bool:
     return record.state == "failed" and record.token.startswith(MARK)
 
 
-def read_record(body: bytes) -> RunRecord | None:
-    """A record, or None for bytes that somebody else put there."""
-    try:
-        return runs.decode(body)
-    except Unreadable:
-        return None
+def read_record(broker: Broker, run: str, body: bytes) -> RunRecord | None:
+    """A run's record, or None when it cannot be read, which is noted."""
+    return broker.unreadable.read(runs.decode, broker.names.runs, run, body)

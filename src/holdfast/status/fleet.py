@@ -80,10 +80,8 @@ class FleetStatus:
             known = ", ".join(get_args(fleet.FleetStatus))
             raise errors.InvalidInput(f"status {status!r} is not one of {known}")
         try:
-            found = [
-                fleet.decode(entry.value)
-                async for entry in self._bucket.entries(fleet_key("").rstrip("."))
-            ]
+            stored = self._bucket.records(fleet.decode, fleet_key("").rstrip("."))
+            found = [record async for _, record in stored]
         except errors.NotFound:
             return []
         chosen = [FleetInfo.of(r) for r in found if not status or r.status == status]
@@ -100,7 +98,7 @@ class FleetStatus:
         for run in runs:
             try:
                 record = await self.fleet.read(run)
-            except errors.RunNotFound:
+            except (errors.RunNotFound, errors.Unreadable):
                 continue
             if not record.over:
                 found.append(FleetInfo.of(record, len(await self.fleet.returns(run))))
@@ -115,7 +113,19 @@ class FleetStatus:
         broker = self._client.broker
         subject = broker.names.log("fleet", check_run(run))
         found = direct_batch(broker, broker.names.ledger, subject)
-        return [fleet.decode_step(message.body) async for message in found]
+        notes = broker.unreadable
+        return [
+            step
+            async for message in found
+            if (
+                step := notes.read(
+                    fleet.decode_step,
+                    broker.names.ledger,
+                    message.headers["Nats-Sequence"],
+                    message.body,
+                )
+            )
+        ]
 
     async def cancel(self, run: str) -> FleetRun:
         """Stop a run, wherever it is."""

@@ -116,4 +116,5 @@ async def _nodes(site: Site) -> list[tuple[NodeRecord, float]]:
     if bucket.stream in site.missing:
         return []
     now = site.broker.server_now()
-    return [(nodes.decode(entry.value), now - entry.stored) async for entry in bucket.entries()]
+    found = bucket.records(nodes.decode)
+    return [(record, now - entry.stored) async for entry, record in found]

@@ -65,14 +65,6 @@ class NodeInfo(msgspec.Struct, frozen=True):
         )
 
 
-def read_node(body: bytes) -> NodeRecord | None:
-    """A record, or None for bytes that somebody else put there."""
-    try:
-        return nodes.decode(body)
-    except msgspec.MsgspecError:
-        return None
-
-
 class Nodes:
     """Reads and steers the nodes of a namespace."""
 
@@ -87,7 +79,7 @@ class Nodes:
     ) -> list[NodeInfo]:
         """Nodes by role, group and id; those that have ended only when asked for."""
         now = self._broker.server_now()
-        found = [r async for entry in self._bucket.entries() if (r := read_node(entry.value))]
+        found = [record async for _, record in self._bucket.records(nodes.decode)]
         chosen = [
             NodeInfo.of(record, now)
             for record in found
@@ -103,7 +95,7 @@ class Nodes:
         check_name(node, "node")
         entry = await self._bucket.get(node)
         now = self._broker.server_now()
-        record = read_node(entry.value) if entry else None
+        record = self._bucket.read(nodes.decode, entry) if entry else None
         info = NodeInfo.of(record, now) if record else None
         history = await self.history(node)
         if info is None and not history:
@@ -115,19 +107,23 @@ class Nodes:
         names = self._broker.names
         subject = names.log("node", node)
         return [
-            nodes.decode_transition(message.body)
+            step
             async for message in direct_batch(self._broker, names.ledger, subject)
+            if (step := self._step(message.headers["Nats-Sequence"], message.body))
         ]
+
+    def _step(self, place: object, body: bytes) -> Transition | None:
+        """A step of a history, or None when it cannot be read, which is noted."""
+        notes, ledger = self._broker.unreadable, self._broker.names.ledger
+        return notes.read(nodes.decode_transition, ledger, str(place), body)
 
     async def recent(self, most: int = RECENT_MOST) -> Sequence[Transition]:
         """The newest transitions of all nodes, newest first."""
         names = self._broker.names
         found: list[Transition] = []
         async for kept in newest(self._broker, names.ledger, names.log("node", "*")):
-            try:
-                found.append(nodes.decode_transition(kept.body))
-            except msgspec.MsgspecError:
-                continue  # somebody else's
+            step = self._step(kept.sequence, kept.body)
+            found += [step] if step else []
             if len(found) >= most:
                 break
         return found
@@ -155,7 +151,8 @@ class Nodes:
         subscription = await self._broker.subscribe(self._broker.names.log("node", "*"), receive)
         try:
             while True:
-                yield nodes.decode_transition(await queue.get())
+                if step := self._step("live", await queue.get()):
+                    yield step
         finally:
             await self._broker.unsubscribe(subscription)
 

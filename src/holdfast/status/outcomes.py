@@ -7,16 +7,16 @@ expires a day after the run has ended. Then the slot is only known to have been 
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Final
 
 import msgspec
 
 from holdfast.broker import Bucket
 from holdfast.client import Client
-from holdfast.errors import InvalidName
 from holdfast.model import slot as slots
 from holdfast.model.slot import Slot, slot_id
-from holdfast.names import kv_key, kv_subject, parse_slot_key
+from holdfast.names import kv_key, kv_subject
 from holdfast.status.finding import read_record
 from holdfast.status.messages import newest
 
@@ -53,20 +53,14 @@ async def outcomes(client: Client, schedule: str, limit: int = 20) -> list[Outco
     looked = 0
     async for kept in newest(client.broker, bucket.stream, subject):
         looked += 1
-        key = parse_slot_key(kv_key(bucket.name, kept.subject))
-        slot = _read(key[1], kept.body) if key else None
-        found += [slot] if slot else []
+        key = kv_key(bucket.name, kept.subject)
+        decode = functools.partial(slots.decode_at, key)
+        slot = client.broker.unreadable.read(decode, bucket.name, key, kept.body)
+        found += [slot[1:]] if slot else []
         if len(found) >= limit or looked >= LOOK:
             break
     found.sort(key=lambda item: -item[0])
     return list(await asyncio.gather(*(_outcome(client, schedule, *one) for one in found)))
-
-
-def _read(stamp: str, body: bytes) -> tuple[int, Slot] | None:
-    try:
-        return slots.parse_stamp(stamp), slots.decode(body)
-    except (InvalidName, msgspec.MsgspecError):
-        return None
 
 
 async def _outcome(client: Client, schedule: str, moment: int, slot: Slot) -> Outcome:
@@ -74,7 +68,7 @@ async def _outcome(client: Client, schedule: str, moment: int, slot: Slot) -> Ou
         return Outcome(moment, slot)
     run = slot_id(schedule, moment)
     entry = await client.runs.get(run)
-    record = read_record(entry.value) if entry else None
+    record = read_record(client.broker, run, entry.value) if entry else None
     if record is None:
         return Outcome(moment, slot, run)
     first = record.attempts[0].started if record.attempts else record.started

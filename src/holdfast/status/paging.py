@@ -22,10 +22,10 @@ import msgspec
 from holdfast.broker import Bucket
 from holdfast.client import Client
 from holdfast.errors import InvalidInput
+from holdfast.model import node as nodes
 from holdfast.names import kv_key, kv_subject
 from holdfast.status.finding import read_record
 from holdfast.status.messages import Kept, newest
-from holdfast.status.nodes import read_node
 from holdfast.status.run_index import RunIndex
 from holdfast.status.runs import RunFilter, RunInfo, of_message, of_record
 
@@ -129,9 +129,10 @@ class RunPages:
         async for kept in newest(self._broker, bucket.stream, subject, walk.before):
             if self._enough(walk, kept, wanted, limit):
                 return
-            record = read_record(kept.body)
+            run = kv_key(bucket.name, kept.subject)
+            record = read_record(self._broker, run, kept.body)
             if record:
-                info = of_record(kv_key(bucket.name, kept.subject), record, kept.stored)
+                info = of_record(run, record, kept.stored)
                 if wanted.matches(info):
                     walk.found.append((info, kept.sequence))
         walk.ended = True
@@ -186,16 +187,15 @@ class RunPages:
         entries = await asyncio.gather(*(self._client.runs.get(run) for run in ids[:HELD_MOST]))
         found = []
         for entry in entries:
-            record = read_record(entry.value) if entry else None
+            record = read_record(self._broker, entry.key, entry.value) if entry else None
             if entry and record:
                 info = of_record(entry.key, record, entry.stored)
                 found += [info] if wanted.matches(info) else []
         return found
 
     async def _held_ids(self, wanted: RunFilter) -> AsyncIterator[str]:
-        async for entry in Bucket(self._broker, self._names.nodes).entries():
-            record = read_node(entry.value)
-            if record and record.alive and (not wanted.node or record.id == wanted.node):
+        async for _, record in Bucket(self._broker, self._names.nodes).records(nodes.decode):
+            if record.alive and (not wanted.node or record.id == wanted.node):
                 for held in record.held:
                     yield held.run
 

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from holdfast.broker import Broker
 from holdfast.broker.kv import direct_page, parse_time
 from holdfast.broker.wire import Headers, parse_headers
 from holdfast.client import Client
@@ -122,7 +123,7 @@ class RunIndex:
             page = await direct_page(self._broker, bucket.stream, subject, start, PAGE)
             for message in page.messages:
                 run = kv_key(bucket.name, message.headers["Nats-Subject"])
-                self._put(run, _known(run, message.body, message.headers))
+                self._put(run, _known(self._broker, run, message.body, message.headers))
             start, more = page.last + 1, page.more
             # Whoever waits for an answer goes first: it works for half of the time at most.
             await asyncio.sleep(max(REST_SECONDS, self._broker.clock.monotonic() - begun))
@@ -142,7 +143,7 @@ class RunIndex:
     def _on_change(self, to: bytes, _: bytes, body: bytes, raw: bytes | None) -> None:
         names = self._broker.names
         run = to.decode()[len(names.changed(names.runs, "")) :]
-        known = _known(run, body, parse_headers(raw))
+        known = _known(self._broker, run, body, parse_headers(raw))
         if self.complete:
             self._put(run, known)
         else:
@@ -187,11 +188,11 @@ class RunIndex:
         return found, looked
 
 
-def _known(run: str, body: bytes, headers: Headers) -> Known | None:
+def _known(broker: Broker, run: str, body: bytes, headers: Headers) -> Known | None:
     """What is kept of a write; None when it removes, or is not ours."""
     if headers.get(H_KV_OPERATION) or H_MARKER in headers:
         return None
-    record = read_record(body)
+    record = read_record(broker, run, body)
     if record is None:
         return None
     stored = parse_time(headers["Nats-Time-Stamp"])

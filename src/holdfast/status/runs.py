@@ -196,9 +196,10 @@ class Runs:
         async for kept in newest(self._broker, bucket.stream, kv_subject(bucket.name, ">")):
             if kept.stored < wanted.since:
                 return
-            record = read_record(kept.body)
+            run = kv_key(bucket.name, kept.subject)
+            record = read_record(self._broker, run, kept.body)
             if record is not None:
-                yield of_record(kv_key(bucket.name, kept.subject), record, kept.stored)
+                yield of_record(run, record, kept.stored)
 
     async def _unrecorded(self, subject: str, wanted: RunFilter) -> AsyncIterator[RunInfo]:
         """Runs that are only a message yet; those with a record are listed by it."""

@@ -7,6 +7,7 @@ that its record has expired.
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from holdfast.errors import InvalidInput
 from holdfast.model import slot as slots
 from holdfast.model.schedule import Schedule, due_at, instants, next_after
 from holdfast.model.slot import Progress, Slot, slot_id
-from holdfast.names import parse_slot_key, progress_key, slot_key
+from holdfast.names import progress_key, slot_key
 
 MOST_NEXT = 1_000
 LATE_SECONDS = 5.0
@@ -80,14 +81,15 @@ class SlotHistory:
 
     async def _recorded(self, name: str) -> AsyncIterator[tuple[int, Slot]]:
         async for entry in self._bucket.entries(f"slot.{name}"):
-            key = parse_slot_key(entry.key)
-            if key:
-                yield slots.parse_stamp(key[1]), slots.decode(entry.value)
+            found = self._bucket.read(functools.partial(slots.decode_at, entry.key), entry)
+            if found:
+                yield found[1:]
 
     async def progress(self) -> Progress:
         """How far the schedulers have come."""
         entry = await self._bucket.get(progress_key("scheduler"))
-        return slots.decode_progress(entry.value) if entry else Progress()
+        found = self._bucket.read(slots.decode_progress, entry) if entry else None
+        return found or Progress()
 
     # ---- why
 
@@ -102,8 +104,9 @@ class SlotHistory:
             return await self._recorded_why(schedule, *newest[0])
         moment = self._moment(schedule, at)
         entry = await self._bucket.get(slot_key(name, slots.stamp(moment)))
-        if entry:
-            return await self._recorded_why(schedule, moment, slots.decode(entry.value))
+        recorded = self._bucket.read(slots.decode, entry) if entry else None
+        if recorded:
+            return await self._recorded_why(schedule, moment, recorded)
         async for first, slot in self._recorded(name):
             if first < moment <= slot.last and slot.reason:
                 series = msgspec.structs.replace(slot, state="skipped")

@@ -165,9 +165,9 @@ async def _events(client: Client, run: str, search: int) -> AsyncIterator[Step]:
 async def _caused(client: Client, run: str, search: int) -> AsyncIterator[Step]:
     bucket, names = client.runs, client.broker.names
     async for kept in _newest(client, bucket.stream, kv_subject(bucket.name, ">"), search):
-        record = read_record(kept.body)
+        name = kv_key(bucket.name, kept.subject)
+        record = read_record(client.broker, name, kept.body)
         if record and record.cause == run:
-            name = kv_key(bucket.name, kept.subject)
             yield Step(record.created, "caused", run=name, detail=f"{record.job}: {record.state}")
     async for kept in _newest(client, names.jobs, names.job("*", "*"), search):
         if kept.headers.get(H_CAUSE) == run and await client.runs.get(kept.run) is None:

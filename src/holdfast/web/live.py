@@ -25,15 +25,13 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
-import msgspec
-
 from holdfast.broker.wire import parse_headers
 from holdfast.client import Client
-from holdfast.errors import BrokerError
+from holdfast.errors import BrokerError, Unreadable
 from holdfast.names import kv_subject
 from holdfast.status.figures import lags
 from holdfast.status.messages import newest, stream_state
-from holdfast.web.rates import KEPT_SECONDS, Change, Past, Rates
+from holdfast.web.rates import CHANGE, KEPT_SECONDS, PAST, Rates
 
 log = logging.getLogger("holdfast.web")
 
@@ -149,9 +147,9 @@ class Feed:
         if int(parse_headers(headers).get("Nats-Sequence", 0)) <= self._read_to or not body:
             return  # it is among the records that are read back, or a marker
         try:
-            record = msgspec.json.decode(body, type=Change)
-        except msgspec.MsgspecError:
-            return
+            record = CHANGE.decode(body)
+        except Unreadable:
+            return  # the index of runs notes it
         if record.state != "running":
             at = record.ended or self._broker.server_now()
             self.rates.count((record.group, record.job), record.state, at)
@@ -173,8 +171,8 @@ class Feed:
                 if looked >= READ_BACK_MOST:
                     break
                 reached = kept.stored
-                with contextlib.suppress(msgspec.MsgspecError):
-                    self.rates.read_back(msgspec.json.decode(kept.body, type=Past))
+                with contextlib.suppress(Unreadable):  # the index of runs notes it
+                    self.rates.read_back(PAST.decode(kept.body))
                 if looked % 100 == 0:
                     await asyncio.sleep(REST_SECONDS)  # pages that wait go first
             else:

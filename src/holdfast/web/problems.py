@@ -41,6 +41,7 @@ STATUS: Final[tuple[tuple[type[Exception], int], ...]] = (
     (errors.Unavailable, 503),
     (errors.OutcomeUnknown, 503),
     (errors.RunError, 409),
+    (errors.Unreadable, 409),
 )
 """By error, the first that fits; any other is a bug or a broken server: 500."""
 

@@ -17,6 +17,8 @@ from typing import Final
 
 import msgspec
 
+from holdfast.model.codec import Codec, Instant
+
 STEP_SECONDS: Final = 5
 KEPT_SECONDS: Final = 3600
 OUTCOMES: Final = ("done", "failed", "dead", "lost", "cancelled")
@@ -30,13 +32,13 @@ class Change(msgspec.Struct, frozen=True):
     state: str
     group: str
     job: str
-    ended: float = 0.0
+    ended: Instant = 0.0
 
 
 class Ended(msgspec.Struct, frozen=True):
     """An attempt of a record that is read back."""
 
-    ended: float = 0.0
+    ended: Instant = 0.0
     outcome: str | None = None
 
 
@@ -46,8 +48,12 @@ class Past(msgspec.Struct, frozen=True):
     state: str
     group: str
     job: str
-    ended: float = 0.0
+    ended: Instant = 0.0
     attempts: tuple[Ended, ...] = ()
+
+
+CHANGE: Final = Codec[Change](Change, "a run's record")
+PAST: Final = Codec[Past](Past, "a run's record")
 
 
 @dataclass(slots=True)

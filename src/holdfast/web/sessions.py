@@ -21,6 +21,7 @@ from starlette.responses import Response
 
 from holdfast.broker import Bucket
 from holdfast.client import Client
+from holdfast.model.codec import Codec, Instant
 from holdfast.web.auth import Token, Tokens, User
 
 BUCKET: Final = "sessions"
@@ -33,7 +34,10 @@ class Session(msgspec.Struct, frozen=True, omit_defaults=True):
 
     name: str
     hash: str
-    created: float
+    created: Instant
+
+
+SESSION: Final = Codec[Session](Session, "a session")
 
 
 class Sessions:
@@ -53,7 +57,7 @@ class Sessions:
         """A new session of a token's owner; returns its secret id."""
         secret = secrets.token_urlsafe(32)
         session = Session(token.name, token.hash, self._client.broker.server_now())
-        body = msgspec.json.encode(session)
+        body = SESSION.encode(session)
         await self._bucket.put(_key(secret), body, expected=0, ttl=self._lasting)
         return secret
 
@@ -62,7 +66,9 @@ class Sessions:
         entry = await self._bucket.get(_key(secret))
         if entry is None:
             return None
-        session = msgspec.json.decode(entry.value, type=Session)
+        session = self._bucket.read(SESSION.decode, entry)
+        if session is None:
+            return None
         token = self._tokens.still(session.name, session.hash)
         return User(token.name, token.role, "session") if token else None
 

@@ -34,6 +34,7 @@ from holdfast.errors import (
     Signal,
     Snooze,
     Unavailable,
+    Unreadable,
 )
 from holdfast.model import run as runs
 from holdfast.model.run import Outcome, RunRecord, State, Verdict
@@ -53,6 +54,8 @@ from holdfast.worker.settling import Settler, line_of, quietly, story_of
 log = logging.getLogger("holdfast.worker")
 
 HELD_ELSEWHERE_SECONDS = 2.0
+UNREADABLE_SECONDS = 30.0
+"""When a message whose run's record cannot be read comes again: a person has to act first."""
 ACK_TRIES = 50
 
 
@@ -96,7 +99,7 @@ class Executor:
                 await self._attempt(held)
         except ClaimLost as error:
             log.warning("%s: its result was refused", error)
-        except BrokerError as error:
+        except (BrokerError, Unreadable) as error:
             log.warning("run %s is left to its redelivery: %s", held.run, error)
         finally:
             if held.claim:
@@ -180,6 +183,8 @@ class Executor:
             await held.message.ack()
         elif verdict is Verdict.HELD:
             await held.message.nak(HELD_ELSEWHERE_SECONDS)
+        elif verdict is Verdict.UNREADABLE:
+            await held.message.nak(UNREADABLE_SECONDS)
         else:
             await self._abandon(held, verdict)
 
