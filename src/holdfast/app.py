@@ -37,7 +37,14 @@ from holdfast.model.backoff import Backoff
 from holdfast.model.job import Delivery, Fallback, GroupSpec, JobSpec
 from holdfast.model.run import Restart
 from holdfast.model.schedule import Schedule, define
-from holdfast.names import DEFAULT_GROUP, H_MSG_ID, IdMaker, check_event, check_name
+from holdfast.names import (
+    DEFAULT_GROUP,
+    H_MSG_ID,
+    IdMaker,
+    check_event,
+    check_event_id,
+    check_name,
+)
 from holdfast.payload import Signature, encode_value
 
 P = ParamSpec("P")
@@ -325,7 +332,7 @@ class Holdfast:
         """Send an event from outside a run; `id` makes repeats of it known as such."""
         body = encode_value(data)
         backend = await self.backend()
-        headers = {H_MSG_ID: id or _make_event_id("e")}
+        headers = {H_MSG_ID: check_event_id(id) if id else _make_event_id("e")}
         tracing.sent(f"publish {event}", headers, event=event)
         await backend.publish_event(check_event(event), body, headers)
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import math
 from collections.abc import Callable, Coroutine, MutableMapping
 from datetime import UTC, datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, SupportsFloat, TypeVar
 
 from holdfast.errors import InvalidInput, InvalidName, NoRecord, SettingsError
 from holdfast.model.job import JobSpec
@@ -135,9 +136,19 @@ class _Facts:
         return self._log
 
 
-def _check_progress(fraction: float | None) -> None:
-    if fraction is not None and not 0 <= fraction <= 1:
-        raise InvalidInput(f"progress is a fraction between 0 and 1, not {fraction!r}")
+def _fraction(given: SupportsFloat | None) -> float | None:
+    """A handler's progress as the record keeps it: any number will do, if it is one."""
+    if given is None:
+        return None
+    try:
+        number = math.nan if isinstance(given, (bool, str, bytes)) else float(given)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 0 <= number <= 1:
+        kind = type(given).__name__
+        shown = f"{number:g}" if math.isfinite(number) else f"a value of type {kind}"
+        raise InvalidInput(f"progress is a number between 0 and 1, not {shown}")
+    return number
 
 
 class Context(_Facts):
@@ -151,10 +162,9 @@ class Context(_Facts):
         """Whether the run is still ours, as the leader knows now; only a fenced write decides."""
         return await self._execution.still_owner()
 
-    async def progress(self, fraction: float | None = None, note: str = "") -> None:
+    async def progress(self, fraction: SupportsFloat | None = None, note: str = "") -> None:
         """Write down how far the run is; shown by `run.status()`."""
-        _check_progress(fraction)
-        await self._execution.progress(fraction, note)
+        await self._execution.progress(_fraction(fraction), note)
 
 
 class SyncContext(_Facts):
@@ -181,7 +191,6 @@ class SyncContext(_Facts):
         """Whether the run is still ours, as the leader knows now; only a fenced write decides."""
         return self._wait(self._execution.still_owner())
 
-    def progress(self, fraction: float | None = None, note: str = "") -> None:
+    def progress(self, fraction: SupportsFloat | None = None, note: str = "") -> None:
         """Write down how far the run is; shown by `run.status()`."""
-        _check_progress(fraction)
-        self._wait(self._execution.progress(fraction, note))
+        self._wait(self._execution.progress(_fraction(fraction), note))

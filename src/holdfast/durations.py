@@ -23,7 +23,7 @@ def seconds(value: Duration, what: str = "duration") -> float:
     """Read a duration as seconds; refuse negative, endless and unreadable ones."""
     result = _read(value, what)
     if not math.isfinite(result) or result < 0 or result > _LONGEST:
-        raise InvalidInput(f"{what} must be between 0 and 100 years, not {value!r}")
+        raise InvalidInput(f"{what} must be between 0 and 100 years, not {_shown(value)}")
     return result
 
 
@@ -36,7 +36,17 @@ def _read(value: Duration, what: str) -> float:
         return value.total_seconds()
     if isinstance(value, str):
         return _read_text(value.strip(), what)
-    raise InvalidInput(f"{what} must be seconds, a text such as '10m' or a timedelta: {value!r}")
+    raise InvalidInput(
+        f"{what} must be seconds, a text such as '10m' or a timedelta, not {_shown(value)}"
+    )
+
+
+def _shown(value: object) -> str:
+    """A value in few characters; it may be anybody's, or a number too long to be written."""
+    try:
+        return repr(value)[:80]
+    except Exception:  # noqa: BLE001 - the user's own __repr__ may do anything
+        return f"a value of type {type(value).__name__}"
 
 
 def _read_text(text: str, what: str) -> float:

@@ -30,6 +30,7 @@ H_EXPECTED_SUBJECT = "Nats-Expected-Last-Subject-Sequence-Subject"
 H_TTL = "Nats-TTL"
 H_SCHEDULE = "Nats-Schedule"
 H_SCHEDULE_TARGET = "Nats-Schedule-Target"
+H_SEQUENCE = "Nats-Sequence"
 H_ROLLUP = "Nats-Rollup"
 H_BATCH_ID = "Nats-Batch-Id"
 H_BATCH_SEQUENCE = "Nats-Batch-Sequence"
@@ -95,6 +96,16 @@ def check_event(value: object) -> str:
         raise InvalidName(
             f"event {_shown(value)} is not usable: letters, digits, '-' and '_', "
             "in up to eight parts separated by single dots"
+        )
+    return value
+
+
+def check_event_id(value: object) -> str:
+    """The id under which an event is published: a header carries it as it is."""
+    if not isinstance(value, str) or not value.isprintable() or len(value) > 1000:
+        raise InvalidName(
+            f"event id {_shown(value)} is not usable: text without line breaks or control "
+            "characters, at most 1000"
         )
     return value
 

@@ -20,6 +20,8 @@ from urllib.parse import quote
 SHORTEST: Final = 4
 BLANK: Final = "***"
 _SHORTEST_LINE: Final = 8
+_ROOM: Final = 10_000
+"""Longer than any secret that is worth the name."""
 
 
 class Redactor:
@@ -79,3 +81,16 @@ REDACTOR: Final = Redactor()
 """The one of this process."""
 
 scrub = REDACTOR.scrub
+
+
+def told(text: object, longest: int, *, end: bool = False) -> str:
+    """What user code says of itself, as every record, header and terminal can carry it.
+
+    Secrets are blanked out, half surrogate pairs are written as escapes, and the text is cut to its
+    first characters, or with `end` to its last ones.
+    """
+    whole = text if isinstance(text, str) else str(text)
+    # A secret that is cut in two is not recognised: cut with room to spare, and again afterwards.
+    roughly = whole[-longest - _ROOM :] if end else whole[: longest + _ROOM]
+    clean = scrub(roughly.encode("utf-8", "backslashreplace").decode())
+    return clean[-longest:] if end else clean[:longest]

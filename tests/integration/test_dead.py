@@ -19,6 +19,7 @@ from holdfast.status.audit import Audit
 from holdfast.status.dead import DeadFilter, DeadLetter, DeadLetters, as_text
 from holdfast.status.messages import last_of
 from holdfast.status.replaying import Replayer
+from holdfast.status.runs import Runs
 from tests.integration.support import Seen, queue_empty, raw, record_of, until, working
 
 HOUR = 3600.0
@@ -130,6 +131,68 @@ async def test_letter_with_any_headers_does_not_cut_the_list_short(app: Holdfast
         found = await DeadLetters(client).list()
         assert [(d.error, d.failures, d.attempt) for d in found] == [("", 0, 1), ("[1", 0, 1)]
         assert as_text(b"\xff").encoding == "base64"
+
+
+STATUS_LIKE = {
+    "Status": "503",
+    "Description": "No Responders",
+    "KV-Operation": "DEL",
+    "Reply-To": "nobody",
+}
+
+
+@pytest.mark.parametrize("name", sorted(STATUS_LIKE))
+async def test_letter_is_handled_whatever_its_headers_are_called(
+    app: Holdfast, seen: Seen, name: str
+) -> None:
+    """A user's header that a client takes for the server's word does not hide or block a letter."""
+
+    @app.job(retry=Backoff.never())
+    async def fails(n: int, ctx: Context) -> None:
+        seen.append((n, ctx.headers.get(name)))
+        if len(seen) < 3:
+            raise ValueError("no")
+
+    async with working(app), operating(app) as client:
+        run = await fails.options(headers={name: STATUS_LIKE[name]}).enqueue(1)
+        letters = DeadLetters(client)
+        [letter] = await until(lambda: letters.list(), 10, "the letter")
+        assert (await letters.show(letter.id)).headers[name] == STATUS_LIKE[name]
+        assert await letters.body(letter.id) == b"1"
+        await until(lambda: _ended(app, run.id, "dead"), 10, "its record")
+        [replayed] = await letters.replay(DeadFilter(job="fails"))
+        assert replayed.result == "replayed"
+        await seen.wait(2)
+        await until(lambda: letters.list(), 10, "the second letter")
+        await until(lambda: _ended(app, run.id, "dead"), 10, "its record")
+        await Runs(client).retry(run.id)
+        await run.result(timeout=10)
+        assert seen == [(1, STATUS_LIKE[name])] * 3
+
+
+async def _ended(app: Holdfast, run: str, state: str) -> bool:
+    record = await record_of(app, run)
+    return record is not None and record.state == state
+
+
+async def test_letter_with_a_status_line_and_forged_facts_is_shown(
+    app: Holdfast, nats: Server
+) -> None:
+    """Also one that another client published with a status in its first line."""
+    async with operating(app) as client:
+        names = client.broker.names
+        block = b"NATS/1.0 503 No\r\nHf-Run: r1\r\nNats-Sequence: 77\r\nNats-Subject: x\r\n\r\n"
+        _, writer = await asyncio.open_connection("127.0.0.1", nats.port)
+        subject = names.dead_letter("g", "j")
+        line = f"HPUB {subject} {len(block)} {len(block) + 2}\r\n".encode()
+        writer.write(b'CONNECT {"verbose":false,"headers":true}\r\n' + line + block + b"{}\r\n")
+        await writer.drain()
+        letters = DeadLetters(client)
+        [letter] = await until(lambda: letters.list(), 10, "the letter")
+        writer.close()
+        await writer.wait_closed()
+        shown = await letters.show(letter.id)
+        assert (shown.run, shown.group, shown.job) == ("r1", "g", "j")
 
 
 async def test_list_of_large_letters_is_complete(app: Holdfast) -> None:

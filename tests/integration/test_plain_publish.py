@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from holdfast import Backoff, Context, Holdfast
+from holdfast.client import Client
 from holdfast.config import RecordConfig
 from holdfast.server import Server
+from holdfast.status.dead import DeadFilter, DeadLetters
 from tests.integration.support import (
     Seen,
     all_records,
@@ -33,6 +35,42 @@ NONSENSE = {
     "Hf-Event": "x" * 2000,
     "Hf-Unknown": "",
 }
+
+
+FORGED = ["999999", "1000000", "9999999", "999999999999999", "9" * 19, "-1", "0", "٣٤"]
+
+
+@pytest.mark.parametrize("delivery", ["effectively_once", "at_least_once"])
+async def test_forged_numbers_neither_lose_nor_block_a_run(
+    app: Holdfast, nats: Server, namespace: str, seen: Seen, delivery: Any
+) -> None:
+    """Whatever number a publisher makes up, the run has its attempts, parked ones included."""
+    app.job(delivery=delivery, retry=Backoff.list(["1s"]))(_failing(seen))
+    async with working(app, short_wait_seconds=0), raw(nats) as (_, js):
+        for n, forged in enumerate(FORGED):
+            headers = {"Hf-Run": f"forged-{n}", "Hf-Attempt": forged}
+            await js.publish(f"{namespace}.job.default.fails", str(n).encode(), headers=headers)
+        await until(lambda: sorted(seen) == sorted([*range(len(FORGED))] * 2), 20, "two attempts")
+        letters = await until(lambda: _letters(app, len(FORGED)), 10, "the letters")
+        client = await app.backend()
+        assert isinstance(client, Client)
+        await until(lambda: queue_empty(app), 5, "their acknowledgements")
+        replayed = await DeadLetters(client).replay(DeadFilter(job="fails"))
+        assert [r.result for r in replayed] == ["replayed"] * len(letters)
+        await seen.wait(3 * len(FORGED))
+
+
+def _failing(seen: Seen) -> Any:
+    async def fails(n: int) -> None:
+        seen.append(n)
+        raise ValueError("no")
+
+    return fails
+
+
+async def _letters(app: Holdfast, count: int) -> list[Any]:
+    found = await dead_letters(app)
+    return found if len(found) == count else []
 
 
 async def test_core_publish_without_headers_runs(

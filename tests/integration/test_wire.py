@@ -16,7 +16,7 @@ from nats.protocol.parser import Parser
 
 from holdfast.broker import Broker, Received
 from holdfast.broker.answers import header_bytes
-from holdfast.broker.wire import WireClient, parse_headers, publish_line
+from holdfast.broker.wire import WireClient, parse_headers, parse_status, publish_line
 from holdfast.config import ConnectionConfig
 from holdfast.errors import NotConnected, PayloadTooLarge
 from holdfast.server import Server
@@ -180,14 +180,11 @@ async def test_unsubscribed_listener_is_forgotten(nats: Server) -> None:
         (b"NATS/1.0\r\nA: b: c \r\n\r\n", {"A": "b: c"}),
         (b"NATS/1.0\r\nA:\r\nno colon\r\n\r\n", {"A": ""}),
         (b"NATS/1.0\r\nA: 1\r\nA: 2\r\n\r\n", {"A": "2"}),
-        (b"NATS/1.0 503\r\n\r\n", {"Status": "503", "Description": ""}),
-        (
-            b"NATS/1.0 100 Idle Heartbeat\r\n\r\n",
-            {"Status": "100", "Description": "Idle Heartbeat"},
-        ),
+        (b"NATS/1.0 503\r\n\r\n", {}),
+        (b"NATS/1.0 100 Idle Heartbeat\r\n\r\n", {}),
         (
             b"NATS/1.0 408 Request Timeout\r\nNats-Pending-Messages: 3\r\n\r\n",
-            {"Status": "408", "Description": "Request Timeout", "Nats-Pending-Messages": "3"},
+            {"Nats-Pending-Messages": "3"},
         ),
         (b"NATS/1.0\r\nA: \xff\xfe\r\n\r\n", {"A": "\ufffd\ufffd"}),
         (b"\xff\xff", {}),
@@ -196,6 +193,24 @@ async def test_unsubscribed_listener_is_forgotten(nats: Server) -> None:
 def test_headers_are_parsed_whatever_they_are(block: bytes | None, found: dict[str, str]) -> None:
     """Status lines, repeated names, bytes that are no UTF-8: a dict, never an error."""
     assert parse_headers(block) == found
+
+
+@pytest.mark.parametrize(
+    ("block", "status"),
+    [
+        (None, ("", "")),
+        (b"", ("", "")),
+        (b"NATS/1.0\r\nStatus: 503\r\nDescription: mine\r\n\r\n", ("", "")),
+        (b"NATS/1.0 503\r\n\r\n", ("503", "")),
+        (b"NATS/1.0 408 Request Timeout\r\nStatus: 200\r\n\r\n", ("408", "Request Timeout")),
+        (b"\xff\xff", ("", "")),
+    ],
+)
+def test_status_is_the_first_line_and_no_header(
+    block: bytes | None, status: tuple[str, str]
+) -> None:
+    """What a sender calls `Status` is a header like any other."""
+    assert parse_status(block) == status
 
 
 async def test_header_values_cannot_forge_a_line(nats: Server) -> None:

@@ -16,7 +16,8 @@ import msgspec
 from nats.aio.msg import Msg
 
 from holdfast import errors
-from holdfast.broker.wire import Headers
+from holdfast.broker.wire import Headers, parse_headers, parse_status
+from holdfast.names import H_SEQUENCE
 
 ENVELOPE_BYTES: Final = 16 * 1024
 """Kept free below the server's limit, so that a dead letter can carry the body and its story."""
@@ -55,23 +56,36 @@ _decode_ack = msgspec.json.Decoder(_Ack).decode
 
 
 class Received:
-    """A message as it arrived."""
+    """A message as it arrived; with a `status` it is the server's word and no message at all."""
 
-    __slots__ = ("body", "headers", "reply", "subject")
+    __slots__ = ("body", "description", "headers", "reply", "status", "subject")
 
-    def __init__(self, subject: str, body: bytes, headers: Headers, reply: str) -> None:
+    def __init__(
+        self, subject: str, body: bytes, headers: Headers, reply: str, status: str = ""
+    ) -> None:
         self.subject = subject
         self.body = body
         self.headers = headers
         self.reply = reply
+        self.status = status
+        self.description = ""
 
     @classmethod
     def of(cls, msg: Msg) -> Received:
-        return cls(msg.subject, msg.data, msg.headers or {}, msg.reply)
+        """As the library hands it over, which mixes the status with the sender's headers."""
+        headers = msg.headers or {}
+        return cls(msg.subject, msg.data, headers, msg.reply, headers.get("Status", ""))
 
-    @property
-    def status(self) -> str:
-        return self.headers.get("Status", "")
+    @classmethod
+    def parsed(cls, subject: str, body: bytes, raw: bytes | None, reply: str) -> Received:
+        """From the bytes of the wire.
+
+        A stored message is one whatever its first line says: somebody else may have written it.
+        """
+        found = cls(subject, body, parse_headers(raw), reply)
+        if H_SEQUENCE not in found.headers:
+            found.status, found.description = parse_status(raw)
+        return found
 
 
 def read_ack_now(answer: Received) -> Stored:
@@ -79,7 +93,9 @@ def read_ack_now(answer: Received) -> Stored:
     if not answer.body:
         if answer.status == "503":
             raise errors.Unavailable("no stream takes this subject right now")
-        raise errors.BrokerError(f"unexpected answer from the stream: {answer.headers}")
+        raise errors.BrokerError(
+            f"unexpected answer from the stream: {answer.status} {answer.description}"
+        )
     ack = _decode_ack(answer.body)
     if ack.error is not None:
         raise api_error(ack.error)

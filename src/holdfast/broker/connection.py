@@ -42,7 +42,7 @@ from holdfast.broker.answers import (
 from holdfast.broker.options import connect_options, hopeless, inbox_prefix, shown_url
 from holdfast.broker.requirements import check_jetstream, check_version
 from holdfast.broker.unreadable import Unreadables
-from holdfast.broker.wire import Headers, Listener, WireClient, parse_headers, publish_line
+from holdfast.broker.wire import Headers, Listener, WireClient, publish_line
 from holdfast.clock import Clock, SystemClock
 from holdfast.config import ConnectionConfig
 from holdfast.forks import closed_in_children
@@ -409,7 +409,7 @@ class Broker:
     def _on_reply(self, subject: bytes, reply: bytes, body: bytes, headers: bytes | None) -> None:
         entry = self._waiting.pop(int(subject[len(self._inbox) + 1 :]), None)
         if entry and not entry[0].done():
-            entry[0].set_result(Received("", body, parse_headers(headers), reply.decode()))
+            entry[0].set_result(Received.parsed("", body, headers, reply.decode()))
 
     async def _sweep(self) -> None:
         while True:

@@ -23,8 +23,17 @@ from holdfast import errors
 from holdfast.broker.answers import Received
 from holdfast.broker.batch import Write
 from holdfast.broker.connection import Broker
-from holdfast.broker.wire import Headers, parse_headers
-from holdfast.names import H_EXPECTED, H_KV_OPERATION, H_TTL, kv_key, kv_stream, kv_subject
+from holdfast.broker.wire import Headers
+from holdfast.names import (
+    H_EXPECTED,
+    H_KV_OPERATION,
+    H_MARKER,
+    H_SEQUENCE,
+    H_TTL,
+    kv_key,
+    kv_stream,
+    kv_subject,
+)
 
 T = TypeVar("T")
 
@@ -103,11 +112,11 @@ class Bucket:
         request's subject, so that a login can be allowed some keys only."""
         subject = self._prefix + key
         found = await self._broker.request(f"$JS.API.DIRECT.GET.{self.stream}.{subject}")
-        if "Nats-Sequence" not in found.headers:
+        if H_SEQUENCE not in found.headers:
             if found.status in ("404", "408"):
                 return None
             raise errors.BrokerError(f"a read of {key} failed: {found.status}")
-        if H_KV_OPERATION in found.headers or _is_marker_headers(found.headers):
+        if _is_marker_headers(found.headers):
             return None
         stored = parse_time(found.headers["Nats-Time-Stamp"])
         return Entry(key, found.body, int(found.headers["Nats-Sequence"]), stored)
@@ -217,22 +226,24 @@ class Page(NamedTuple):
 async def direct_page(
     broker: Broker, stream: str, subject: str, start: int, size: int = _PAGE
 ) -> Page:
-    """The next stored messages of a subject from a sequence on, without markers.
+    """The next stored messages of a subject from a sequence on, without a bucket's markers.
 
-    The server ends a page before `size` when its messages are large, and says that more follow.
+    In any other stream a header that looks like a marker's is its sender's. The server ends a page
+    before `size` when its messages are large, and says that more follow.
     """
     inbox = broker.new_inbox()
     queue: asyncio.Queue[Received] = asyncio.Queue()
 
     def receive(to: bytes, reply: bytes, body: bytes, headers: bytes | None) -> None:
-        queue.put_nowait(Received(to.decode(), body, parse_headers(headers), reply.decode()))
+        queue.put_nowait(Received.parsed(to.decode(), body, headers, reply.decode()))
 
     subscription = await broker.listen(inbox, receive)
     try:
         request: dict[str, Any] = {"seq": start, "next_by_subj": subject, "batch": size}
         asked = f"$JS.API.DIRECT.GET.{stream}"
         await broker.publish(asked, msgspec.json.encode(request), reply=inbox)
-        return await _read_page(queue, broker.config.request_timeout_seconds)
+        markers = stream.startswith(kv_stream(""))
+        return await _read_page(queue, broker.config.request_timeout_seconds, markers)
     except errors.OutcomeUnknown:
         if asked.lower() in broker.denied:
             raise errors.PermissionDenied(f"this login may not read {stream}") from None
@@ -245,7 +256,7 @@ async def direct_page(
         await broker.unsubscribe(subscription)
 
 
-async def _read_page(queue: asyncio.Queue[Received], timeout: float) -> Page:
+async def _read_page(queue: asyncio.Queue[Received], timeout: float, markers: bool) -> Page:
     page: list[Received] = []
     last = 0
     while True:
@@ -254,16 +265,15 @@ async def _read_page(queue: asyncio.Queue[Received], timeout: float) -> Page:
                 message = await queue.get()
         except TimeoutError:
             raise errors.OutcomeUnknown("a listing was cut off: try again") from None
-        stored = "Nats-Sequence" in message.headers
-        status = "" if stored else message.status  # a stored message may have a header of that name
+        status = message.status
         if status in ("204", "404"):
             return Page(page, last, int(message.headers.get("Nats-Num-Pending", 0)) > 0)
         if status == "503":
             raise errors.Unavailable("nobody answers for the bucket right now")
         if status:
-            raise errors.BrokerError(f"a listing failed: {status} {message.headers}")
-        last = int(message.headers["Nats-Sequence"])
-        if not message.headers.get("KV-Operation") and not _is_marker_headers(message.headers):
+            raise errors.BrokerError(f"a listing failed: {status} {message.description}")
+        last = int(message.headers[H_SEQUENCE])
+        if not (markers and _is_marker_headers(message.headers)):
             page.append(message)
 
 
@@ -290,7 +300,7 @@ def _is_marker(encoded: str | None) -> bool:
 
 
 def _is_marker_headers(headers: Headers) -> bool:
-    return "Nats-Marker-Reason" in headers
+    return bool(headers.get(H_KV_OPERATION)) or H_MARKER in headers
 
 
 __all__ = ["Bucket", "Entry", "direct_batch", "parse_time", "ttl_text"]

@@ -27,7 +27,7 @@ import msgspec
 
 from holdfast import errors
 from holdfast.broker.connection import Broker
-from holdfast.broker.wire import Headers, parse_headers
+from holdfast.broker.wire import Headers, parse_headers, parse_status
 
 log = logging.getLogger("holdfast.pull")
 
@@ -253,7 +253,7 @@ class Pull:
     def _receive(self, subject: bytes, reply: bytes, body: bytes, headers: bytes | None) -> None:
         self._heard = self._broker.clock.monotonic()
         if not reply.startswith(b"$JS.ACK."):
-            self._on_status(subject.decode(), parse_headers(headers))
+            self._on_status(subject.decode(), headers)
             return
         self.delivered += 1
         self.known = self._heard
@@ -266,15 +266,14 @@ class Pull:
             Delivery(self._broker, subject.decode(), body, parse_headers(headers), reply.decode())
         )
 
-    def _on_status(self, subject: str, headers: Headers) -> None:
-        status = headers.get("Status", "")
+    def _on_status(self, subject: str, raw: bytes | None) -> None:
+        status, text = parse_status(raw)
         self._active = False
         if status == "100":
             self.known = self._heard
         if status == "100" or not subject.endswith(f".{self._generation}"):
             return
-        text = headers.get("Description", "")
-        unserved = headers.get("Nats-Pending-Messages")
+        unserved = parse_headers(raw).get("Nats-Pending-Messages")
         self._outstanding = max(0, self._outstanding - int(unserved)) if unserved else 0
         if status == "503" or "deleted" in text.lower():
             self._missing = True

@@ -28,6 +28,7 @@ Listener = Callable[[bytes, bytes, bytes, bytes | None], None]
 """Subject, reply, body, raw headers."""
 
 _NO_HEADERS: Headers = {}
+_PLAIN = b"NATS/1.0\r\n"
 
 
 class WireClient(Client):
@@ -106,17 +107,24 @@ class WireClient(Client):
         self._listeners.pop(subscription._id, None)
 
 
+def parse_status(raw: bytes | None) -> tuple[str, str]:
+    """The server's status and its words: what follows `NATS/1.0` in the first line.
+
+    A header of that name is its sender's and means nothing here.
+    """
+    if not raw or raw.startswith(_PLAIN):
+        return "", ""
+    first = raw[len(_PLAIN) - 2 : raw.find(b"\r\n")].decode("utf-8", "replace")
+    status, _, description = first.strip().partition(" ")
+    return status, description
+
+
 def parse_headers(raw: bytes | None) -> Headers:
-    """A header block as a dict; `Status` and `Description` from its first line."""
+    """A header block as a dict, without the status in its first line."""
     if not raw:
         return _NO_HEADERS
     lines = raw.decode("utf-8", "replace").split("\r\n")
     found: Headers = {}
-    first = lines[0]
-    if len(first) > 8:
-        status, _, description = first[8:].strip().partition(" ")
-        found["Status"] = status
-        found["Description"] = description
     for line in lines[1:]:
         name, sep, value = line.partition(":")
         if sep:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from holdfast.broker import Broker
-from holdfast.broker.wire import Headers, parse_headers
+from holdfast.broker.wire import Headers, parse_status
 from holdfast.identity import AccountSeed, CommandSigner, ReportVerifier
 from holdfast.names import H_AGENT, H_COMMAND, H_EPOCH, H_EXPIRES, H_RUN
 
@@ -38,7 +38,7 @@ class Sender:
         await self._broker.listen(f"{self._inbox}.*.*", self._on_answer)
 
     def _on_answer(self, subject: bytes, _: bytes, __: bytes, headers: bytes | None) -> None:
-        if parse_headers(headers).get("Status") == "503":
+        if parse_status(headers)[0] == "503":
             run, agent = subject.decode().rsplit(".", 2)[1:]
             if listener := self._listeners.get(run):
                 listener(agent)

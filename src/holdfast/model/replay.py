@@ -20,9 +20,6 @@ import msgspec
 from holdfast.model import run as runs
 from holdfast.model.run import RunRecord
 
-LARGEST_MESSAGE = 1_000_000
-"""Workers read no larger number; a forged one must not be counted up from."""
-
 MARK = "replay."
 """How the token of a replay begins."""
 
@@ -44,8 +41,7 @@ class Replay:
 
 def decide_replay(record: RunRecord | None, attempt: int) -> Replay | Refused:
     """The rule for a dead letter that was stamped `attempt`."""
-    if attempt >= LARGEST_MESSAGE:
-        return Refused("its message number is forged: enqueue the payload as a new run")
+    attempt = runs.believed(record, attempt)
     if record is None:
         return Replay(attempt + 1, write=True)
     if record.state == "done":

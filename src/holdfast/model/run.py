@@ -33,6 +33,8 @@ RESTARTS: frozenset[str] = frozenset(get_args(Restart))
 KEPT_ATTEMPTS = 30
 ERROR_CHARS = 2_000
 NO_RESULT = msgspec.Raw(b"null")
+LARGEST_LEAP = 1_000_000
+"""More than the attempts of any run: a message's number so far ahead of its record is forged."""
 
 
 class Attempt(msgspec.Struct, omit_defaults=True, frozen=True):
@@ -159,6 +161,16 @@ def decide(
     if record.crashes + 1 >= crash_limit:
         return Verdict.POISON
     return Verdict.TAKE_OVER
+
+
+def believed(record: RunRecord | None, message: int) -> int:
+    """A message's number as far as it is believed.
+
+    One that no chain of attempts can have reached was made up outside. It counts as the number that
+    the record expects, so that it is neither dropped nor counted up from.
+    """
+    expected = record.message if record else 1
+    return message if 0 < message < expected + LARGEST_LEAP else expected
 
 
 def claimed(

@@ -30,6 +30,7 @@ from holdfast.errors import (
     BrokerError,
     ClaimLost,
     Conflict,
+    InvalidInput,
     NotConnected,
     OutcomeUnknown,
     Unavailable,
@@ -133,7 +134,8 @@ class Claims:
                 return Verdict.HELD
             claim = None
             try:
-                claim = await self._try(run, _base(record, fresh), revision, message, reply)
+                number = runs.believed(record, message)
+                claim = await self._try(run, _base(record, fresh), revision, number, reply)
             finally:
                 if not claim:
                     self._suspects.discard(run)
@@ -171,7 +173,7 @@ class Claims:
                 in_grace = await self._in_grace(record.node)
         return runs.decide(
             record,
-            message=message,
+            message=runs.believed(record, message),
             holder_alive=alive,
             crash_limit=self._crash_limit,
             in_grace=in_grace,
@@ -297,7 +299,7 @@ class Claims:
         process, on a leader that cannot store it or has yet to. It may still be applied, so this
         one is repeated, with its token, until the record says who was first.
         """
-        body = runs.encode(record)
+        body = readable(record)
         delay = RETRY_SECONDS
         while True:
             try:
@@ -331,6 +333,20 @@ class Claims:
             except _UNSURE:
                 await self._clock.sleep(delay)
                 delay = min(delay * 2, RETRY_MOST_SECONDS)
+
+
+def readable(record: RunRecord) -> bytes:
+    """A record's bytes, read again before they are sent: `InvalidInput` when they cannot be.
+
+    Checked here, where it can still be told to whoever caused it. Later it would be found by those
+    who look for the runs of a dead worker, and they could do nothing about it.
+    """
+    try:
+        body = runs.encode(record)
+        runs.decode(body)
+    except (Unreadable, msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+        raise InvalidInput(f"the run's record could not be read again: {error}") from None
+    return body
 
 
 def _base(record: RunRecord | None, fresh: RunRecord) -> RunRecord:

@@ -45,6 +45,7 @@ def encode(value: Any, plain: Callable[[Any], Any] | None, advice: str) -> bytes
         raise InvalidPayload("a text has half a surrogate pair: UTF-8 cannot carry it") from None
     except Exception as error:
         raise InvalidPayload(f"not possible as JSON: {one_line(str(error))}; {advice}") from error
+    _check_readable(body)
     if b"null" in body and any(map(_is_endless, _inside(value))):
         raise InvalidPayload("NaN and Infinity do not exist in JSON: send None or a text instead")
     if _MASK in body and any(map(_is_secret, _inside(value))):
@@ -53,6 +54,16 @@ def encode(value: Any, plain: Callable[[Any], Any] | None, advice: str) -> bytes
             "finds it, or give its field a serializer"
         )
     return body
+
+
+def _check_readable(body: bytes) -> None:
+    """A `msgspec.Raw` inside a value is written as it is, whatever it is."""
+    try:
+        _SYNTAX.decode(body)
+        if not body.isascii():
+            body.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidPayload(f"what was written is not JSON: {one_line(str(error))}") from None
 
 
 def _own(value: Any) -> Any:
@@ -100,3 +111,4 @@ def _inside(value: Any) -> Iterator[Any]:
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_foreign)
+_SYNTAX = msgspec.json.Decoder(msgspec.Raw)

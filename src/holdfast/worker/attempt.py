@@ -11,12 +11,13 @@ from holdfast.model.run import Progress
 from holdfast.names import H_CAUSE, H_MSG_ID, event_message_id
 from holdfast.ownership.claims import Claim, Claims
 from holdfast.payload import encode_value
-from holdfast.redaction import scrub
+from holdfast.redaction import told
 from holdfast.telemetry import Telemetry
 from holdfast.worker.held import Held
 from holdfast.worker.outbox import Outbox
 
 PROGRESS_SECONDS = 0.5
+NOTE_CHARS = 500
 TRUSTED_SECONDS = 1.0
 """No node is declared lost sooner: a claim that was won or looked at since needs no look."""
 
@@ -93,4 +94,4 @@ class CurrentAttempt:
             return
         self._progressed = now
         at = self._clock.utc()
-        await self._claims.progress(claim, Progress(fraction, scrub(note)[:500], at))
+        await self._claims.progress(claim, Progress(fraction, told(note, NOTE_CHARS), at))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from holdfast.model import run as runs
 from holdfast.model.dead import dead_headers
 from holdfast.model.run import RunRecord
 from holdfast.names import (
     H_ATTEMPT,
+    H_CAUSE,
     H_CRASHES,
     H_CREATED,
     H_FAILURES,
@@ -25,6 +27,11 @@ from holdfast.ownership.claims import Claim
 from holdfast.worker.held import Held
 
 LARGEST_NUMBER = 1_000_000
+STAMP_DIGITS = 15
+"""A stamp is read as it is, since it was counted up by a worker; more digits than this no JSON
+parser keeps exactly. What is forged, `runs.believed` finds out by the record."""
+LATEST = 32_503_680_000.0
+"""The year 3000: a record with a later time could not be shown."""
 _RUN = re.compile(r"[a-zA-Z0-9_=/-]{1,400}")
 MADE_UP_CHARS = 18
 """Ids that `IdMaker` makes start with `r` and are at least this long."""
@@ -47,7 +54,7 @@ def identify(held: Held) -> None:
     else:
         held.run = sequence_run(message.sequence, message.stored_ns)
     if run:
-        held.stamp = number(headers.get(H_ATTEMPT), 1)
+        held.stamp = stamp(headers.get(H_ATTEMPT))
         held.failures = number(headers.get(H_FAILURES), 0)
     held.attempt = held.failures + 1
     held.created = message.stored_ns / 1e9
@@ -89,12 +96,25 @@ def number(text: str | None, default: int) -> int:
     return default
 
 
+def stamp(text: str | None) -> int:
+    """The number of the message that carries a run; nonsense counts as the first."""
+    if text and text.isascii() and text.isdigit() and len(text) <= STAMP_DIGITS:
+        return max(1, int(text))
+    return 1
+
+
+def cause(headers: dict[str, str]) -> str:
+    """The run that sent this one, if the header can be one."""
+    found = headers.get(H_CAUSE, "")
+    return found if _RUN.fullmatch(found) else ""
+
+
 def _instant(text: str, default: float) -> float:
     try:
         value = float(text)
     except ValueError:
         return default
-    return value if 0 < value < 1e11 else default
+    return value if 0 < value < LATEST else default
 
 
 def own_headers(headers: dict[str, str]) -> dict[str, str]:
@@ -132,7 +152,7 @@ def story_headers(
     """The headers of a dead letter: the user's own, and the story of the run."""
     headers = own_headers(held.message.headers) | dead_headers(
         run=held.run,
-        message=held.stamp,
+        message=held.stamp if held.claim else runs.believed(None, held.stamp),
         subject=held.message.subject,
         reason=reason,
         error=error,

@@ -39,7 +39,7 @@ from holdfast.errors import (
 from holdfast.model import run as runs
 from holdfast.model.run import Outcome, RunRecord, State, Verdict
 from holdfast.model.settings import Settings
-from holdfast.names import H_CAUSE, body_object
+from holdfast.names import body_object
 from holdfast.ownership.claims import Claims
 from holdfast.payload import Bound
 from holdfast.telemetry import Telemetry
@@ -127,7 +127,7 @@ class Executor:
             restart=spec.restart,
             failures=held.failures,
             crashes=envelope.crashes(held),
-            cause=held.message.headers.get(H_CAUSE, ""),
+            cause=envelope.cause(held.message.headers),
         )
         if spec.delivery == "at_most_once":
             fresh = await self._with_body(held, fresh)

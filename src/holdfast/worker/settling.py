@@ -20,17 +20,18 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Awaitable, Callable
+from types import TracebackType
 from typing import Any, TypeVar
 
 from holdfast import durations
 from holdfast.clock import Clock
-from holdfast.errors import BrokerError, ClaimLost, HoldfastError, InvalidPayload, PayloadTooLarge
+from holdfast.errors import BrokerError, ClaimLost, HoldfastError, InvalidInput, PayloadTooLarge
 from holdfast.model import run as runs
-from holdfast.model.run import Outcome, RunRecord, State
+from holdfast.model.run import ERROR_CHARS, Outcome, RunRecord, State
 from holdfast.names import result_object
 from holdfast.ownership.claims import Claim, Claims
 from holdfast.payload import encode_result
-from holdfast.redaction import scrub
+from holdfast.redaction import told
 from holdfast.telemetry import Telemetry
 from holdfast.worker import envelope
 from holdfast.worker.held import Held
@@ -40,6 +41,8 @@ log = logging.getLogger("holdfast.worker")
 
 T = TypeVar("T")
 
+STORY_CHARS = 20_000
+"""Of a traceback, its end; a dead letter keeps less."""
 SETTLE_SECONDS = 60.0
 """A large result is stored before the record that names it: it must not expire before that does."""
 
@@ -70,13 +73,13 @@ class Settler:
         """The handler returned."""
         try:
             body = encode_result(value) if value is not None and held.job.spec.recorded else b""
-        except InvalidPayload as error:
+            if held.claim and len(body) > self._outbox.largest_result:
+                await self._settle_large(held, held.claim, body)
+            elif held.claim:
+                await self._claims.settle(held.claim, "done", "done", result=body)
+        except InvalidInput as error:  # nothing that could be read again
             await self.dead(held, "invalid", line_of(error), story_of(error))
             return "failed"
-        if held.claim and len(body) > self._outbox.largest_result:
-            await self._settle_large(held, held.claim, body)
-        elif held.claim:
-            await self._claims.settle(held.claim, "done", "done", result=body)
         await quietly(held.message.ack())
         return "done"
 
@@ -256,16 +259,23 @@ def line_of(error: BaseException) -> str:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - the user's own __str__ may do anything
         text = f"{type(error).__name__} (which cannot be shown)"
-    return scrub(text.encode("utf-8", "backslashreplace").decode())
+    return told(text, ERROR_CHARS)
 
 
 def story_of(error: BaseException) -> str:
     """The traceback from the user's own first frame on."""
-    frames = error.__traceback__
-    while frames and "holdfast" in frames.tb_frame.f_globals.get("__name__", "").split("."):
-        frames = frames.tb_next
-    lines = traceback.format_exception(type(error), error, frames or error.__traceback__)
-    return scrub("".join(lines))
+    try:
+        frames = error.__traceback__
+        while frames and _is_ours(frames):
+            frames = frames.tb_next
+        lines = traceback.format_exception(type(error), error, frames or error.__traceback__)
+    except Exception:  # noqa: BLE001 - an exception's members are its author's
+        return line_of(error)
+    return told("".join(lines), STORY_CHARS, end=True)
+
+
+def _is_ours(frame: TracebackType) -> bool:
+    return "holdfast" in str(frame.tb_frame.f_globals.get("__name__", "")).split(".")
 
 
 async def quietly(acknowledgement: Any) -> None:
