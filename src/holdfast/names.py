@@ -58,6 +58,9 @@ H_SIGNATURE = "Hf-Signature"
 H_KV_OPERATION = "KV-Operation"
 H_MARKER = "Nats-Marker-Reason"
 
+CONNECTIONS = "$SYS.REQ.ACCOUNT.PING.CONNZ"
+"""Every server answers which connections of the asker's account it has."""
+
 OWN_HEADERS = "Hf-"
 SERVER_HEADERS = "Nats-"
 
@@ -68,6 +71,7 @@ _NAMESPACE = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _RUN = re.compile(r"[a-zA-Z0-9_=/-]{1,400}")
 _KEY = re.compile(r"(?=.{1,400}\Z)[a-zA-Z0-9_=/-]+(\.[a-zA-Z0-9_=/-]+)*")
 _HEADER_NAME = re.compile(r"[!-9;-~]{1,128}")
+_PULL_INBOX = re.compile(r"[a-zA-Z0-9_-]+(\.[a-zA-Z0-9_-]+){0,15}\.pull\.[0-9a-f]{22}")
 _PLAIN = re.compile(r"[a-zA-Z0-9_-]+")
 _LONGEST_KEY = 160
 _B62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -175,6 +179,19 @@ def _b62(number: int) -> str:
         out = _B62[digit] + out
         if not number:
             return out
+
+
+def pull_inbox(prefix: str, token: str) -> str:
+    """The subject below which a process gets what it pulls, apart from the answers it gets.
+
+    So a coordinator can be allowed to hear what is handed to a dead worker, and nothing else.
+    """
+    return f"{prefix}.pull.{token}"
+
+
+def is_pull_inbox(subject: str) -> bool:
+    """Whether a subject from a record is one that `pull_inbox` made."""
+    return bool(_PULL_INBOX.fullmatch(subject))
 
 
 class IdMaker:

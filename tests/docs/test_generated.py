@@ -94,7 +94,8 @@ def test_liveness_page_has_the_numbers_of_every_profile() -> None:
         wanted = [
             *(text(n) for n in (numbers.heartbeat_seconds, numbers.timeout_seconds)),
             *(text(n) for n in (numbers.initial_delay_seconds, numbers.ping_seconds)),
-            *(str(numbers.ping_misses), text(numbers.grace_seconds)),
+            *(text(numbers.confirm_seconds), str(numbers.ping_misses)),
+            text(numbers.grace_seconds),
         ]
         row = re.search(rf"^\| `{name}`.*$", page, re.MULTILINE)
         assert row

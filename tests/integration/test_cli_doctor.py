@@ -108,7 +108,9 @@ async def test_doctor_names_what_is_not_allowed(restricted: Server) -> None:
     began = time.monotonic()
     found = await examined(app)
     assert time.monotonic() - began < PATIENCE_SECONDS, "no probe may wait for a timeout"
-    assert levels(found, "permissions") == {"fail"}
+    assert levels(found, "permissions") == {"fail", "warn"}, (
+        "what only makes it slower is a warning"
+    )
     todos = {finding.todo for finding in found["permissions"]}
     for family in ("hf.event.>", "$KV.hf_runs.>", "$JS.API.CONSUMER.CREATE.>", "$JS.ACK.HF_JOBS.>"):
         assert f'allow this user to publish to "{family}"' in todos

@@ -178,6 +178,21 @@ async def test_role_may_do_nothing_else(site: Site, role: str) -> None:
         assert await raw.may_publish("$JS.API.INFO")
 
 
+JUDGES = {"coordinator", "control", "operator"}
+
+
+@pytest.mark.parametrize("role", grants.ROLES)
+async def test_only_judges_look_at_connections_and_at_what_others_pull(
+    site: Site, role: str
+) -> None:
+    """Coordinators ask for connections and hear what dead workers are handed; nobody else does."""
+    async with site.raw(role) as raw:
+        other = "_INBOX.core.other"
+        assert await raw.may_publish("$SYS.REQ.ACCOUNT.PING.CONNZ") == (role in JUDGES)
+        assert await raw.may_hear(f"{other}.pull.0123456789abcdef012345.>") == (role in JUDGES)
+        assert not await raw.may_hear(f"{other}.0123456789abcdef012345.*")
+
+
 async def test_forbidden_requests_are_told_by_name(site: Site) -> None:
     """A process that is refused hears it at once, with the subject."""
     async with site.broker("client") as broker:

@@ -46,7 +46,7 @@ from holdfast.broker.wire import Headers, Listener, WireClient, publish_line
 from holdfast.clock import Clock, SystemClock
 from holdfast.config import ConnectionConfig
 from holdfast.forks import closed_in_children
-from holdfast.names import Names
+from holdfast.names import Names, pull_inbox
 
 log = logging.getLogger("holdfast.broker")
 
@@ -101,6 +101,7 @@ class Broker:
         closed_in_children(self._nc)
         self._prefix = ""
         self._inbox = ""
+        self._pull_inbox = ""
         self._refusals = 0
         self._opened = False
         self._tokens = itertools.count()
@@ -226,6 +227,13 @@ class Broker:
     @property
     def connected(self) -> bool:
         return bool(self._nc.is_connected)
+
+    @property
+    def connection_id(self) -> tuple[str, int]:
+        """The server that this connection is to, and its number there; new after a reconnect."""
+        if not self._nc.is_connected:
+            return "", 0
+        return str(self._nc._server_info.get("server_id", "")), self._nc.client_id or 0
 
     @property
     def max_message_bytes(self) -> int:
@@ -366,6 +374,14 @@ class Broker:
         """A subject of one's own for answers."""
         self._prefix = self._prefix or inbox_prefix(self.config)
         return f"{self._prefix}.{secrets.token_hex(11)}"
+
+    @property
+    def pull_inbox(self) -> str:
+        """The subject below which everything arrives that is pulled over this connection."""
+        if not self._pull_inbox:
+            self._prefix = self._prefix or inbox_prefix(self.config)
+            self._pull_inbox = pull_inbox(self._prefix, secrets.token_hex(11))
+        return self._pull_inbox
 
     async def listen(self, subject: str, listener: Listener) -> Subscription:
         """Receive on the short way: a plain function, called straight from the parser."""

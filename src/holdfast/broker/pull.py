@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -120,7 +121,7 @@ class Pull:
         self._ensure = ensure
         self._deliver = deliver
         self._want = want
-        self._inbox = broker.new_inbox()
+        self._inbox = f"{broker.pull_inbox}.{secrets.token_hex(4)}"
         self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._generation = 0
         self._outstanding = 0

@@ -201,8 +201,18 @@ class LivenessConfig(Role):
     ping_seconds: float = option(
         0.0, "How often a coordinator asks whether the node is there.", least=0, most=3600
     )
+    confirm_seconds: float = option(
+        0.0,
+        "How long the absence of a node must be proved before it is declared lost.",
+        least=0,
+        most=3600,
+    )
     ping_misses: int = option(
-        0, "Answers of 'nobody there' in a row that are tolerated.", least=0, most=1000
+        0,
+        "Pings in a row with proof of absence that are tolerated where the server cannot be asked "
+        "for the node's connection, or many nodes are missing at once.",
+        least=0,
+        most=1000,
     )
     grace_seconds: float = option(
         0.0,

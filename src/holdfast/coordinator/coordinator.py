@@ -4,9 +4,10 @@ Any number may run; none leads. Each sees every node, pings it on its own subjec
 the node's own settings. A verdict is one compare-and-swap on the node's last heartbeat: exactly one
 coordinator wins it, and a node that was alive after all has made its record newer and wins instead.
 
-Two detectors. "Nobody answers on its subject", several times in a row, is a process that is gone:
-the server knows at once. Silence on both ways, pings and heartbeats, for the whole timeout is a
-process that is frozen or cut off. A ping that is merely not answered in time proves nothing.
+Three detectors. Whoever beats for a node may say itself that the node's process is gone. A process
+that was killed has no connection any more, which its server knows at once (`detection`). Silence on
+both ways, pings and heartbeats, for the whole timeout is a process that is frozen or cut off. A
+ping that is merely not answered in time proves nothing.
 
 It judges only while it is RUNNING and trusted itself, and waits after a break of its own
 connection. It never judges itself. An error while reading changes nothing.
@@ -26,9 +27,11 @@ from typing import Any
 
 import msgspec
 
-from holdfast.broker import Broker, Received
+from holdfast.broker import Broker
 from holdfast.broker.streams import Topology
 from holdfast.config import ConnectionConfig, RecordConfig
+from holdfast.coordinator.detection import Detection
+from holdfast.coordinator.inboxes import DeadInboxes
 from holdfast.coordinator.recovery import Recovery
 from holdfast.coordinator.view import Seen, View
 from holdfast.durations import text
@@ -39,7 +42,7 @@ from holdfast.model.lifecycle import NodeState
 from holdfast.model.liveness import Liveness
 from holdfast.model.node import NodeRecord
 from holdfast.ownership.heartbeat import ENDED_TTL_SECONDS
-from holdfast.ownership.membership import PONG, Membership
+from holdfast.ownership.membership import Membership
 from holdfast.telemetry import Telemetry
 
 log = logging.getLogger("holdfast.coordinator")
@@ -75,7 +78,9 @@ class Coordinator:
         self._member = Membership(self._broker, "coordinator", liveness=liveness, stop=self.stop)
         self.node = self._member.node
         self._view = View(self._broker, self._joined)
+        self._detection = Detection(self._broker, self._view)
         self._recovery = Recovery(self._broker, self.telemetry)
+        self._inboxes = DeadInboxes(self._broker)
         self._stop = asyncio.Event()
         self._settled = 0.0
         self._look_for_orphans = True
@@ -95,6 +100,7 @@ class Coordinator:
             self._broker.on_reconnect(self._start_over)
             await self._member.start()
             await self._view.open()
+            await self._detection.open()
             log.info("%s: watching %d nodes", self.node, len(self._view.nodes) - 1)
             tasks = [
                 asyncio.create_task(self._member.heartbeat.run(), name="holdfast-heartbeat"),
@@ -112,6 +118,7 @@ class Coordinator:
                 for task in (*tasks, *self._work):
                     task.cancel()
                 await asyncio.gather(*tasks, *self._work, return_exceptions=True)
+                await self._inboxes.close()
                 await self._member.stop()
             if self._member.heartbeat.lost.is_set():
                 raise NodeLost("stopped after this node was declared lost")
@@ -120,12 +127,14 @@ class Coordinator:
         self._settled = self._broker.clock.monotonic() + SETTLE_SECONDS
         self._look_for_orphans = True
         self._view.start_over()
+        self._detection.start_over()
 
     async def _keep_listed(self) -> None:
         while True:
             await self._broker.clock.sleep(LIST_SECONDS + random.uniform(0, JITTER_SECONDS))
             if self._broker.connected:
                 await self._view.refresh()
+                await self._detection.look_around()
             due = self._look_for_orphans or self._recovery.unfinished
             if due and self.may_judge and self._member.heartbeat.may_judge:
                 await self._adopt()
@@ -168,6 +177,7 @@ class Coordinator:
             if not self._broker.connected:
                 continue
             now = self._broker.clock.monotonic()
+            self._detection.tick(now, TICK_SECONDS)
             for seen in list(self._view.nodes.values()):
                 if seen.record.id != self.node:
                     await self._look_at(seen, now)
@@ -179,11 +189,9 @@ class Coordinator:
             return
         if not record.liveness.enabled:
             return
-        if now >= seen.next_ping:
-            seen.next_ping = now + record.liveness.ping_seconds
-            await self._ping(seen)
-            if not seen.record.alive:
-                return
+        await self._detection.look_at(seen, now)
+        if not seen.record.alive:
+            return
         verdict = self._verdict(seen, now)
         if verdict and self.may_judge:
             self._spawn(seen, lambda: self._declare(seen, verdict))
@@ -194,37 +202,14 @@ class Coordinator:
         age = self._broker.server_now() - seen.record.started
         if age < liveness.initial_delay_seconds:
             return ""
-        if seen.misses > liveness.ping_misses:
-            return f"its process is gone: nobody answers on its subject ({seen.misses} times)"
+        if reason := self._detection.gone(seen, now):
+            return reason
         if now - seen.heard > liveness.timeout_seconds:
             return (
                 f"no heartbeat and no answer for {text(now - seen.heard)}: frozen, or cut off from "
                 "NATS"
             )
         return ""
-
-    async def _ping(self, seen: Seen) -> None:
-        subject = self._broker.names.node(seen.record.id, "ping")
-        body = str(seen.version).encode() if seen.version >= 0 else b""
-        try:
-            future = await self._broker.send(subject, body, timeout=2)
-        except BrokerError:
-            return
-        future.add_done_callback(lambda done: self._pinged(seen, done))
-
-    def _pinged(self, seen: Seen, done: asyncio.Future[Received]) -> None:
-        if done.cancelled() or done.exception() is not None:
-            return
-        answer = done.result()
-        if answer.status == "503":
-            seen.misses += 1
-            return
-        seen.answered(self._broker.clock.monotonic())
-        where = self._broker.names.node(seen.record.id, "ping")
-        pong = self._broker.unreadable.read(PONG.decode, "pong", where, answer.body)
-        if pong is not None and pong.held is not None:
-            seen.version = pong.version
-            seen.held = {h.reply: h for h in pong.held}
 
     def _spawn(self, seen: Seen, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do one thing to a node at a time, beside the watching."""
@@ -255,12 +240,17 @@ class Coordinator:
         if won is None:
             return
         log.warning("node %s is lost: %s", won.id, reason)
+        await self._recover(seen, won, heard)
+
+    async def _recover(self, seen: Seen, won: NodeRecord, heard: float) -> None:
+        """Give back what a lost node held; this coordinator alone does so."""
         self.telemetry.lost_nodes.labels(won.role).inc()
         if won.role != "worker":
             self._look_for_orphans = True  # it may have been recovering somebody's runs
             return
-        grace = won.liveness.grace_seconds if after == "DISCONNECTED" else 0.0
+        grace = won.liveness.grace_seconds if won.state == "DISCONNECTED" else 0.0
         index = list(seen.held.values())
+        await self._inboxes.drain(won.inbox)
         count = await self._recovery.recover(won, index, grace)
         took = self._broker.clock.monotonic() - heard
         if took < FRESH_SECONDS:
@@ -274,6 +264,9 @@ class Coordinator:
         record = seen.record
         if not self.may_judge or record.state == "INACTIVE":
             return
+        if record.by == record.id and record.state in REPORTED:
+            self._spawn(seen, lambda: self._take_up(seen))
+            return
         if record.state == "DISCONNECTED":
             over = record.since + record.liveness.grace_seconds
             if self._broker.server_now() >= over:
@@ -282,6 +275,20 @@ class Coordinator:
             self._end(seen, "INACTIVE")
         else:
             self._end(seen, "NOT_RUNNING")
+
+    async def _take_up(self, seen: Seen) -> None:
+        """A node's own last word, or its keeper's: its process is gone; recover what it held."""
+        heard, reason = seen.heard, seen.record.reason
+        taken = msgspec.structs.replace(seen.record, by=self.node, held=())
+        try:
+            revision = await self._put(taken, seen.revision, ENDED_TTL_SECONDS)
+        except (Conflict, BrokerError) as error:
+            log.debug("node %s not taken up: %s", taken.id, error)
+            return
+        seen.wrote(taken, revision, self._broker.clock.monotonic())
+        self.telemetry.transitions.labels(taken.role, taken.state).inc()
+        log.warning("node %s is lost: %s", taken.id, reason)
+        await self._recover(seen, taken, heard)
 
     def _end(self, seen: Seen, state: NodeState, reason: str = "") -> None:
         async def move() -> None:
@@ -324,5 +331,7 @@ class Coordinator:
             return await self._member.nodes.put(record.id, body, expected=0, ttl=ttl)
 
 
+REPORTED = frozenset({"DISCONNECTED", "NOT_RUNNING"})
+"""States in which a node's own word means that its process ended without giving anything back."""
 JUDGED = frozenset({"CREATED", "RUNNING"})
 """States from which a silent node is DISCONNECTED; one that was ending is NOT_RUNNING at once."""

@@ -14,6 +14,7 @@ from holdfast.broker import Broker, Bucket, Received
 from holdfast.errors import BrokerError
 from holdfast.model import node as nodes
 from holdfast.model.node import HeldRun, NodeRecord
+from holdfast.model.suspicion import Suspicion
 from holdfast.names import kv_key
 
 log = logging.getLogger("holdfast.coordinator")
@@ -24,13 +25,16 @@ class Seen:
 
     __slots__ = (
         "busy",
+        "case",
+        "client",
         "first_seen",
         "heard",
         "held",
-        "misses",
+        "next_look",
         "next_ping",
         "record",
         "revision",
+        "server",
         "version",
     )
 
@@ -41,9 +45,12 @@ class Seen:
         self.heard = now
         """When it last gave a sign of life, on this process's monotonic clock."""
         self.busy = False
-        self.misses = 0
-        """How many pings in a row were answered by nobody."""
+        self.case = Suspicion()
+        """What speaks for its death."""
+        self.server, self.client = record.server, record.client
+        """Its connection, by its newest word."""
         self.next_ping = now
+        self.next_look = now
         self.version = -1
         self.held: dict[str, HeldRun] = {h.reply: h for h in record.held}
 
@@ -54,6 +61,7 @@ class Seen:
         self.record = record
         self.revision = revision
         if record.by == record.id:
+            self.connected(record.server, record.client)
             self.answered(now)
         if record.alive and self.version < 0:
             self.held = {h.reply: h for h in record.held}
@@ -66,7 +74,12 @@ class Seen:
     def answered(self, now: float) -> None:
         """A sign of life."""
         self.heard = now
-        self.misses = 0
+        self.case.alive()
+
+    def connected(self, server: str, client: int) -> None:
+        """By which connection the node is there; older versions do not say."""
+        if server and client:
+            self.server, self.client = server, client
 
 
 class View:

@@ -14,16 +14,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from holdfast.identity.credentials import CORE_INBOX
 from holdfast.names import (
+    CONNECTIONS,
     EPOCHS_RAISED,
     SETTINGS_REVISION,
     Names,
     kv_stream,
     kv_subject,
     object_stream,
+    pull_inbox,
 )
 
 _API: Final = "$JS.API."
+PULL_INBOXES: Final = pull_inbox(f"{CORE_INBOX}.*", ">")
+"""Where the core's users get what they pull, and nothing else of what they hear."""
 _READ: Final = ("STREAM.MSG.GET.{0}", "DIRECT.GET.{0}", "DIRECT.GET.{0}.>")
 _PULL: Final = (
     "CONSUMER.CREATE.{0}.>",
@@ -190,6 +195,7 @@ def coordinator(names: Names) -> Grants:
     found = _core(names).join([_founder(names), _node(names), _holder(names)])
     found.may_publish(f"{ns}.job.>", f"{ns}.dead.>", names.node("*", "drain"))
     found.stream(names.jobs, "read ack").stream(names.events, "read ack")
+    found.may_publish(CONNECTIONS).may_hear(PULL_INBOXES)
     return found.bucket(names.runs, "read write").join([_objects(names, write=True)])
 
 
@@ -232,10 +238,14 @@ def operator(names: Names) -> Grants:
 
 
 def web(names: Names) -> Grants:
-    """The dashboard and the API: what an operator may do, but for secrets; and its sessions."""
+    """The dashboard and the API: what an operator may do, but for secrets; and its sessions.
+
+    It never judges a node, so it needs no look at connections and at what others pull.
+    """
     found = operator(names).bucket(names.bucket("sessions"), "info create read write purge")
-    secret = (kv_subject(names.secrets, ""), f"{kv_stream(names.secrets)}")
+    secret = (kv_subject(names.secrets, ""), f"{kv_stream(names.secrets)}", CONNECTIONS)
     found.publish = {s: None for s in found.publish if not any(part in s for part in secret)}
+    found.subscribe.pop(PULL_INBOXES, None)
     return found
 
 

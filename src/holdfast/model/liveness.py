@@ -3,17 +3,19 @@
 Each node carries its own, in every heartbeat, and is judged by them. Three profiles, because the
 right numbers depend on the network and not on the job:
 
-    profile  heartbeat  timeout  initial delay  ping    misses  grace   a crash is noticed in
-    local       1 s        4 s        1 s       0.2 s      2      5 s   0.4 – 0.6 s
-    lan         2.5 s     10 s        2 s       0.4 s      3     10 s   1.2 – 1.6 s
-    wan         3 s       45 s       45 s       5 s        3    300 s   15 – 20 s
+    profile  heartbeat  timeout  initial delay  ping   confirm  misses  grace   a crash is seen in
+    local       1 s        4 s        1 s       0.2 s   0.25 s    2       5 s   0.3 – 0.5 s
+    lan         2.5 s     10 s        2 s       0.4 s   0.25 s    3      10 s   0.3 – 0.7 s
+    wan         3 s       45 s       45 s       5 s     5 s       3     300 s   5 – 10 s
 
 `heartbeat`: how often the node writes its record; 200 nodes at 2.5 s are 80 writes a second.
 `timeout`: silence after which it is declared lost even if its connection still stands (a frozen
 process, a cut network without a reset); four heartbeats, so that a stream's election (4–8 s) kills
 nobody. `initial delay`: how long a new node is not judged at all. `ping`: how often a coordinator
-asks the node's own subject, which answers "no responders" at once after a crash. `misses`: how
-many such answers in a row are tolerated; three at 0.4 s outlast a reconnect of a second. `grace`:
+asks the node's own subject, which answers "no responders" at once after a crash. `confirm`: how
+long the absence of a node must be proved before it counts; a dropped connection is back sooner.
+`misses`: how many rounds of pings with such a proof are tolerated where the server cannot be asked
+which connections it has, or many are suspects at once; three at 0.4 s outlast a second. `grace`:
 how long a node may finish what it runs after SIGTERM, and how long `after_grace` waits before what
 a lost node ran is started again. `wan` has Kestra's numbers.
 """
@@ -29,6 +31,9 @@ from holdfast.durations import text
 from holdfast.errors import ConfigError
 from holdfast.model.codec import Count, Seconds
 
+LEAST_CONFIRM_SECONDS: Final = 0.1
+"""A reconnect on one machine takes about 20 ms; two looks have to fit in as well."""
+
 
 class Liveness(msgspec.Struct, frozen=True, omit_defaults=False):
     """One node's liveness settings."""
@@ -40,6 +45,7 @@ class Liveness(msgspec.Struct, frozen=True, omit_defaults=False):
     ping_seconds: Seconds = 0.4
     ping_misses: Count = 3
     grace_seconds: Seconds = 10.0
+    confirm_seconds: Seconds = 0.25
 
     def check(self) -> Liveness:
         """Refuse settings that cannot work; a node checks its own, nobody another's."""
@@ -52,6 +58,12 @@ class Liveness(msgspec.Struct, frozen=True, omit_defaults=False):
             raise ConfigError("timeout must be at least 2 s: the server's own expiry needs 1 s")
         if self.heartbeat_seconds <= 0 or self.ping_seconds <= 0:
             raise ConfigError("heartbeat and ping intervals must be more than 0")
+        if not LEAST_CONFIRM_SECONDS <= self.confirm_seconds <= self.timeout_seconds:
+            raise ConfigError(
+                f"confirm ({text(self.confirm_seconds)}) must be between "
+                f"{text(LEAST_CONFIRM_SECONDS)} and the timeout ({text(self.timeout_seconds)}): a "
+                "dropped connection needs a moment to come back"
+            )
         if self.ping_misses < 0 or self.initial_delay_seconds < 0 or self.grace_seconds < 0:
             raise ConfigError("ping misses, initial delay and grace cannot be negative")
         if self.ping_seconds * self.ping_misses > self.timeout_seconds:
@@ -68,7 +80,8 @@ class Liveness(msgspec.Struct, frozen=True, omit_defaults=False):
         return (
             f"heartbeat {text(self.heartbeat_seconds)}, timeout {text(self.timeout_seconds)}, "
             f"initial delay {text(self.initial_delay_seconds)}, ping {text(self.ping_seconds)} × "
-            f"{self.ping_misses} misses, grace {text(self.grace_seconds)}"
+            f"{self.ping_misses} misses, confirmed in {text(self.confirm_seconds)}, "
+            f"grace {text(self.grace_seconds)}"
         )
 
 
@@ -89,6 +102,7 @@ PROFILES: Final[dict[str, Liveness]] = {
         ping_seconds=5.0,
         ping_misses=3,
         grace_seconds=300.0,
+        confirm_seconds=5.0,
     ),
 }
 DEFAULT_PROFILE: Final = "lan"
@@ -106,6 +120,7 @@ def from_config(config: LivenessConfig, grace_seconds: float = 0.0) -> Liveness:
             "ping_seconds",
             "ping_misses",
             "grace_seconds",
+            "confirm_seconds",
         )
         if getattr(config, name)
     }

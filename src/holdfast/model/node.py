@@ -4,6 +4,11 @@ The node writes it with every heartbeat; the key expires by itself when the node
 nobody is left to judge it. A coordinator that declares the node lost writes the same record with
 another state, by compare-and-swap on the node's own last heartbeat: so a node that was still alive
 wins, and one that was not finds out.
+
+Whoever beats for the node may also say itself that the node's process is gone: DISCONNECTED, or
+NOT_RUNNING where the node was stopping, with `by` as the node's own id and the index of what it
+held. A coordinator that sees this puts its own id there by compare-and-swap, and whoever of them
+wins gives back what the node held.
 """
 
 from __future__ import annotations
@@ -50,6 +55,12 @@ class NodeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     held: tuple[HeldRun, ...] = ()
     jobs: tuple[str, ...] = ()
     metrics: dict[str, float] = {}
+    server: str = ""
+    """The server that the node's own connection is to; of a worker, not of what beats for it."""
+    client: Count = 0
+    """The number of that connection there: a coordinator asks the server whether it is open."""
+    inbox: Address = ""
+    """The subject below which a worker gets what it pulls, to be listened to once it is lost."""
 
     @property
     def alive(self) -> bool:

@@ -79,6 +79,7 @@ class Heartbeat:
         running: Callable[[], int] = lambda: 0,
         held: Callable[[], tuple[HeldRun, ...]] = lambda: (),
         metrics: Callable[[], dict[str, float]] = dict,
+        connection: Callable[[], tuple[str, int]] = lambda: ("", 0),
     ) -> None:
         self._now = now or clock.utc
         self.record = msgspec.structs.replace(
@@ -98,6 +99,7 @@ class Heartbeat:
         self._running = running
         self._held = held
         self._metrics = metrics
+        self._connection = connection
         self._revision = 0
         self._acknowledged = -1e9
         self._steady_since = 0.0
@@ -134,9 +136,13 @@ class Heartbeat:
         """Register: CREATED, then RUNNING."""
         now = self._now()
         self.record = msgspec.structs.replace(self.record, started=now, since=now)
-        await self._patiently(lambda: self._write(self.record))
+        await self._patiently(self._register)
         await self._ledger(nodes.transition(self.record, self.record))
         await self._patiently(lambda: self.move("RUNNING"))
+
+    async def _register(self) -> None:
+        async with self._writing:
+            await self._write(self.record)
 
     async def _patiently(self, step: Callable[[], Awaitable[None]]) -> None:
         """A bucket that somebody else has just made elects its leader first."""
@@ -152,37 +158,41 @@ class Heartbeat:
 
     async def beat(self) -> None:
         """Renew once; registers again when the key is not there."""
-        await self._write(
-            msgspec.structs.replace(
-                self.record,
-                beat=self.record.beat + 1,
-                running=self._running(),
-                held=self._held(),
-                metrics=self._metrics(),
+        async with self._writing:
+            await self._write(
+                msgspec.structs.replace(
+                    self.record,
+                    beat=self.record.beat + 1,
+                    running=self._running(),
+                    held=self._held(),
+                    metrics=self._metrics(),
+                )
             )
-        )
 
     async def move(self, state: NodeState, reason: str = "") -> None:
         """Enter a state; `InvalidTransition` when the lifecycle does not allow it."""
-        before = self.record
-        after = nodes.move(before, state, by=before.id, at=self._now(), reason=reason)
-        await self._write(after, ttl=None if after.alive else ENDED_TTL_SECONDS)
+        async with self._writing:
+            before = self.record
+            after = nodes.move(before, state, by=before.id, at=self._now(), reason=reason)
+            await self._write(after, ttl=None if after.alive else ENDED_TTL_SECONDS)
         await self._ledger(nodes.transition(before, after))
 
     async def _write(self, record: NodeRecord, ttl: float | None = None) -> None:
-        async with self._writing:
-            sent = self._clock.monotonic()
-            body = nodes.encode(record)
-            judged = record.liveness.enabled
-            lasting = ttl or (self.timeout if judged else ENDED_TTL_SECONDS)
-            try:
-                self._revision = await self._put(body, self._revision, lasting)
-            except Conflict:
-                await self._resolve(body, lasting)
-            self.record = record
-            if sent - self._acknowledged > self.timeout * STEADY:
-                self._steady_since = sent
-            self._acknowledged = sent
+        """Write what was made of the newest record; one at a time, by `_writing`."""
+        sent = self._clock.monotonic()
+        server, client = self._connection()
+        record = msgspec.structs.replace(record, server=server, client=client)
+        body = nodes.encode(record)
+        judged = record.liveness.enabled
+        lasting = ttl or (self.timeout if judged else ENDED_TTL_SECONDS)
+        try:
+            self._revision = await self._put(body, self._revision, lasting)
+        except Conflict:
+            await self._resolve(body, lasting)
+        self.record = record
+        if sent - self._acknowledged > self.timeout * STEADY:
+            self._steady_since = sent
+        self._acknowledged = sent
 
     async def _put(self, body: bytes, expected: int, ttl: float) -> int:
         return await self._store.put(self.record.id, body, expected=expected, ttl=ttl)

@@ -12,6 +12,8 @@ declares a lapsed node lost itself, by compare-and-swap, so the rules stay the s
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -19,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.broker import Broker, Bucket, Received
-from holdfast.errors import BrokerError, Conflict
+from holdfast.errors import BrokerError, Conflict, NodeLost
 from holdfast.model import node as nodes
 from holdfast.model.codec import Codec, Count
 from holdfast.model.liveness import Liveness
@@ -43,6 +45,9 @@ class Pong(msgspec.Struct, frozen=True, omit_defaults=True):
     version: Count = 0
     """Counts changes of the index; the same number means the same index."""
     held: tuple[HeldRun, ...] | None = None
+    server: str = ""
+    client: Count = 0
+    """The node's own connection, as in its record: a new one is known before a beat is stored."""
 
 
 PONG: Final = Codec[Pong](Pong, "the answer to a ping")
@@ -65,6 +70,7 @@ class Membership:
         running: Callable[[], int] = lambda: 0,
         held: Callable[[], tuple[HeldRun, ...]] = lambda: (),
         metrics: Callable[[], dict[str, float]] = dict,
+        inbox: str = "",
     ) -> None:
         self.node = node or new_node_id(role)
         self.nodes = Bucket(broker, broker.names.nodes)
@@ -76,7 +82,12 @@ class Membership:
         self.heartbeat = Heartbeat(
             self.nodes,
             NodeRecord(
-                self.node, role, group, liveness=(liveness or Liveness()).check(), jobs=jobs
+                self.node,
+                role,
+                group,
+                liveness=(liveness or Liveness()).check(),
+                jobs=jobs,
+                inbox=inbox,
             ),
             broker.clock,
             now=broker.server_now,
@@ -86,7 +97,9 @@ class Membership:
             running=running,
             held=held,
             metrics=metrics,
+            connection=lambda: broker.connection_id,
         )
+        self._announcing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Answer pings first, then register, so that nobody finds the subject empty."""
@@ -94,6 +107,16 @@ class Membership:
         await self._broker.subscribe(names.node(self.node, "ping"), self._on_ping)
         await self._broker.subscribe(names.node(self.node, "drain"), self._on_drain)
         await self.heartbeat.start()
+        self._broker.on_reconnect(self._on_reconnect)
+
+    def _on_reconnect(self) -> None:
+        self._announcing = asyncio.create_task(self._announce(), name="holdfast-announce")
+
+    async def _announce(self) -> None:
+        """Say at once by which connection the node is there now: the old one is gone."""
+        with contextlib.suppress(BrokerError, NodeLost):  # the next heartbeat finds out again
+            if self.heartbeat.record.alive:
+                await self.heartbeat.beat()
 
     async def write_ledger(self, step: Transition) -> None:
         """Keep a transition; losing one entry of a history is no reason to fail."""
@@ -118,6 +141,7 @@ class Membership:
             record.state,
             self._version,
             self._index if known != self._version else None,
+            *self._broker.connection_id,
         )
         await self._broker.publish(message.reply, PONG.encode(pong))
 

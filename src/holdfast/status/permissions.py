@@ -17,9 +17,10 @@ from holdfast.broker import Broker, Received
 from holdfast.broker.streams import stream_configs
 from holdfast.config import ConnectionConfig, RecordConfig
 from holdfast.identity import load_credentials
-from holdfast.identity.grants import ROLES
+from holdfast.identity.credentials import CORE_INBOX
+from holdfast.identity.grants import PULL_INBOXES, ROLES
 from holdfast.identity.patterns import covers
-from holdfast.names import Names
+from holdfast.names import CONNECTIONS, Names, pull_inbox
 
 PROBE: Final = "holdfast-doctor"
 _REFUSED: Final = {"Nats-Expected-Stream": PROBE}
@@ -53,6 +54,8 @@ class Probe:
     family: str
     """The pattern to allow when it is refused."""
     purpose: str
+    optional: bool = False
+    """It works without, more slowly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ class Refusal:
     family: str
     purpose: str
     subjects: tuple[str, ...]
+    optional: bool = False
+    """It works without, more slowly."""
 
 
 def probes(names: Names, records: RecordConfig, inbox: str) -> list[Probe]:
@@ -80,7 +85,24 @@ def probes(names: Names, records: RecordConfig, inbox: str) -> list[Probe]:
         found += _requests(_CONSUMER_REQUESTS, stream)
         ack = f"$JS.ACK.{stream}."
         found.append(Probe("publish", f"{ack}{PROBE}.1.1.1.1.0", f"{ack}>", "to acknowledge runs"))
-    return found + _control(names)
+    return found + _control(names) + _detecting(inbox)
+
+
+def _detecting(inbox: str) -> list[Probe]:
+    """What a coordinator uses to notice a death sooner, and to give back what a dead one gets."""
+    own = inbox.rpartition(".")[0]
+    prefix = f"{CORE_INBOX}.{PROBE}" if own.startswith(f"{CORE_INBOX}.") else own
+    family = PULL_INBOXES if prefix != own else pull_inbox(own, ">")
+    return [
+        Probe("publish", CONNECTIONS, CONNECTIONS, "to notice at once that a node died", True),
+        Probe(
+            "subscribe",
+            pull_inbox(prefix, PROBE),
+            family,
+            "to give back at once what a dead worker is handed",
+            True,
+        ),
+    ]
 
 
 def _requests(patterns: dict[str, str], stream: str) -> Iterable[Probe]:
@@ -118,12 +140,16 @@ async def refusals(broker: Broker, records: RecordConfig) -> tuple[int, list[Ref
     await broker.flush()
     for subscription in subscriptions:
         await broker.unsubscribe(subscription)
-    families: dict[tuple[str, str, str], list[str]] = {}
+    families: dict[tuple[str, str, str, bool], list[str]] = {}
     needed = _needed(broker.config, broker.names)
     for probe in tried:
         if probe.subject.lower() in broker.denied and needed(probe):
-            families.setdefault((probe.verb, probe.family, probe.purpose), []).append(probe.subject)
-    return len(tried), [Refusal(*key, tuple(subjects)) for key, subjects in families.items()]
+            key = (probe.verb, probe.family, probe.purpose, probe.optional)
+            families.setdefault(key, []).append(probe.subject)
+    return len(tried), [
+        Refusal(verb, family, purpose, tuple(subjects), optional)
+        for (verb, family, purpose, optional), subjects in families.items()
+    ]
 
 
 def _needed(config: ConnectionConfig, names: Names) -> Callable[[Probe], bool]:

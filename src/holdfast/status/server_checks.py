@@ -56,7 +56,7 @@ async def permissions(site: Site) -> list[Finding]:
     return [
         Finding(
             "permissions",
-            "fail",
+            "warn" if one.optional else "fail",
             f"may not {one.verb} to {few(one.subjects)}; Holdfast needs it {one.purpose}",
             f'allow this user to {one.verb} to "{one.family}"',
         )

@@ -141,6 +141,7 @@ class Worker:
             running=lambda: self._intake.slots.busy,
             held=lambda: self._intake.index(),
             metrics=self._figures,
+            inbox=broker.pull_inbox,
         )
         self._runs = GroupedBucket(broker, broker.names.runs)
         self._claims = Claims(

@@ -1,0 +1,133 @@
+"""Looking at nodes: pings, the servers' word on connections, and what follows from both.
+
+In every round each node is pinged on its own subject. Whoever nobody takes the ping for, or who
+does not answer soon, is a suspect: it is pinged a few times more, and its server is asked for its
+connection. When that proves a node gone is decided in `holdfast.model.suspicion`; here is the I/O,
+and two rules about the one who looks. A coordinator whose own tick comes late forgets what it
+suspects, for the answers of others may have waited as well. And it takes the quick way only while
+few nodes are suspects (`Hold`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from holdfast.broker import Broker, Received
+from holdfast.coordinator.connections import Connections
+from holdfast.coordinator.view import Seen, View
+from holdfast.errors import BrokerError
+from holdfast.model.suspicion import LOOKS, Hold
+from holdfast.ownership.membership import PONG
+
+log = logging.getLogger("holdfast.coordinator")
+
+LATE_SECONDS: Final = 0.15
+"""A tick later than this: answers of the last moments may have arrived and not been read."""
+PONG_SECONDS: Final = 2.0
+
+
+class Detection:
+    """Finds nodes that are gone."""
+
+    def __init__(self, broker: Broker, view: View) -> None:
+        self._broker = broker
+        self._view = view
+        self._hold = Hold()
+        self._connections = Connections(broker, self._on_connection)
+        self._ticked: float | None = None
+
+    async def open(self) -> None:
+        """Find out which servers can be asked."""
+        await self._connections.open()
+
+    async def look_around(self) -> None:
+        """Once in a while: which servers can be asked now."""
+        await self._connections.look_around()
+
+    def start_over(self) -> None:
+        """After a break of our own connection."""
+        self._connections.start_over()
+        self._ticked = None
+
+    def tick(self, now: float, every: float) -> None:
+        """The next look at everybody begins; `every` is when it should."""
+        before, self._ticked = self._ticked, now
+        if before is not None and now - before - every > LATE_SECONDS:
+            log.debug("%.2f s late: suspicions are forgotten", now - before - every)
+            for seen in self._view.nodes.values():
+                seen.case.forget()
+
+    async def look_at(self, seen: Seen, now: float) -> None:
+        """Ping a node when its turn has come; a suspect more often."""
+        liveness = seen.record.liveness
+        if seen.case.overdue(now, liveness):
+            seen.case.doubt(now)
+        regular = now >= seen.next_ping
+        if not regular and not self._may_hurry(seen, now):
+            return
+        seen.next_look = now + liveness.confirm_seconds / LOOKS
+        if regular:
+            seen.next_ping = now + liveness.ping_seconds
+            seen.case.next_round(now)
+        await self._ask(seen, now)
+
+    def _may_hurry(self, seen: Seen, now: float) -> bool:
+        return seen.case.suspect and now >= seen.next_look and self._hold.open(now)
+
+    async def _ask(self, seen: Seen, now: float) -> None:
+        if seen.case.suspect and seen.client:
+            await self._connections.ask(seen.record.id, seen.client)
+        seen.case.ping(now)
+        subject = self._broker.names.node(seen.record.id, "ping")
+        body = str(seen.version).encode() if seen.version >= 0 else b""
+        try:
+            future = await self._broker.send(subject, body, timeout=PONG_SECONDS)
+        except BrokerError:
+            return
+        future.add_done_callback(lambda done: self._on_pong(seen, done))
+
+    def gone(self, seen: Seen, now: float) -> str:
+        """Why a node's process counts as gone, or nothing."""
+        case, liveness = seen.case, seen.record.liveness
+        if self._hold.open(now) and case.confirmed(now, liveness):
+            return "its process is gone: its server has no connection of it"
+        askable = bool(seen.client) and self._connections.can_ask(seen.server)
+        if case.missing(now, liveness, askable=askable):
+            return f"its process is gone: nobody answers on its subject ({case.misses} times)"
+        return ""
+
+    # ---- what is heard
+
+    def _on_pong(self, seen: Seen, done: asyncio.Future[Received]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            return
+        answer = done.result()
+        now = self._broker.clock.monotonic()
+        if answer.status == "503":
+            if seen.case.nobody(now):
+                self._accused(seen, now)
+            return
+        seen.answered(now)
+        where = self._broker.names.node(seen.record.id, "ping")
+        pong = self._broker.unreadable.read(PONG.decode, "pong", where, answer.body)
+        if pong is None:
+            return
+        seen.connected(pong.server, pong.client)
+        if pong.held is not None:
+            seen.version = pong.version
+            seen.held = {h.reply: h for h in pong.held}
+
+    def _on_connection(self, node: str, server: str, client: int, open: bool) -> None:
+        seen = self._view.nodes.get(node)
+        if seen is None or (seen.server, seen.client) != (server, client):
+            return  # another server's word, or one on a connection that was replaced meanwhile
+        now = self._broker.clock.monotonic()
+        if seen.case.connection(now, open=open):
+            self._accused(seen, now)
+
+    def _accused(self, seen: Seen, now: float) -> None:
+        alive = sum(1 for other in self._view.nodes.values() if other.record.alive)
+        if self._hold.suspected(seen.record.id, now, alive):
+            log.info("many nodes do not answer at once: each gets more time to come back")

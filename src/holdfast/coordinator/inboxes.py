@@ -1,0 +1,73 @@
+"""The inboxes of dead workers, emptied.
+
+A pull request outlives the worker that made it while anybody seems to listen to its inbox: somebody
+who listens to every subject, or a child process that has the dead worker's socket. Until it
+expires, the server hands it messages, those that were just given back among them, and each would
+wait for `ack_wait`. So the coordinator that declared the worker lost listens to its inbox for as
+long as its requests can live, and gives back at once what arrives there.
+
+Not covered: what was handed out between the death and the verdict. It comes back after `ack_wait`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final
+
+from holdfast.broker import Broker
+from holdfast.broker.pull import EXPIRES_SECONDS, NAK
+from holdfast.errors import BrokerError
+from holdfast.names import is_pull_inbox
+
+log = logging.getLogger("holdfast.coordinator")
+
+LISTEN_SECONDS: Final = EXPIRES_SECONDS + 5.0
+
+
+class DeadInboxes:
+    """Listens to the inboxes of lost workers."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._open: dict[str, asyncio.Task[None]] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+
+    async def drain(self, inbox: str) -> None:
+        """Give back what arrives in an inbox from now on, for as long as anything can."""
+        if inbox in self._open or not is_pull_inbox(inbox) or self._denied:
+            return
+        subscription = await self._broker.listen(f"{inbox}.>", self._receive)
+        self._open[inbox] = asyncio.create_task(
+            self._forget_later(inbox, subscription), name="holdfast-dead-inbox"
+        )
+
+    @property
+    def _denied(self) -> bool:
+        """One refusal answers for all: the server would refuse, and log, every other one."""
+        return any(".pull." in subject for subject in self._broker.denied)
+
+    async def _forget_later(self, inbox: str, subscription: Any) -> None:
+        await self._broker.clock.sleep(LISTEN_SECONDS)
+        self._open.pop(inbox, None)
+        await self._broker.unsubscribe(subscription)
+
+    def _receive(self, subject: bytes, reply: bytes, body: bytes, headers: bytes | None) -> None:
+        if reply.startswith(b"$JS.ACK."):
+            task = asyncio.create_task(self._give_back(reply.decode()), name="holdfast-nak")
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+
+    async def _give_back(self, reply: str) -> None:
+        try:
+            await self._broker.publish(reply, NAK)
+        except BrokerError as error:
+            log.debug("a dead worker's message not given back: %s", error)
+
+    async def close(self) -> None:
+        """Stop listening; the connection's end takes the subscriptions with it."""
+        tasks = [*self._open.values(), *self._sending]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._open.clear()
