@@ -189,6 +189,11 @@ def pull_inbox(prefix: str, token: str) -> str:
     return f"{prefix}.pull.{token}"
 
 
+def inbox_probe(inbox: str) -> str:
+    """A subject that is heard by whoever hears what a process pulls, and that means nothing."""
+    return f"{inbox}.0.probe"
+
+
 def is_pull_inbox(subject: str) -> bool:
     """Whether a subject from a record is one that `pull_inbox` made."""
     return bool(_PULL_INBOX.fullmatch(subject))

@@ -105,6 +105,7 @@ class Broker:
         self._refusals = 0
         self._opened = False
         self._tokens = itertools.count()
+        self._pulls = itertools.count()
         self._waiting: dict[int, tuple[Future[Received], float, str]] = {}
         self._reconnected: list[Callable[[], None]] = []
         self._disconnected: list[Callable[[], None]] = []
@@ -382,6 +383,10 @@ class Broker:
             self._prefix = self._prefix or inbox_prefix(self.config)
             self._pull_inbox = pull_inbox(self._prefix, secrets.token_hex(11))
         return self._pull_inbox
+
+    def new_pull_inbox(self) -> str:
+        """A subject below it for one consumer; the first is 0, where coordinators probe."""
+        return f"{self.pull_inbox}.{next(self._pulls)}"
 
     async def listen(self, subject: str, listener: Listener) -> Subscription:
         """Receive on the short way: a plain function, called straight from the parser."""

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -121,7 +120,7 @@ class Pull:
         self._ensure = ensure
         self._deliver = deliver
         self._want = want
-        self._inbox = f"{broker.pull_inbox}.{secrets.token_hex(4)}"
+        self._inbox = broker.new_pull_inbox()
         self._next_subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._generation = 0
         self._outstanding = 0

@@ -83,7 +83,7 @@ class Connections:
             log.warning(
                 "this login may not ask which connections are open (%s): dead nodes are noticed "
                 "by pings alone, more slowly. Allow this user to publish to that subject; "
-                "'holdfast auth' does so for every user whenever it writes auth.conf",
+                "'holdfast auth renew' does so for every user",
                 CONNECTIONS,
             )
         await self.ask("", 0)

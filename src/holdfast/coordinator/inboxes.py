@@ -6,6 +6,9 @@ expires, the server hands it messages, those that were just given back among the
 wait for `ack_wait`. So the coordinator that declared the worker lost listens to its inbox for as
 long as its requests can live, and gives back at once what arrives there.
 
+It listens only where somebody else does: its own ear would keep alive the requests that the server
+is about to forget, and where the streams are in another account those reach nobody.
+
 Not covered: what was handed out between the death and the verdict. It comes back after `ack_wait`.
 """
 
@@ -18,7 +21,7 @@ from typing import Any, Final
 from holdfast.broker import Broker
 from holdfast.broker.pull import EXPIRES_SECONDS, NAK
 from holdfast.errors import BrokerError
-from holdfast.names import is_pull_inbox
+from holdfast.names import inbox_probe, is_pull_inbox
 
 log = logging.getLogger("holdfast.coordinator")
 
@@ -37,6 +40,8 @@ class DeadInboxes:
         """Give back what arrives in an inbox from now on, for as long as anything can."""
         if inbox in self._open or not is_pull_inbox(inbox) or self._denied:
             return
+        if not await self._is_heard(inbox):
+            return
         subscription = await self._broker.listen(f"{inbox}.>", self._receive)
         self._open[inbox] = asyncio.create_task(
             self._forget_later(inbox, subscription), name="holdfast-dead-inbox"
@@ -46,6 +51,15 @@ class DeadInboxes:
     def _denied(self) -> bool:
         """One refusal answers for all: the server would refuse, and log, every other one."""
         return any(".pull." in subject for subject in self._broker.denied)
+
+    async def _is_heard(self, inbox: str) -> bool:
+        """Whether anybody listens: the server says no before it answers what is sent after it."""
+        answer = await self._broker.send(inbox_probe(inbox), b"")
+        await self._broker.flush()
+        if not answer.done():
+            answer.cancel()
+            return True
+        return answer.exception() is None and answer.result().status != "503"
 
     async def _forget_later(self, inbox: str, subscription: Any) -> None:
         await self._broker.clock.sleep(LISTEN_SECONDS)

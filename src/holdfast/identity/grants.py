@@ -20,6 +20,7 @@ from holdfast.names import (
     EPOCHS_RAISED,
     SETTINGS_REVISION,
     Names,
+    inbox_probe,
     kv_stream,
     kv_subject,
     object_stream,
@@ -29,6 +30,8 @@ from holdfast.names import (
 _API: Final = "$JS.API."
 PULL_INBOXES: Final = pull_inbox(f"{CORE_INBOX}.*", ">")
 """Where the core's users get what they pull, and nothing else of what they hear."""
+INBOX_PROBES: Final = inbox_probe(pull_inbox(f"{CORE_INBOX}.*", "*"))
+"""Where is asked whether anybody hears what one of them pulls."""
 _READ: Final = ("STREAM.MSG.GET.{0}", "DIRECT.GET.{0}", "DIRECT.GET.{0}.>")
 _PULL: Final = (
     "CONSUMER.CREATE.{0}.>",
@@ -195,7 +198,7 @@ def coordinator(names: Names) -> Grants:
     found = _core(names).join([_founder(names), _node(names), _holder(names)])
     found.may_publish(f"{ns}.job.>", f"{ns}.dead.>", names.node("*", "drain"))
     found.stream(names.jobs, "read ack").stream(names.events, "read ack")
-    found.may_publish(CONNECTIONS).may_hear(PULL_INBOXES)
+    found.may_publish(CONNECTIONS, INBOX_PROBES).may_hear(PULL_INBOXES)
     return found.bucket(names.runs, "read write").join([_objects(names, write=True)])
 
 
@@ -243,8 +246,9 @@ def web(names: Names) -> Grants:
     It never judges a node, so it needs no look at connections and at what others pull.
     """
     found = operator(names).bucket(names.bucket("sessions"), "info create read write purge")
-    secret = (kv_subject(names.secrets, ""), f"{kv_stream(names.secrets)}", CONNECTIONS)
-    found.publish = {s: None for s in found.publish if not any(part in s for part in secret)}
+    secret = (kv_subject(names.secrets, ""), f"{kv_stream(names.secrets)}")
+    hidden = (*secret, CONNECTIONS, INBOX_PROBES)
+    found.publish = {s: None for s in found.publish if not any(part in s for part in hidden)}
     found.subscribe.pop(PULL_INBOXES, None)
     return found
 
