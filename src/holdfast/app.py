@@ -34,7 +34,7 @@ from holdfast.durations import Duration, seconds
 from holdfast.errors import DefinitionError, InvalidInput, UnknownJob
 from holdfast.model import backoff
 from holdfast.model.backoff import Backoff
-from holdfast.model.job import Delivery, Fallback, GroupSpec, JobSpec
+from holdfast.model.job import Delivery, Fallback, GroupSpec, JobSpec, Lane
 from holdfast.model.run import Restart
 from holdfast.model.schedule import Schedule, define
 from holdfast.names import (
@@ -80,6 +80,7 @@ class Job(Generic[P, R]):
         self.func = func
         self.signature = Signature.of(func, (Context, SyncContext))
         self.is_async = inspect.iscoroutinefunction(func)
+        self.lane: Lane = "loop" if self.is_async else "thread"
         functools.update_wrapper(self, func)
 
     @property

@@ -172,6 +172,14 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "Threads still busy with a synchronous handler after its timeout or cancellation.",
     ),
     Metric(
+        "stuck_handlers",
+        "holdfast_stuck_handlers",
+        "gauge",
+        "Async handlers that still run although they were cancelled `cleanup_seconds` ago; the log "
+        "names their runs.",
+        _JOB,
+    ),
+    Metric(
         "lag",
         "holdfast_job_lag",
         "gauge",
@@ -366,6 +374,7 @@ class Telemetry:
     fleet_refused: Counter
     agents: Gauge
     stuck_threads: Gauge
+    stuck_handlers: Gauge
     lag: Gauge
     in_flight: Gauge
     redelivered: Gauge

@@ -13,7 +13,6 @@ Without either this costs nothing, and a `traceparent` that a sender gave goes o
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -53,10 +52,8 @@ def sent(what: str, headers: dict[str, str], **attributes: str) -> None:
 
 
 @contextlib.contextmanager
-def attempting(
-    what: str, headers: Mapping[str, str], context: contextvars.Context, **attributes: Any
-) -> Iterator[None]:
-    """One attempt as a span, current inside `context`, its parent the sender's."""
+def attempting(what: str, headers: Mapping[str, str], **attributes: Any) -> Iterator[None]:
+    """One attempt as a span, current in the task that makes it, its parent the sender's."""
     from opentelemetry import context as otel
     from opentelemetry import propagate, trace
 
@@ -64,7 +61,7 @@ def attempting(
     span = _tracer().start_span(
         what, parent, kind=trace.SpanKind.CONSUMER, attributes=SYSTEM | _own(attributes)
     )
-    context.run(otel.attach, trace.set_span_in_context(span, parent))
+    otel.attach(trace.set_span_in_context(span, parent))  # its task has a context to itself
     try:
         yield
     except BaseException as error:

@@ -22,6 +22,7 @@ from holdfast.agent.journal import KEPT, Journal
 from holdfast.errors import ConfigError, HoldfastError, InvalidInput
 from holdfast.model.fleet import Order, Return
 from holdfast.process import run_loop
+from holdfast.testing.chaos.zoo import ZOO
 from tests.support import until
 
 CALL = Call("f1", "web1", 7, 0.0)
@@ -238,6 +239,32 @@ async def test_executor_gives_one_return_for_each_command() -> None:
         "h": "ok",
     }
     assert made.running == 0
+
+
+MISBEHAVING = sorted(
+    {n for n, a in ZOO.items() if a.fate == "failed"} - {"cancels_itself_and_returns"}
+)
+"""That one has returned before anybody could notice."""
+
+
+@pytest.mark.parametrize("name", MISBEHAVING)
+async def test_function_that_misbehaves_has_failed(name: str) -> None:
+    """Whatever a function raises or cancels is its return; the agent takes the next command."""
+    ended, offered, animal = Ended(), Functions(), ZOO[name]
+    if animal.is_async:
+
+        async def wild() -> Any:
+            return await animal.handler(lambda _: None)
+
+        offered.add(Function("wild", wild))
+    else:
+        offered.add(Function("wild", lambda: animal.handler(lambda _: None)))
+    offered.add(Function("tame", lambda: "well"))
+    made = Executor(offered, ended.append, now=time.time, monotonic=time.monotonic)
+    for run, function in (("a", "wild"), ("b", "tame")):
+        made.submit(Call(run, "web1", 1, 0.0), Order(function))
+    await until(lambda: len(ended) == 2, what="both returns")
+    assert ended.outcomes() == {"a": "failed", "b": "ok"}
 
 
 async def test_executor_is_bounded_and_ends() -> None:

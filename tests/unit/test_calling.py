@@ -5,173 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
-from holdfast import Context, Holdfast, SyncContext
+from holdfast import Context, Holdfast, SyncContext, threads
 from holdfast.context import current_run
 from holdfast.telemetry import Telemetry
 from holdfast.testing import make_context
-from holdfast.worker.calling import Caller, InContext
+from holdfast.testing.chaos.zoo import ZOO
+from holdfast.worker.calling import Caller
 
 who: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
-
-
-async def in_context(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    return await InContext(coroutine, contextvars.copy_context())
-
-
-# ---- a context of its own
-
-
-async def test_in_context_keeps_variables_apart() -> None:
-    """What a handler sets is seen by itself, by its tasks and over every await; by nobody else."""
-
-    async def look() -> str:
-        return who.get()
-
-    async def handler(name: str) -> list[str]:
-        who.set(name)
-        await asyncio.sleep(0)
-        before = who.get()
-        return [before, await asyncio.create_task(look()), who.get()]
-
-    async def slot(names: list[str]) -> list[list[str]]:
-        return [await in_context(handler(name)) for name in names]
-
-    who.set("slot")
-    one, other = await asyncio.gather(slot(["a", "b"]), slot(["c", "d"]))
-    assert [*one, *other] == [[name] * 3 for name in "abcd"]
-    assert who.get() == "slot"
-
-
-async def test_in_context_begins_with_what_was_set_outside() -> None:
-    """A worker's own variables, such as those of its start-up hooks, are seen."""
-    who.set("worker")
-
-    async def handler() -> str:
-        return who.get()
-
-    assert await in_context(handler()) == "worker"
-
-
-async def test_in_context_returns_and_raises_as_await_does() -> None:
-    """Values and exceptions come out as they went in, with the handler's own frames."""
-
-    async def good() -> str:
-        await asyncio.sleep(0)
-        return "value"
-
-    async def bad() -> None:
-        await asyncio.sleep(0)
-        raise KeyError("x")
-
-    assert await in_context(good()) == "value"
-    with pytest.raises(KeyError) as caught:
-        await in_context(bad())
-    assert caught.traceback[-1].name == "bad"
-
-
-async def test_in_context_hands_exceptions_in() -> None:
-    """What the awaited thing raises comes up at the handler's own await, to be caught there."""
-    failing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    async def handler() -> str:
-        try:
-            await failing
-        except ValueError as error:
-            await asyncio.sleep(0)
-            return f"caught {error} as {who.get()}"
-        return "nothing"
-
-    async def slot() -> Any:
-        who.set("slot")
-        return await in_context(handler())
-
-    task = asyncio.create_task(slot())
-    await asyncio.sleep(0)
-    failing.set_exception(ValueError("x"))
-    assert await task == "caught x as slot"
-
-
-async def test_in_context_delivers_a_cancellation() -> None:
-    """A handler is cancelled where it waits, and cleans up in its own context."""
-    started, cleaned = asyncio.Event(), []
-
-    async def handler() -> None:
-        who.set("handler")
-        try:
-            started.set()
-            await asyncio.sleep(60)
-        finally:
-            await asyncio.sleep(0)
-            cleaned.append(who.get())
-
-    task = asyncio.create_task(in_context(handler()))
-    await started.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert cleaned == ["handler"]
-
-
-async def test_in_context_lets_a_handler_swallow_its_cancellation() -> None:
-    """As in asyncio: who catches the cancellation goes on, and its value counts."""
-    started = asyncio.Event()
-
-    async def handler() -> str:
-        started.set()
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            return "went on"
-        return "slept"
-
-    task = asyncio.create_task(in_context(handler()))
-    await started.wait()
-    task.cancel()
-    assert await task == "went on"
-
-
-async def test_in_context_lets_timeouts_inside_a_handler_work() -> None:
-    """`asyncio.timeout` and task groups find the task that they belong to."""
-
-    async def handler() -> str:
-        try:
-            async with asyncio.timeout(0.01):
-                await asyncio.sleep(60)
-        except TimeoutError:
-            pass
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(asyncio.sleep(0, "grouped"))
-        return task.result()
-
-    assert await in_context(handler()) == "grouped"
-
-
-def test_in_context_closes_the_handler_with_itself() -> None:
-    """When the loop throws the slot away, the handler's own `finally` runs, once."""
-    ended = []
-
-    class Never:
-        def __await__(self) -> Any:
-            yield None
-
-    async def handler() -> None:
-        try:
-            await Never()
-        finally:
-            ended.append("closed")
-
-    outer = InContext(handler(), contextvars.copy_context()).__await__()
-    next(outer)
-    outer.close()
-    assert ended == ["closed"]
-
-
-# ---- threads and middlewares
 
 
 @pytest.fixture
@@ -184,9 +29,129 @@ async def call(app: Holdfast, name: str, *args: Any, telemetry: Telemetry | None
     caller = Caller(app.middlewares, 2, telemetry or Telemetry())
     try:
         bound = job.signature.decode(job.signature.encode(args, {}))
-        return await caller.call(job, "run-1", bound, lambda: make_context(run="run-1"))
+        started = caller.start(job, "run-1", bound, lambda: make_context(run="run-1"))
+        return threads.given(await started.task)
     finally:
         caller.close()
+
+
+# ---- a task and a context for each call
+
+
+async def test_calls_keep_their_variables_apart(app: Holdfast) -> None:
+    """What a handler sets is seen by itself, by its tasks and over every await; by nobody else."""
+
+    async def look() -> str:
+        return who.get()
+
+    @app.job
+    async def handler(name: str) -> list[str]:
+        assert who.get() == "slot"
+        who.set(name)
+        await asyncio.sleep(0)
+        before = who.get()
+        return [before, await asyncio.create_task(look()), who.get()]
+
+    async def slot(names: list[str]) -> list[list[str]]:
+        return [await call(app, "handler", name) for name in names]
+
+    who.set("slot")
+    one, other = await asyncio.gather(slot(["a", "b"]), slot(["c", "d"]))
+    assert [*one, *other] == [[name] * 3 for name in "abcd"]
+    assert who.get() == "slot"
+
+
+async def test_call_has_a_task_to_itself(app: Holdfast) -> None:
+    """A handler that keeps its task and cancels it later reaches nothing but its own past."""
+    tasks = []
+
+    @app.job
+    async def handler() -> None:
+        tasks.append(asyncio.current_task())
+
+    await call(app, "handler")
+    tasks[0].cancel()
+    await call(app, "handler")
+    assert len(set(tasks)) == 2
+    assert asyncio.current_task() not in tasks
+
+
+async def test_call_raises_with_the_handlers_own_frames(app: Holdfast) -> None:
+    """Exceptions come out as they went in."""
+
+    @app.job
+    async def bad() -> None:
+        await asyncio.sleep(0)
+        raise KeyError("x")
+
+    with pytest.raises(KeyError) as caught:
+        await call(app, "bad")
+    assert caught.traceback[-1].name == "bad"
+
+
+async def test_call_is_cancelled_where_it_waits(app: Holdfast) -> None:
+    """A cancelled handler cleans up in its own context."""
+    started, cleaned = asyncio.Event(), []
+
+    @app.job
+    async def handler() -> None:
+        who.set("handler")
+        try:
+            started.set()
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append(who.get())
+
+    task = asyncio.create_task(call(app, "handler"))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert cleaned == ["handler"]
+
+
+async def test_timeouts_inside_a_handler_work(app: Holdfast) -> None:
+    """`asyncio.timeout` and task groups find the task that they belong to."""
+
+    @app.job
+    async def handler() -> str:
+        try:
+            async with asyncio.timeout(0.01):
+                await asyncio.sleep(60)
+        except TimeoutError:
+            pass
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(asyncio.sleep(0, "grouped"))
+        return task.result()
+
+    assert await call(app, "handler") == "grouped"
+
+
+@pytest.mark.parametrize("name", [n for n, a in ZOO.items() if a.fate == "failed"])
+async def test_whatever_a_handler_raises_ends_its_call(app: Holdfast, name: str) -> None:
+    """No exception is lost on its way: not one that a future refuses, nor one of the loop's own."""
+    animal = ZOO[name]
+    noted: list[str] = []
+    if animal.is_async:
+
+        @app.job(name="wild")
+        async def wild() -> Any:
+            return await animal.handler(noted.append)
+    else:
+
+        @app.job(name="wild")
+        def wild_in_a_thread() -> Any:
+            return animal.handler(noted.append)
+
+    async with asyncio.timeout(10):
+        with pytest.raises(BaseException) as caught:
+            await call(app, "wild")
+    assert not isinstance(caught.value, TimeoutError)
+    assert noted == ["started"]
+
+
+# ---- threads and middlewares
 
 
 async def test_plain_handler_runs_in_a_thread_with_its_variables(app: Holdfast) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+from holdfast.worker.calling import Call
 from holdfast.worker.deadlines import Deadlines
 from holdfast.worker.held import Held, Interrupt
 
@@ -20,17 +21,19 @@ async def test_attempts_are_interrupted_in_the_order_of_their_deadlines() -> Non
     deadlines, told = Deadlines(), []
     all_held = {seconds: held() for seconds in (0.3, 0.1, 0.2, 0.05)}
 
-    class Told(asyncio.Event):
-        def cancel(self) -> None:
-            self.set()
+    async def forever() -> tuple[Any, None]:
+        await asyncio.Event().wait()
+        return None, None
 
     for seconds, one in all_held.items():
-        one.task = Told()  # type: ignore[assignment]
+        call = Call()
+        call.task = asyncio.create_task(forever())
+        one.begin(call, 60)
         deadlines.begin(one, seconds)
     deadlines.end(all_held[0.05])
 
     async def wait(seconds: float) -> None:
-        await all_held[seconds].task.wait()  # type: ignore[union-attr]
+        await all_held[seconds].waiter
         told.append(seconds)
 
     await asyncio.wait_for(asyncio.gather(*(wait(s) for s in (0.1, 0.2, 0.3))), 10)

@@ -13,15 +13,22 @@ from holdfast.worker.slots import YIELD_EVERY, Slots
 class Work:
     """What the slots execute, held back until it is let go."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, threads: int = 0) -> None:
         self.started: list[Any] = []
         self.freed: list[Any] = []
         self.most = 0
         self.gates: dict[Any, asyncio.Event] = {}
+        self.left: dict[Any, asyncio.Future[Any]] = {}
         self.changed = asyncio.Condition()
-        self.slots = Slots(limit, self._execute, self._freed)
+        self.slots = Slots(
+            limit,
+            self._execute,
+            self._freed,
+            {"thread": threads} if threads else None,
+            lambda held: "thread" if str(held).startswith("plain") else "loop",
+        )
 
-    async def _execute(self, held: Any) -> None:
+    async def _execute(self, held: Any) -> list[asyncio.Future[Any]]:
         self.started.append(held)
         self.most = max(self.most, self.slots.busy)
         async with self.changed:
@@ -30,6 +37,7 @@ class Work:
             await self.gates[held].wait()
         if isinstance(held, BaseException):
             raise held
+        return [self.left[held]] if held in self.left else []
 
     def _freed(self, held: Any) -> None:
         self.freed.append(held)
@@ -51,7 +59,7 @@ async def test_slots_limit_what_runs_at_once() -> None:
     work.submit("a", "b", "c", "d", gated=True)
     await work.until_started(2)
     assert work.started == ["a", "b"]
-    assert (work.slots.busy, list(work.slots.backlog)) == (2, ["c", "d"])
+    assert (work.slots.busy, list(work.slots.lanes["loop"].backlog)) == (2, ["c", "d"])
     work.gates["b"].set()
     await work.until_started(3)
     assert work.started == ["a", "b", "c"]
@@ -122,6 +130,55 @@ async def test_close_stops_every_slot() -> None:
     await work.until_started(2)
     await work.slots.close()
     assert sorted(work.freed) == ["a", "b"]
-    assert list(work.slots.backlog) == ["c"]
+    assert list(work.slots.lanes["loop"].backlog) == ["c"]
     assert asyncio.all_tasks() == {asyncio.current_task()}
     assert work.slots.failure.cancelled()
+
+
+# ---- lanes
+
+
+async def test_lanes_wait_for_their_own_places() -> None:
+    """A full lane holds up what needs it, and nothing else."""
+    work = Work(4, threads=1)
+    work.submit("plain 1", "plain 2", gated=True)
+    work.submit("a", "b")
+    await work.until_started(3)
+    assert sorted(work.started) == ["a", "b", "plain 1"]
+    work.gates["plain 1"].set()
+    await work.until_started(4)
+    work.gates["plain 2"].set()
+    work.submit("plain 3", "c")
+    await work.until_started(6)
+    await work.slots.close()
+
+
+async def test_place_stays_taken_until_what_is_left_in_it_ends() -> None:
+    """A handler that was given up counts as freed and keeps its place; its end frees the place."""
+    work = Work(4, threads=2)
+    for name in ("plain 1", "plain 2"):
+        work.left[name] = asyncio.get_running_loop().create_future()
+    work.submit("plain 1", "plain 2", "plain 3", "a")
+    await work.until_started(3)
+    lane = work.slots.lanes["thread"]
+    assert sorted(work.started) == ["a", "plain 1", "plain 2"]
+    assert (work.slots.busy, work.slots.stuck, lane.blocked) == (0, 2, True)
+    assert list(work.slots.given_back(0.0)) == ["plain 3"]
+    work.submit("plain 4")
+    work.left["plain 1"].set_result(None)
+    await work.until_started(4)
+    assert work.started[-1] == "plain 4"
+    assert (lane.stuck, lane.blocked) == (1, False)
+    await work.slots.close()
+
+
+async def test_slot_that_somebody_cancels_is_a_failure() -> None:
+    """A worker whose slots are cancelled by somebody's code ends, so that it is noticed."""
+    work = Work(2)
+    work.submit("a", gated=True)
+    await work.until_started(1)
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    with pytest.raises(RuntimeError, match="cancelled"):
+        await asyncio.wait_for(work.slots.failure, 5)
+    await work.slots.close()

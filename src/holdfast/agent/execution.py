@@ -67,6 +67,7 @@ class Executor:
         self._changing: Work | None = None
         self._reading = 0
         self._works: dict[str, Work] = {}
+        self._closing = False
 
     @property
     def running(self) -> int:
@@ -135,13 +136,21 @@ class Executor:
         except TimeoutError:
             outcome, error = "timeout", "the run's time was over before it ended"
         except asyncio.CancelledError:
-            outcome, error = work.stop or ("interrupted", "the agent ended")
+            outcome, error = work.stop or self._cancelled()
         except HoldfastError as refused:
             error = str(refused)
-        except Exception as failure:  # noqa: BLE001 - a user's function may raise anything
+        except KeyboardInterrupt:  # Ctrl-C: it is for the agent
+            raise
+        except BaseException as failure:  # noqa: BLE001 - a user's function may raise anything
             error = f"{type(failure).__name__}: {failure}"
             log.warning("%s of run %s failed: %s", work.order.function, work.call.run, error)
         self._end(work, outcome, self._monotonic() - started, value=value, error=error)
+
+    def _cancelled(self) -> tuple[Outcome, str]:
+        """Nobody here has cancelled the task: it was the function's own code, or our loop's end."""
+        if self._closing:
+            return "interrupted", "the agent ended"
+        return "failed", "CancelledError: the function cancelled itself"
 
     async def _call(self, work: Work) -> Any:
         function = work.function or self._functions.get(work.order.function)
@@ -193,6 +202,7 @@ class Executor:
 
     async def close(self, grace: float) -> None:
         """Let what runs finish within the grace; stop the rest."""
+        self._closing = True
         for work in [*self._queue, *self._waiting]:
             self.cancel(work.call.run, "the agent ended before its turn came", "interrupted")
         tasks = [w.task for w in self._works.values() if w.task]

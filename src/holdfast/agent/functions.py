@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast import threads
 from holdfast.app import Holdfast, Job
 from holdfast.context import Context, SyncContext
 from holdfast.errors import ConfigError, InvalidInput, NoRecord
@@ -82,7 +83,8 @@ class Function:
             return await self.handler(*args, **kwargs)
         if self.quick:
             return self.handler(*args, **kwargs)
-        return await asyncio.to_thread(functools.partial(self.handler, *args, **kwargs))
+        inside = functools.partial(self.handler, *args, **kwargs)
+        return threads.given(await asyncio.to_thread(threads.caught, inside))
 
     def _with_context(
         self, job: Job[Any, Any], kwargs: dict[str, Any], call: Call

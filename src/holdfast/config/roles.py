@@ -159,6 +159,13 @@ class WorkerConfig(Role):
         least=0,
         most=3600,
     )
+    cleanup_seconds: float = option(
+        10.0,
+        "How long a handler that was cancelled may clean up. After that its attempt is over "
+        "without it; it keeps its place until it ends.",
+        least=0,
+        most=3600,
+    )
     settings_file: str = option(
         "",
         "File in which the agent on this host keeps the settings (`settings.json` in its "

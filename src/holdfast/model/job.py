@@ -13,6 +13,8 @@ from holdfast.names import DEFAULT_GROUP, check_event, check_name
 
 Delivery = Literal["effectively_once", "at_least_once", "at_most_once"]
 Fallback = Literal["wait", "fail", "cancel"]
+Lane = Literal["loop", "thread", "process"]
+"""Where a handler runs; a worker has a number of places in each."""
 
 
 @dataclass(frozen=True, slots=True)

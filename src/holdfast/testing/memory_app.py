@@ -42,7 +42,7 @@ from holdfast.telemetry import Telemetry
 from holdfast.testing.backend import DeadLetter, MemoryBackend, MemoryOutbox, PublishedEvent
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.queue import MemoryDelivery, MemoryQueue, Message
-from holdfast.worker.calling import Caller
+from holdfast.worker.calling import Call, Caller
 from holdfast.worker.execution import Executor
 from holdfast.worker.held import Held
 
@@ -59,21 +59,32 @@ class _ProcessDied(BaseException):
 class _Calls(Caller):
     """Calls handlers, unless their process is to die; remembers what they raised."""
 
+    fatal = (KeyboardInterrupt, _ProcessDied)
+
     def __init__(self, app: Holdfast, telemetry: Telemetry) -> None:
         super().__init__(app.middlewares, threads=4, telemetry=telemetry)
         self.crashes: dict[str, list[Moment]] = {}
-        self.raised: list[Exception] = []
+        self.raised: list[BaseException] = []
 
     async def call(
-        self, job: Job[Any, Any], run: str, bound: Bound, make_context: Callable[[], Context]
+        self,
+        job: Job[Any, Any],
+        run: str,
+        bound: Bound,
+        make_context: Callable[[], Context],
+        call: Call,
     ) -> Any:
         planned = self.crashes.get(job.name)
         moment = planned.pop(0) if planned else None
         if moment == "start":
             raise _ProcessDied
         try:
-            value = await super().call(job, run, bound, make_context)
-        except Exception as error:
+            value = await super().call(job, run, bound, make_context, call)
+        except asyncio.CancelledError:
+            raise
+        except self.fatal:
+            raise
+        except BaseException as error:
             if moment == "end":
                 raise _ProcessDied from None
             if not isinstance(error, Signal):
@@ -135,6 +146,7 @@ class Memory:
             node=self.node,
             now=self.clock.utc,
             short_wait=self._config.short_wait_seconds,
+            cleanup=self._config.cleanup_seconds,
         )
 
     async def _node_alive(self, node: str) -> bool:
@@ -173,7 +185,8 @@ class Memory:
 
     async def step(self) -> bool:
         """Execute the one message that has been due longest; False when nothing is due."""
-        consumers = {(job.spec.group, job.name) for job in self.app.jobs.values()}
+        jobs = [job for job in self.app.jobs.values() if self._calls.has_place(job)]
+        consumers = {(job.spec.group, job.name) for job in jobs}
         message = self._queue.take(consumers)
         if message is None:
             return False
@@ -254,7 +267,7 @@ class Memory:
         return datetime.fromtimestamp(due, UTC) if due is not None else None
 
     @property
-    def raised(self) -> list[Exception]:
+    def raised(self) -> list[BaseException]:
         """What handlers raised so far, signals left out."""
         return self._calls.raised
 

@@ -49,7 +49,7 @@ class CurrentAttempt:
         self._owned_at = clock.monotonic()
 
     async def publish(self, event: str, data: Any) -> None:
-        if self._held.task is None or self._held.lost:
+        if not self._held.running or self._held.lost:
             raise ClaimLost(f"the attempt at run {self._held.run} is over: nothing is published")
         await self._check_owner()
         number = self._events.get(event, 0) + 1

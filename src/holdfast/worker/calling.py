@@ -1,7 +1,12 @@
-"""Calling a handler: its own context variables, its thread if it is not async, its middlewares.
+"""Calling a handler: in a task of its own, in a thread if it is not async, with its middlewares.
 
-No task is made per call. An async handler is driven inside the slot that holds it, in a copy of the
-context, so that context variables of one run never leak into the next.
+Guaranteed: a call ends in a value or in an error, whatever the handler does. A handler has its task
+and its context variables to itself: one that cancels its task, at once or much later, reaches no
+other run. Every exception is the handler's own affair, `SystemExit` and what is no `Exception`
+included; only `KeyboardInterrupt` on the event loop's thread, which is Ctrl-C, ends the process.
+
+Not guaranteed: that a handler stops when it is cancelled. One in a thread cannot be stopped, and an
+async one may refuse. `Call.leftovers` is what still runs, and occupies a place until it ends.
 """
 
 from __future__ import annotations
@@ -9,112 +14,158 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
-from holdfast import tracing
+from holdfast import threads, tracing
 from holdfast.app import Job, Middleware
 from holdfast.context import Context, SyncContext, current_run
 from holdfast.payload import Bound
 from holdfast.telemetry import Telemetry
+from holdfast.threads import Outcome
+
+TASK = "holdfast-job"
+"""How the tasks and threads of handlers are called (`holdfast.process`)."""
 
 
-class InContext:
-    """Awaits a coroutine step by step inside a context of its own."""
+class Call:
+    """One call of a handler: its task, and the threads that it has left behind."""
 
-    __slots__ = ("_context", "_coroutine")
+    __slots__ = ("behind", "started", "task")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], context: contextvars.Context) -> None:
-        self._coroutine = coroutine
-        self._context = context
+    task: asyncio.Task[Outcome]
 
-    def __await__(self) -> Generator[Any, Any, Any]:
-        run, send, throw = self._context.run, self._coroutine.send, self._coroutine.throw
-        value: Any = None
-        step: Any = send
-        while True:
-            try:
-                waiting = run(step, value)
-            except StopIteration as end:
-                return end.value
-            try:
-                value, step = (yield waiting), send
-            except GeneratorExit:
-                self._coroutine.close()
-                raise
-            except BaseException as error:  # noqa: BLE001 - handed on, as `await` would
-                value, step = error, throw
+    def __init__(self) -> None:
+        self.started = True
+        """False: it was stopped before there was a thread for the handler."""
+        self.behind: tuple[asyncio.Future[Any], ...] = ()
+
+    @property
+    def leftovers(self) -> list[asyncio.Future[Any]]:
+        """What still runs."""
+        return [future for future in (self.task, *self.behind) if not future.done()]
 
 
 class Caller:
     """Calls handlers with their middlewares."""
 
+    fatal: ClassVar[tuple[type[BaseException], ...]] = (KeyboardInterrupt,)
+    """What ends the process, and not only the attempt."""
+
     def __init__(self, middlewares: list[Middleware], threads: int, telemetry: Telemetry) -> None:
+        self.threads = threads
+        self.busy_threads = 0
         self._middlewares = middlewares
-        self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
         self._telemetry = telemetry
 
-    async def call(
+    def places(self, jobs: Iterable[Job[Any, Any]]) -> dict[str, int]:
+        """How many handlers of these jobs can run at once, by lane; the loop has no number."""
+        most = {"thread": self.threads}
+        return {job.lane: most[job.lane] for job in jobs if job.lane in most}
+
+    def has_place(self, job: Job[Any, Any]) -> bool:
+        """Whether a handler of this job could start at once."""
+        return job.lane != "thread" or self.busy_threads < self.threads
+
+    def start(
         self, job: Job[Any, Any], run: str, bound: Bound, make_context: Callable[[], Context]
-    ) -> Any:
-        """Run one attempt; its context is made only where somebody sees it."""
-        context = contextvars.copy_context()
-        context.run(current_run.set, run)
+    ) -> Call:
+        """Begin one attempt; its context is made only where somebody sees it."""
+        call = Call()
+        body = self._outcome(job, run, bound, make_context, call)
+        call.task = asyncio.get_running_loop().create_task(body, name=TASK)
+        return call
+
+    async def _outcome(
+        self,
+        job: Job[Any, Any],
+        run: str,
+        bound: Bound,
+        make_context: Callable[[], Context],
+        call: Call,
+    ) -> Outcome:
+        try:
+            return await self.call(job, run, bound, make_context, call), None
+        except asyncio.CancelledError:
+            raise
+        except self.fatal:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a handler may raise anything
+            return None, error
+
+    def call(
+        self,
+        job: Job[Any, Any],
+        run: str,
+        bound: Bound,
+        make_context: Callable[[], Context],
+        call: Call,
+    ) -> Coroutine[Any, Any, Any]:
+        """The attempt itself, inside its task."""
+        current_run.set(run)
         traced = tracing.on()
         if not (job.signature.contexts or self._middlewares or traced):
-            return await InContext(self._handler(job, bound), context)
+            return self._handler(job, bound, call)
         ctx = make_context()
-        if not traced:
-            return await InContext(self._chain(job, ctx, bound), context)
-        facts = {"run": ctx.run, "group": ctx.group, "attempt": ctx.attempt, "node": ctx.node}
-        with tracing.attempting(f"run {ctx.job}", ctx.headers, context, **facts):
-            return await InContext(self._chain(job, ctx, bound), context)
+        chain = self._chain(job, ctx, bound, call)
+        return _traced(ctx, chain) if traced else chain
 
-    def _chain(self, job: Job[Any, Any], ctx: Context, bound: Bound) -> Coroutine[Any, Any, Any]:
+    def _chain(
+        self, job: Job[Any, Any], ctx: Context, bound: Bound, call: Call
+    ) -> Coroutine[Any, Any, Any]:
         if job.signature.contexts:
             own = ctx if job.is_async else SyncContext.beside(ctx, asyncio.get_running_loop())
             given = {**bound.kwargs, **dict.fromkeys(job.signature.contexts, own)}
             bound = bound._replace(kwargs=given)
-        handler: Any = functools.partial(self._handler, job, bound)
+        handler: Any = functools.partial(self._handler, job, bound, call)
         wrapped: Any
         for wrapped in reversed(self._middlewares):
             handler = functools.partial(wrapped, ctx, handler)
         chained: Coroutine[Any, Any, Any] = handler()
         return chained
 
-    def _handler(self, job: Job[Any, Any], bound: Bound) -> Coroutine[Any, Any, Any]:
+    def _handler(self, job: Job[Any, Any], bound: Bound, call: Call) -> Coroutine[Any, Any, Any]:
         if job.is_async:
             coroutine: Coroutine[Any, Any, Any] = job.func(*bound.args, **bound.kwargs)
             return coroutine
-        return self._in_thread(functools.partial(job.func, *bound.args, **bound.kwargs))
+        return self._in_thread(functools.partial(job.func, *bound.args, **bound.kwargs), call)
 
-    async def _in_thread(self, call: functools.partial[Any]) -> Any:
+    async def _in_thread(self, function: functools.partial[Any], call: Call) -> Any:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, "holdfast-job")
-        loop = asyncio.get_running_loop()
-        context = contextvars.copy_context()
-        future = loop.run_in_executor(self._pool, functools.partial(context.run, call))
+            self._pool = ThreadPoolExecutor(self.threads, TASK)
+        inside = functools.partial(contextvars.copy_context().run, function)
+        working = self._pool.submit(threads.caught, inside)
+        future = asyncio.wrap_future(working)
+        self.busy_threads += 1
+        future.add_done_callback(self._thread_freed)
         try:
-            result = await asyncio.shield(future)
+            outcome = await asyncio.shield(future)
         except asyncio.CancelledError:
-            if not future.done():
-                self._mark_stuck(future)
+            if working.cancel():
+                call.started = False
+            elif not future.done():
+                self._leave_behind(call, future)
             raise
+        result = threads.given(outcome)
         return await result if asyncio.iscoroutine(result) else result
 
-    def _mark_stuck(self, future: asyncio.Future[Any]) -> None:
+    def _thread_freed(self, _: object) -> None:
+        self.busy_threads -= 1
+
+    def _leave_behind(self, call: Call, future: asyncio.Future[Any]) -> None:
+        call.behind += (future,)
         self._telemetry.stuck_threads.inc()
-
-        def freed(done: asyncio.Future[Any]) -> None:
-            self._telemetry.stuck_threads.dec()
-            if not done.cancelled():
-                done.exception()
-
-        future.add_done_callback(freed)
+        future.add_done_callback(lambda _: self._telemetry.stuck_threads.dec())
 
     def close(self) -> None:
         """Let go of the threads; those still busy end with the process."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def _traced(ctx: Context, chain: Coroutine[Any, Any, Any]) -> Any:
+    facts = {"run": ctx.run, "group": ctx.group, "attempt": ctx.attempt, "node": ctx.node}
+    with tracing.attempting(f"run {ctx.job}", ctx.headers, **facts):
+        return await chain

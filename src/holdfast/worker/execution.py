@@ -17,7 +17,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -45,11 +44,12 @@ from holdfast.payload import Bound
 from holdfast.telemetry import Telemetry
 from holdfast.worker import envelope
 from holdfast.worker.attempt import CurrentAttempt
-from holdfast.worker.calling import Caller
+from holdfast.worker.calling import Call, Caller
 from holdfast.worker.deadlines import Deadlines
 from holdfast.worker.held import Held, Interrupt
 from holdfast.worker.outbox import Outbox
 from holdfast.worker.settling import Settler, line_of, quietly, story_of
+from holdfast.worker.slots import Left
 
 log = logging.getLogger("holdfast.worker")
 
@@ -73,6 +73,7 @@ class Executor:
         node: str,
         now: Callable[[], float],
         short_wait: float = 10.0,
+        cleanup: float = 10.0,
         settings: Callable[[], Settings] | None = None,
     ) -> None:
         self.claims = claims
@@ -84,13 +85,17 @@ class Executor:
         self._node = node
         self._settings = settings
         self._now = now
+        self._cleanup = cleanup
         self._deadlines = Deadlines()
         self._settle = Settler(
             claims, outbox, clock, telemetry, node=node, now=now, short_wait=short_wait
         )
 
-    async def execute(self, held: Held) -> None:
-        """Take one message all the way; errors of the broker end here, the message comes again."""
+    async def execute(self, held: Held) -> Left:
+        """Take one message all the way; errors of the broker end here, the message comes again.
+
+        Returns what its handler has left running.
+        """
         envelope.identify(held)
         kept = ""
         try:
@@ -106,6 +111,10 @@ class Executor:
                 self.claims.release(held.claim)
                 if kept and held.claim.settled:
                     await self._outbox.forget(kept)
+        call = held.call
+        if call is None or (call.task.done() and not call.behind):
+            return ()
+        return self._leftovers(held, call)
 
     async def give_back(self, held: Held) -> None:
         """Return a message that was never started."""
@@ -225,31 +234,33 @@ class Executor:
         except InvalidPayload as error:
             await self._settle.dead(held, "invalid", f"InvalidPayload: {error}", "")
             return
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the user's own types are made here
+            await self._settle.dead(held, "invalid", line_of(error), story_of(error))
+            return
         tally = self._telemetry.tally(spec.group, spec.name)
         tally.started += 1
         if held.attempt == 1:
             tally.waited.observe(max(0.0, self._now() - held.created))
         began = self._clock.monotonic()
-        try:
-            value = await self._run(held, bound, deadline)
-        except asyncio.CancelledError:
-            outcome = await self._interrupted(held)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a handler may raise anything
-            outcome = await self._raised(held, error)
-        else:
-            outcome = await self._settle.done(held, value)
+        await self._run(held, bound, deadline)
+        outcome = await self._ended(held)
         tally.finish(outcome, self._clock.monotonic() - began)
 
-    async def _run(self, held: Held, bound: Bound, limit: float | None) -> Any:
-        if held.cause is not None:
-            raise asyncio.CancelledError
-        held.task = asyncio.current_task()
+    async def _run(self, held: Held, bound: Bound, limit: float | None) -> None:
+        """Call the handler, until it has ended or is given up."""
+        if held.interrupted:
+            return
+        call = self._caller.start(held.job, held.run, bound, lambda: self._context(held, limit))
+        waiter = held.begin(call, self._cleanup)
         if limit:
             self._deadlines.begin(held, limit)
         try:
-            return await self._caller.call(
-                held.job, held.run, bound, lambda: self._context(held, limit)
-            )
+            await waiter
+        except asyncio.CancelledError:
+            call.task.cancel()
+            self._closing(held)
         finally:
             self._deadlines.end(held)
             held.over()
@@ -280,15 +291,48 @@ class Executor:
 
     # ---- how it ended
 
+    async def _ended(self, held: Held) -> Outcome:
+        call = held.call
+        if call is None or not call.task.done() or call.task.cancelled():
+            return await self._interrupted(held)
+        value, error = call.task.result()
+        if error is not None:
+            return await self._raised(held, error)
+        return await self._settle.done(held, value)
+
+    def _leftovers(self, held: Held, call: Call) -> Left:
+        """What still runs of a handler whose attempt is over; an async one is told of."""
+        spec = held.job.spec
+        if call.task.done():
+            return call.leftovers
+        fields = envelope.log_fields(held, self._node)
+        gauge = self._telemetry.stuck_handlers.labels(spec.group, spec.name)
+        log.warning(
+            "the handler of run %s (job %s) still runs %s after it was cancelled (%s): its attempt "
+            "is over, what it writes is refused, and its place stays taken until it ends",
+            held.run,
+            spec.name,
+            durations.text(self._cleanup),
+            held.cause.value if held.cause else "the worker closes",
+            extra=fields,
+        )
+        gauge.inc()
+
+        def gone(_: object) -> None:
+            gauge.dec()
+            log.info("the handler of run %s that did not stop has ended", held.run, extra=fields)
+
+        call.task.add_done_callback(gone)
+        return call.leftovers
+
     async def _interrupted(self, held: Held, story: str = "") -> Outcome:
         spec = held.job.spec
         if held.cause is None:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise asyncio.CancelledError
             return await self._settle.failed(
                 held, "CancelledError: the handler cancelled itself", ""
             )
+        if held.cause is Interrupt.TIMEOUT and held.call and not held.call.started:
+            return await self._settle.returned(held)
         if held.cause is Interrupt.TIMEOUT:
             limit = spec.timeout_seconds or spec.run_timeout_seconds or 0.0
             error = f"TimeoutError: the attempt took longer than {durations.text(limit)}"
@@ -321,3 +365,11 @@ class Executor:
         if isinstance(error, Snooze) and held.job.spec.delivery != "at_most_once":
             return await self._settle.snoozed(held, delay or 0.0)
         return await self._settle.failed(held, line_of(error), story_of(error), "failed", delay)
+
+    def _closing(self, held: Held) -> None:
+        """The worker closes: what it had interrupted is settled first, anything else is left."""
+        if not held.interrupted:
+            raise asyncio.CancelledError
+        task = asyncio.current_task()
+        while task is not None and task.uncancel():
+            pass

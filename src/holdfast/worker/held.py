@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from holdfast.app import Job
 from holdfast.ownership.claims import Claim
+from holdfast.worker.calling import Call
 
 
 class Message(Protocol):
@@ -45,6 +46,7 @@ class Held:
 
     __slots__ = (
         "attempt",
+        "call",
         "cause",
         "claim",
         "created",
@@ -54,11 +56,16 @@ class Held:
         "job",
         "keyed",
         "message",
+        "patience",
         "run",
+        "running",
         "since",
         "stamp",
-        "task",
+        "waiter",
     )
+
+    patience: float
+    waiter: asyncio.Future[None]
 
     def __init__(self, message: Message, job: Job[Any, Any], since: float, event: str = "") -> None:
         self.message = message
@@ -75,25 +82,43 @@ class Held:
         self.keyed = False
         self.claim: Claim | None = None
         self.cause: Interrupt | None = None
-        self.task: asyncio.Task[Any] | None = None
+        self.call: Call | None = None
+        """Of its handler, once that has started."""
+        self.running = False
 
     @property
     def lost(self) -> bool:
         return self.claim is not None and self.claim.lost
 
+    @property
+    def interrupted(self) -> bool:
+        return self.cause is not None
+
+    def begin(self, call: Call, patience: float) -> asyncio.Future[None]:
+        """The handler runs now.
+
+        The future is done when it has ended, and also when it was interrupted and still runs after
+        `patience` seconds: time enough to clean up.
+        """
+        self.call = call
+        self.running = True
+        self.patience = patience
+        self.waiter = asyncio.get_running_loop().create_future()
+        call.task.add_done_callback(self._wake)
+        return self.waiter
+
+    def _wake(self, _: object = None) -> None:
+        if not self.waiter.done():
+            self.waiter.set_result(None)
+
     def interrupt(self, cause: Interrupt) -> None:
         """Stop the handler, if it is running; the first cause counts."""
         if self.cause is None:
             self.cause = cause
-            if self.task is not None:
-                self.task.cancel()
+            if self.running and self.call is not None:
+                self.call.task.cancel()
+                asyncio.get_running_loop().call_later(self.patience, self._wake)
 
     def over(self) -> None:
-        """The handler has ended: nothing can interrupt it any more.
-
-        A cancellation that was ours has done its work, and the slot's next run must not see it.
-        """
-        task, self.task = self.task, None
-        if self.cause is not None and task is not None:
-            while task.uncancel():
-                pass
+        """The attempt is over: nothing can interrupt it, and its context does nothing more."""
+        self.running = False

@@ -1,9 +1,9 @@
 """What a worker takes from its queues, and what it holds.
 
-It takes only what it can start soon: free slots, plus what a tenth of a second of its recent speed
-would need; consumers that bring nothing ask for one message, busy ones share the room. What was
-taken and cannot be started within a second is given back, for others to have. Everything held is
-extended, while the node is trusted.
+It takes only what it can start soon: free places of the job's lane, plus what the lane's recent
+speed would need in a moment; consumers that bring nothing ask for one message, busy ones share the
+room. What was taken and cannot be started within a second is given back, for others to have; at
+once, when every place of its lane is stuck. Everything held is extended, while the node is trusted.
 
 Nothing is taken before every subscription of ours exists: what runs may publish an event, and a
 consumer that is made after that would never see it.
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from holdfast import errors
@@ -26,12 +27,19 @@ from holdfast.names import consumer
 from holdfast.worker.canary import Canary
 from holdfast.worker.execution import Executor
 from holdfast.worker.held import Held, Interrupt
-from holdfast.worker.slots import Slots
+from holdfast.worker.slots import Lane, Slots
+
+log = logging.getLogger("holdfast.worker")
 
 SPEED_SECONDS = 0.1
+LANE_SPEED_SECONDS = 0.5
+"""Threads and processes have few places: with less in advance they would stand idle between two
+short runs. Below `WAITING_SECONDS`, so that what is taken in advance is started, not given back."""
 SPEED_TICK_SECONDS = 0.25
 WAITING_SECONDS = 1.0
 UNDER_WAY_SECONDS = 60.0
+PLACES = {"loop": "places", "thread": "threads", "process": "processes"}
+"""What the places of a lane are called."""
 INDEX_SECONDS = 0.2
 """Runs held for less are not in the index: most end before anyone could read it."""
 INDEX_UNCLAIMED = 500
@@ -50,8 +58,12 @@ class Intake:
         canary: Canary,
         *,
         enough: Callable[[], None],
+        lanes: Mapping[str, int] | None = None,
     ) -> None:
-        self.slots = Slots(config.concurrency, executor.execute, self._freed)
+        self.slots = Slots(
+            config.concurrency, executor.execute, self._freed, lanes, lambda held: held.job.lane
+        )
+        self._blocked: set[str] = set()
         self.executed = 0
         self.speed = 0.0
         self.draining = False
@@ -102,7 +114,7 @@ class Intake:
             name,
             ensure=ensure,
             deliver=deliver,
-            want=lambda: self._wanted(pull),
+            want=lambda: self._wanted(pull, job.lane),
         )
         return pull
 
@@ -128,13 +140,13 @@ class Intake:
         away = self._broker.clock.monotonic() - pull.known
         return self._broker.server_now() - away - UNDER_WAY_SECONDS
 
-    def _wanted(self, pull: Pull) -> int:
+    def _wanted(self, pull: Pull, lane_name: str) -> int:
         """How many messages one consumer may have under way: idle ones one, busy ones the rest."""
         if self.draining or self._to_subscribe:
             return 0
-        slots = self.slots
-        taken = slots.busy + len(slots.backlog)
-        room = slots.limit + int(self.speed * SPEED_SECONDS) - taken
+        slots, lane = self.slots, self.slots.lanes[lane_name]
+        room = slots.limit + int(self.speed * SPEED_SECONDS) - slots.busy - slots.stuck
+        room = min(room - slots.waiting, self._lane_room(lane))
         if room <= 0:
             return 0
         if not pull.active:
@@ -142,9 +154,15 @@ class Intake:
         busy = sum(1 for p in self.pulls if p.active)
         return max(1, room // max(1, busy))
 
+    def _lane_room(self, lane: Lane) -> int:
+        if lane.blocked:
+            return 0
+        ahead = SPEED_SECONDS if lane.name == "loop" else LANE_SPEED_SECONDS
+        return lane.free + int(lane.speed * ahead) - len(lane.backlog)
+
     def _delivered(self, delivery: Delivery, job: Job[Any, Any], event: str) -> None:
         held = Held(delivery, job, self._broker.clock.monotonic(), event)
-        if self.draining:
+        if self.draining or self.slots.lanes[job.lane].blocked:
             self._give_back_soon(held)
             return
         self._held[delivery.reply] = held
@@ -152,11 +170,34 @@ class Intake:
 
     def give_back_waiting(self) -> None:
         """What was taken and cannot be started soon, because the slots are full of long runs."""
-        backlog, now = self.slots.backlog, self._broker.clock.monotonic()
-        while backlog and now - backlog[0].since > WAITING_SECONDS:
-            held = backlog.popleft()
+        now = self._broker.clock.monotonic()
+        for held in self.slots.given_back(now - WAITING_SECONDS):
             self._held.pop(held.message.reply, None)
             self._give_back_soon(held)
+
+    @property
+    def blocked(self) -> list[str]:
+        """Why some runs cannot be taken: what stands still, in words."""
+        return [
+            f"all {lane.limit} {PLACES[lane.name]} are stuck in handlers that do not end"
+            for lane in self.slots.lanes.values()
+            if lane.blocked
+        ]
+
+    def _tell_blocked(self) -> None:
+        for lane in self.slots.lanes.values():
+            if lane.blocked and lane.name not in self._blocked:
+                self._blocked.add(lane.name)
+                log.error(
+                    "all %d %s are stuck in handlers whose attempts are over: nothing that needs "
+                    "one is taken until one of them ends",
+                    lane.limit,
+                    PLACES[lane.name],
+                )
+            elif not lane.blocked and lane.name in self._blocked:
+                self._blocked.remove(lane.name)
+                log.info("some of the %s are free again", PLACES[lane.name])
+                self.wake()
 
     def _give_back_soon(self, held: Held) -> None:
         task = asyncio.create_task(self._executor.give_back(held))
@@ -171,7 +212,8 @@ class Intake:
             if not self.slots.busy:
                 self._idle.set()
             return
-        if len(self.slots.backlog) <= self.slots.limit // 2:
+        lane = self.slots.lanes[held.job.lane]
+        if len(lane.backlog) <= lane.limit // 2:
             for pull in self.pulls:
                 pull.wake_if_low()
         if self._config.max_runs and self.executed >= self._config.max_runs:
@@ -209,13 +251,17 @@ class Intake:
 
     async def measure(self) -> None:
         """Keep the recent speed, by which to take in advance."""
-        last = 0
+        lanes = list(self.slots.lanes.values())
+        last = {lane.name: 0 for lane in lanes}
         while True:
             await self._broker.clock.sleep(SPEED_TICK_SECONDS)
-            speed = (self.executed - last) / SPEED_TICK_SECONDS
-            self.speed = speed if speed > self.speed else (self.speed + speed) / 2
-            last = self.executed
+            for lane in lanes:
+                speed = (lane.executed - last[lane.name]) / SPEED_TICK_SECONDS
+                lane.speed = speed if speed > lane.speed else (lane.speed + speed) / 2
+                last[lane.name] = lane.executed
+            self.speed = sum(lane.speed for lane in lanes)
             self.give_back_waiting()
+            self._tell_blocked()
 
     def held(self) -> list[Held]:
         """Everything that is held now."""
@@ -226,9 +272,7 @@ class Intake:
     async def return_waiting(self) -> None:
         """Give back what was not started, and take nothing any more."""
         self.draining = True
-        waiting = list(self.slots.backlog)
-        self.slots.backlog.clear()
-        for held in waiting:
+        for held in list(self.slots.given_back(float("inf"))):
             self._held.pop(held.message.reply, None)
             await self._executor.give_back(held)
 

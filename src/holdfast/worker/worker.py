@@ -166,6 +166,7 @@ class Worker:
             node=self.node,
             now=broker.server_now,
             short_wait=config.short_wait_seconds,
+            cleanup=config.cleanup_seconds,
             settings=_settings_of(config),
         )
         self._canary = Canary(broker, self._client.topology, config, self.node)
@@ -176,6 +177,7 @@ class Worker:
             self._executor,
             self._canary,
             enough=self.stop,
+            lanes=self._caller.places(self.jobs.values()),
         )
 
     async def _work(self) -> None:
@@ -286,7 +288,7 @@ class Worker:
         while True:
             await self._broker.clock.sleep(GAUGE_SECONDS)
             self.telemetry.running.set(self._intake.slots.busy)
-            self.telemetry.held.set(len(self._intake.slots.backlog))
+            self.telemetry.held.set(self._intake.slots.waiting)
             self.telemetry.canary.set(self._canary.age)
 
     def _is_trusted(self) -> bool:
@@ -298,6 +300,7 @@ class Worker:
             problems = ["not connected to NATS"]
         if not self._canary.fresh:
             problems.append(f"no message has travelled for {self._canary.age:.0f} s")
+        problems += self._intake.blocked
         if self._intake.draining:
             problems.append("stopping")
         return Health(
@@ -307,6 +310,7 @@ class Worker:
                 "node": self.node,
                 "group": self.config.group,
                 "running": self._intake.slots.busy,
+                "stuck": self._intake.slots.stuck,
                 "executed": self._intake.executed,
             },
             metrics=self.telemetry.render,
