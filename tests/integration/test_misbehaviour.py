@@ -156,7 +156,7 @@ async def test_worker_without_free_threads_takes_nothing(
         return n
 
     path = tmp_path / "health"
-    async with working(app, concurrency=2, health_path=str(path)) as worker:
+    async with working(app, threads=2, health_path=str(path)) as worker:
         for run in [await stuck.enqueue() for _ in range(2)]:
             with pytest.raises(RunFailed):
                 await run.result(10)
@@ -186,7 +186,7 @@ async def test_runs_that_wait_for_a_thread_are_not_timed_out(app: Holdfast, seen
         seen.append(n)
         return n
 
-    async with working(app, concurrency=2):
+    async with working(app, threads=2):
         runs = await steady.enqueue_many(range(10))
         assert [await run.result(30) for run in runs] == list(range(10))
     assert sorted(seen) == list(range(10))
