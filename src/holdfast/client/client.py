@@ -33,6 +33,7 @@ from holdfast.model.run import RunRecord
 from holdfast.names import (
     H_CAUSE,
     H_EXPECTED,
+    H_EXPECTED_SUBJECT,
     H_MSG_ID,
     H_RUN,
     H_SCHEDULE,
@@ -87,12 +88,48 @@ class Client:
         """Store one run."""
         if not await self._has_worker(request):
             return await self._without_worker(request)
-        subject, headers = self._message(request)
+        if request.keyed and request.delayed and await self._is_recorded(request):
+            return self._accepted(request, Stored(duplicate=True))
+        return self._accepted(request, await self._store_new(request))
+
+    async def _is_recorded(self, request: Request) -> bool:
+        """Whether the key has a record now, which may be gone when the delay is over."""
         try:
-            stored = await self.store_surely(subject, request.body, headers)
-        except errors.Conflict:
-            stored = Stored(duplicate=True)
-        return self._accepted(request, stored)
+            return request.spec.recorded and await self.runs.get(request.run) is not None
+        except errors.BrokerError as error:
+            log.debug("run %s: its record was not read, the claim decides: %s", request.run, error)
+            return False
+
+    async def _store_new(self, request: Request) -> Stored:
+        """Store the message, unless a delayed one waits under the same key.
+
+        The server decides that by the subject of the delayed one. On a cluster it also refuses a
+        write because another under the same key is in process: that one may yet fail, so this one
+        is repeated until there is something to point at.
+        """
+        clock = self.broker.clock
+        deadline = clock.monotonic() + self.broker.config.request_timeout_seconds
+        while True:
+            subject, headers = self._message(request)
+            try:
+                return await self.store_surely(subject, request.body, headers)
+            except errors.Conflict as error:
+                if await self._waits(request):
+                    return Stored(duplicate=True)
+                if clock.monotonic() > deadline:
+                    raise errors.OutcomeUnknown(
+                        f"others are sending run {request.run}: {error}"
+                    ) from None
+            await clock.sleep(0.1)
+
+    async def _waits(self, request: Request) -> bool:
+        names = self.broker.names
+        later = names.later(request.group, request.spec.name, request.run, 1)
+        try:
+            await self.broker.api(f"STREAM.MSG.GET.{names.jobs}", {"last_by_subj": later})
+        except errors.NotFound:
+            return False
+        return True
 
     async def enqueue_many(self, requests: Sequence[Request]) -> list[Enqueued]:
         """Store many runs, in order; nothing is sent when one of them is refused.
@@ -164,6 +201,7 @@ class Client:
         if request.cause:
             headers[H_CAUSE] = request.cause
         target = names.job(request.group, request.spec.name)
+        later = names.later(request.group, request.spec.name, request.run, 1)
         if request.delayed:
             at = request.at
             due = at if at is not None else self.broker.server_now() + request.delay_seconds
@@ -173,7 +211,9 @@ class Client:
                 H_SCHEDULE_TARGET: target,
                 H_EXPECTED: "0",
             }
-            target = names.later(request.group, request.spec.name, request.run, 1)
+            target = later
+        elif request.keyed:  # refused while a delayed run of this key waits
+            headers |= {H_EXPECTED: "0", H_EXPECTED_SUBJECT: later}
         self._check_size(request.body, headers)
         return target, headers
 

@@ -201,6 +201,8 @@ class MemoryBackend:
             headers[H_CAUSE] = request.cause
         _check_size(request.body, headers)
         group, job = request.group, request.spec.name
+        if request.keyed and await self._is_known(request):
+            return Enqueued(request.run, 0, duplicate=True)
         if not request.delayed:
             stored = self._queue.job(group, job, request.body, headers)
             return Enqueued(request.run, stored.seq, stored.duplicate)
@@ -214,6 +216,13 @@ class MemoryBackend:
             replace=False,
         )
         return Enqueued(request.run, 0, stored.duplicate)
+
+    async def _is_known(self, request: Request) -> bool:
+        """Whether a delayed run of the key waits; for a delayed one, whether it has a record."""
+        if not request.delayed:
+            subject = self._names.later(request.group, request.spec.name, request.run, 1)
+            return self._queue.waits(subject)
+        return request.spec.recorded and await self._store.get(request.run) is not None
 
     async def enqueue_many(self, requests: Sequence[Request]) -> list[Enqueued]:
         return [await self.enqueue(request) for request in requests]

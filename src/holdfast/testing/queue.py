@@ -226,6 +226,10 @@ class MemoryQueue:
         """Whether a scheduled message's subject starts so."""
         return any(subject.startswith(prefix) for subject in self._later)
 
+    def waits(self, subject: str) -> bool:
+        """Whether a scheduled message has this subject."""
+        return subject in self._later
+
     def waiting(self) -> int:
         """How many messages are stored in all."""
         return len(self._messages) + len(self._later)
