@@ -42,7 +42,14 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
+_FIRST, _LAST = -62_135_510_400.0, 253_402_214_400.0  # what a datetime can hold, less a day
+
+
+def moment_of(instant: float) -> datetime:
+    """An instant as a datetime in UTC; a number that is no time is the nearest one that is."""
+    return datetime.fromtimestamp(min(max(_FIRST, instant), _LAST), UTC)
+
+
 def rfc3339(instant: float) -> str:
     """An instant as NATS and people read it: `2026-11-16T01:45:00.250Z`."""
-    moment = datetime.fromtimestamp(instant, UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return moment_of(instant).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import textwrap
 import time
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client import Metric as PrometheusMetric
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
+from holdfast import visible
 from holdfast.redaction import scrub
 
 log = logging.getLogger("holdfast.events")
@@ -443,7 +445,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """One readable line; the fields of a run stand at its end."""
+    """One readable line, whatever is in its message; the fields of a run stand at its end."""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
@@ -451,9 +453,11 @@ class TextFormatter(logging.Formatter):
         name = record.name.removeprefix("holdfast.")
         line = f"{clock}.{int(record.msecs):03d} {record.levelname:<7} {name}: "
         line += record.getMessage() + (f"  [{fields}]" if fields else "")
-        if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
-        return scrub(line)
+        line = visible.one_line(scrub(line))
+        if record.exc_info:  # indented, so that no text in it can pass for a line of the log
+            told = visible.block(scrub(self.formatException(record.exc_info)))
+            line += "\n" + textwrap.indent(told, "  ", lambda _: True)
+        return line
 
 
 def configure_logging(level: str = "info", style: str = "text") -> None:

@@ -17,12 +17,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import uvicorn
 
     from holdfast import HoldfastError
+    from holdfast.telemetry import configure_logging
     from uptime.web import create_app
 
     parser = argparse.ArgumentParser(prog="holdfast-uptime", description="Serve the status page.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8090)
     given = parser.parse_args(arguments)
+    configure_logging("warning")  # paths and errors are foreign text: it shows what would act
     try:
         app = create_app(host=given.host)
     except ValueError as error:
@@ -34,7 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 3
     config = uvicorn.Config(
-        app, host=given.host, port=given.port, log_level="warning", server_header=False
+        app,
+        host=given.host,
+        port=given.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # raised again by the server after an orderly end

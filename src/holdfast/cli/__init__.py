@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.common import Cli, run_cli
+from holdfast.cli.common import Cli, run_cli, say
 from holdfast.version import __version__
 
 NOUNS = (
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"holdfast {__version__}")
+        say(f"holdfast {__version__}")
         raise typer.Exit
 
 

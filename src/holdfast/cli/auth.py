@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.common import Cli, emit, given, note, say, table
+from holdfast.cli.common import Cli, block, emit, given, note, say, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,7 +143,7 @@ def revoke(
     if given().json:
         emit(gone)
     else:
-        say("\n".join(f"revoked {one.user} ({one.nkey})" for one in gone))
+        block("\n".join(f"revoked {one.user} ({one.nkey})" for one in gone))
     if files_only:
         note(f"{folder.config} has changed: the login works until the servers have it and reload")
     elif not _in_force(folder, pid_file, name):
@@ -267,7 +267,7 @@ def _issued(made: Sequence[Path], folder: UserFolder, pid_file: Path | None) -> 
     if given().json:
         emit([str(path) for path in made])
     else:
-        say("\n".join(map(str, made)))
+        block("\n".join(map(str, made)))
     _reload(folder, pid_file)
 
 

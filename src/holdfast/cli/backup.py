@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.common import Cli, connected, connection_given, emit, given, log_to_stderr, note
+from holdfast.cli.common import (
+    Cli,
+    connected,
+    connection_given,
+    emit,
+    given,
+    log_to_stderr,
+    note,
+    say,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,4 +133,4 @@ def _tell(what: str, folder: Path, streams: dict[str, int]) -> None:
         emit({"folder": str(folder), "streams": streams})
     else:
         total = sum(streams.values())
-        typer.echo(f"{what} {len(streams)} streams with {total} messages: {folder}")
+        say(f"{what} {len(streams)} streams with {total} messages: {folder}")

@@ -2,8 +2,11 @@
 
 `Cli` is a `typer.Typer` whose commands take the common options (`--nats-url`, `--namespace`,
 `--credentials`, `--json`, `--verbose`, `--debug`) wherever they stand, and may be coroutines. A
-command asks `given()` for them; it prints results with `emit` and `table` on standard output, and
-what is only worth a remark with `note` on standard error.
+command asks `given()` for them; it prints results with `emit`, `table`, `pairs`, `say` and `block`
+on standard output, and what is only worth a remark with `note` on standard error.
+
+These functions are the only ones that print. What they print may be foreign, so characters that act
+on a terminal are shown as escapes (`holdfast.visible`).
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from holdfast import visible
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
@@ -151,10 +155,14 @@ def run_cli(cli: Cli, arguments: Sequence[str] | None = None) -> int:
 
 def _failed(error: Exception) -> int:
     if given().debug:
-        traceback.print_exception(error)
-    text = str(error) if isinstance(error, HoldfastError) else _internal(error)
-    print(f"error: {' '.join(text.split())}", file=sys.stderr)
+        note("".join(traceback.format_exception(error)).rstrip(), lines=True)
+    complain(str(error) if isinstance(error, HoldfastError) else _internal(error))
     return 1
+
+
+def complain(text: str) -> None:
+    """Say on one line of standard error what went wrong."""
+    print(f"error: {_cell(text)}", file=sys.stderr)
 
 
 def _internal(error: Exception) -> str:
@@ -265,24 +273,33 @@ def emit(value: Any) -> None:
     import msgspec
 
     text = msgspec.json.format(msgspec.json.encode(value), indent=2)
-    print(text.decode())
+    print(visible.json_text(text.decode()))
 
 
-def say(text: str) -> None:
-    """Print a line of the result."""
-    print(text)
+def say(text: str, *, colour: tuple[int, str] | None = None) -> None:
+    """Print a line of the result; on a terminal, its first characters in a colour."""
+    if colour and sys.stdout.isatty():
+        first, rest = text[: colour[0]], text[colour[0] :]
+        print(typer.style(visible.one_line(first), fg=colour[1]) + visible.one_line(rest))
+    else:
+        print(visible.one_line(text), flush=True)
 
 
-def note(text: str) -> None:
-    """A remark that is not part of the result."""
-    print(text, file=sys.stderr)
+def block(text: str) -> None:
+    """Print a part of the result that has lines."""
+    print(visible.block(text), flush=True)
+
+
+def note(text: str, *, lines: bool = False) -> None:
+    """A remark that is not part of the result; on one line unless it has `lines`."""
+    print((visible.block if lines else visible.one_line)(text), file=sys.stderr)
 
 
 def confirm(question: str) -> None:
     """Ask before something that cannot be undone; without a terminal to ask on it is refused."""
     if not sys.stdin.isatty():
         raise HoldfastError(f"{question} Nobody is there to ask: say --yes if you mean it")
-    typer.confirm(question, abort=True, err=True)
+    typer.confirm(visible.one_line(question), abort=True, err=True)
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str = "") -> None:
@@ -297,7 +314,8 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str =
 
 
 def _cell(value: Any) -> str:
-    return "" if value is None else " ".join(str(value).split())
+    """A value on one line: runs of spaces and line breaks are one space."""
+    return "" if value is None else " ".join(visible.block(value).split())
 
 
 def _align(headers: Sequence[str], rows: list[list[str]]) -> None:
@@ -323,7 +341,8 @@ def _draw(headers: Sequence[str], rows: list[list[str]]) -> None:
 
 def pairs(facts: Iterable[tuple[str, Any]]) -> None:
     """Print facts one below the other; those without a value are left out."""
-    shown = [(name, _cell(value)) for name, value in facts if value not in (None, "", [], {})]
+    told = [(name, value) for name, value in facts if value not in (None, "", [], {})]
+    shown = [(visible.one_line(name), _cell(value)) for name, value in told]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
         print(f"{name.ljust(width)}  {value}")
@@ -332,7 +351,9 @@ def pairs(facts: Iterable[tuple[str, Any]]) -> None:
 __all__ = [
     "Cli",
     "Given",
+    "block",
     "clock_time",
+    "complain",
     "confirm",
     "connected",
     "connection_given",

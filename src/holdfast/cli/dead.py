@@ -8,6 +8,7 @@ import typer
 
 from holdfast.cli.common import (
     Cli,
+    block,
     clock_time,
     confirm,
     connected,
@@ -152,9 +153,9 @@ def _print_letter(letter: DeadLetter, body: Body) -> None:
         outcome = f"{attempt.outcome or ''} {attempt.error}".strip()
         say(f"attempt {attempt.number} on {attempt.node}, {clock_time(attempt.ended)}: {outcome}")
     if letter.traceback:
-        say("\n" + letter.traceback.rstrip())
-    say(f"\nbody ({body.encoding}):")
-    say(body.text)
+        block("\n" + letter.traceback.rstrip())
+    block(f"\nbody ({body.encoding}):")
+    block(body.text)
 
 
 async def replay(

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
+from holdfast.cli.common import say
 from holdfast.cli.demo_board import Board
+from holdfast.visible import one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -54,7 +56,7 @@ class Lines:
         self._title = title
 
     def __enter__(self) -> Self:
-        self._print(self._title)
+        say(self._title)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -63,13 +65,10 @@ class Lines:
     def show(self, board: Board, processes: Sequence[str], seconds: float) -> None:
         news, board.news[:] = list(board.news), []
         for text in news:
-            self._print(f"{seconds:6.1f}s  * {text}")
+            say(f"{seconds:6.1f}s  * {text}")
         totals = {name: sum(getattr(t, name) for t in board.jobs.values()) for name in COLUMNS}
         numbers = ", ".join(f"{name} {count}" for name, count in totals.items())
-        self._print(f"{seconds:6.1f}s  {summary(board)} ({numbers})")
-
-    def _print(self, text: str) -> None:
-        print(text, flush=True)
+        say(f"{seconds:6.1f}s  {summary(board)} ({numbers})")
 
 
 class Picture:
@@ -105,12 +104,14 @@ class Picture:
         for heading in HEADINGS:
             table.add_column(heading, justify="left" if heading == "job" else "right")
         for job, tally in board.jobs.items():
-            table.add_row(job, *(str(getattr(tally, name)) for name in COLUMNS))
+            table.add_row(Text(one_line(job)), *(str(getattr(tally, name)) for name in COLUMNS))
         colour = "bold red" if board.lost else "bold green"
-        happenings = Text("\n".join(board.happenings) or "nothing yet", overflow="ellipsis")
+        happenings = Text(
+            "\n".join(map(one_line, board.happenings)) or "nothing yet", overflow="ellipsis"
+        )
         return Group(
             Text(f"{self._title}   {seconds:.0f} s"),
-            Text("   ".join(processes)),
+            Text(one_line("   ".join(processes))),
             table,
             Text(summary(board), style=colour),
             Panel(happenings, title="what happened", title_align="left"),

@@ -318,7 +318,10 @@ class Dev:
             if stop.done():
                 return 0
             if server.done():
-                note(f"error: the nats-server ended; its log ends with:\n{self._server.log_tail()}")
+                note(
+                    f"error: the nats-server ended; its log ends with:\n{self._server.log_tail()}",
+                    lines=True,
+                )
                 return 1
             if change is None:
                 return 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -83,16 +82,10 @@ async def _fix(connection: ConnectionConfig, records: RecordConfig, yes: bool) -
 def _show(found: Sequence[Finding]) -> None:
     width = max(len(one.check) for one in found)
     for one in found:
-        mark = (
-            typer.style(MARKS[one.level], fg=COLOURS[one.level]) if _colour() else MARKS[one.level]
-        )
-        say(f"{mark}  {one.check.ljust(width)}  {one.text}")
+        text = f"{MARKS[one.level]}  {one.check.ljust(width)}  {one.text}"
+        say(text, colour=(len(MARKS[one.level]), COLOURS[one.level]))
         if one.todo:
             say(f"{' ' * (width + 8)}-> {one.todo}")
     failed = sum(one.level == "fail" for one in found)
     warned = sum(one.level == "warn" for one in found)
     say(f"{failed} failed, {warned} warnings, {len(found) - failed - warned} ok")
-
-
-def _colour() -> bool:
-    return sys.stdout.isatty()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.common import Cli, connected, emit, given, moment, note, say
+from holdfast.cli.common import Cli, block, connected, emit, given, moment, note, say
 from holdfast.errors import (
     BrokerError,
     HoldfastError,
@@ -205,11 +205,13 @@ async def _wait(client: Client, request: Request, enqueued: Enqueued, limit: flo
 def _print_end(request: Request, enqueued: Enqueued, record: RunRecord, result: bytes) -> None:
     import msgspec
 
+    from holdfast.visible import json_text
+
     if given().json:
         end: dict[str, Any] = {"state": record.state, "error": record.error}
         end["result"] = msgspec.Raw(result or b"null")
         emit(_facts(request, enqueued) | end)
     elif record.state == "done":
-        say(result.decode())
+        block(json_text(result.decode("utf-8", "replace")))
     else:
         note(f"run {enqueued.run} is {record.state}: {record.error}")

@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 
 from holdfast.cli.common import (
     Cli,
+    block,
     clock_time,
     connected,
     emit,
@@ -148,7 +149,7 @@ def _write(found: Any, form: str) -> None:
     import yaml
 
     plain = msgspec.json.decode(msgspec.json.encode(found))  # the same as --json says
-    say(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).rstrip("\n"))
+    block(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).rstrip("\n"))
 
 
 async def _followed(

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from holdfast.cli.common import note, say, shortened
+from holdfast import visible
+from holdfast.cli.common import block, note, say, shortened
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -36,7 +37,10 @@ class View:
             from rich.progress import TimeElapsedColumn as Elapsed
 
             self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Elapsed()
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                MofNCompleteColumn(),
+                Elapsed(),
             )
             self._bar.start()
         return self
@@ -61,7 +65,8 @@ class View:
             whom = "1 agent" if many == 1 else f"{many} agents"
             note(f"{record.run}: {record.request.function} for {whom}")
         if self._bar and self._task is None:
-            self._task = self._bar.add_task(record.request.function, total=len(record.targets))
+            named = visible.one_line(record.request.function)
+            self._task = self._bar.add_task(named, total=len(record.targets))
 
     def returned(self, found: Return) -> None:
         """An agent has returned."""
@@ -73,12 +78,12 @@ class View:
         if self._bar:
             from rich.text import Text
 
-            self._bar.console.print(Text(text, style="" if found.ok else "red"))
+            self._bar.console.print(Text(visible.block(text), style="" if found.ok else "red"))
             if self._task is not None:
                 counts = f"{self._ok} ok, {self._failed} failed"
                 self._bar.update(self._task, advance=1, description=counts)
         else:
-            say(text)
+            block(text)
 
     def end(self, record: FleetRun) -> None:
         """The run has ended: who did not answer, and the sum."""
@@ -106,9 +111,9 @@ def lines(found: Return) -> str:
     """A return for people: on one line, or a program's output below the agent's name."""
     output = found.value.get("stdout") if found.ok and isinstance(found.value, dict) else None
     if isinstance(output, str):
-        below = "".join(f"\n    {line}" for line in output.splitlines())
-        return f"{found.agent}  {found.outcome}{below}"
-    return f"{found.agent}  {found.outcome}  {shown(found)}".rstrip()
+        below = "".join(f"\n    {line}" for line in output.replace("\r\n", "\n").split("\n"))
+        return f"{visible.one_line(found.agent)}  {found.outcome}{below.rstrip()}"
+    return visible.one_line(f"{found.agent}  {found.outcome}  {shown(found)}".rstrip())
 
 
 def shown(found: Return) -> str:

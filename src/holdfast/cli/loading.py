@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from holdfast.cli.common import note
 from holdfast.errors import ConfigError, HoldfastError
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def _import(name: str) -> ModuleType:
             ) from None
         if isinstance(error, HoldfastError):
             raise AppNotLoaded(f"{_place(error)}: {error}") from None
-        traceback.print_exception(_from_user_code(error))
+        note("".join(traceback.format_exception(_from_user_code(error))).rstrip(), lines=True)
         raise AppNotLoaded(
             f"module {name!r} cannot be imported: {type(error).__name__}, see above"
         ) from None

@@ -230,7 +230,10 @@ def _until_end(nodes: Sequence[Server], events: Events) -> int:
         if isinstance(event, int):
             note("stopping")
             return 0
-        note(f"nats-server {event.name!r} ended by itself; its log ends with:\n{event.log_tail()}")
+        note(
+            f"nats-server {event.name!r} ended by itself; its log ends with:\n{event.log_tail()}",
+            lines=True,
+        )
         running = sum(node.running for node in nodes)
         if running <= len(nodes) // 2:
             note("error: no server is left" if not running else "error: no majority is left")

@@ -9,6 +9,7 @@ import typer
 
 from holdfast.cli.common import (
     Cli,
+    block,
     clock_time,
     connected,
     emit,
@@ -170,7 +171,7 @@ async def get(
     if given().json or not isinstance(found["values"], str):
         emit(found["values"])
     else:
-        say(found["values"])
+        block(found["values"])
 
 
 # ---- shared with `holdfast secrets`

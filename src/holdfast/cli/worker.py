@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.common import connection_given, given
+from holdfast.cli.common import complain, connection_given, given
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,7 +111,7 @@ def _work(target: str, config: WorkerConfig, socket: str) -> int:
     except ConfigError as error:
         if not socket:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        complain(str(error))
         return CONFIG_EXIT
     try:
         return run_role(lambda: worker)

@@ -11,7 +11,6 @@ import base64
 import json
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -22,6 +21,7 @@ from markupsafe import Markup
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from holdfast import durations
+from holdfast.clock import moment_of
 from holdfast.version import __version__
 from holdfast.web.masking import hides, masked_text
 from holdfast.web.sessions import csrf_token
@@ -82,12 +82,12 @@ def look(state: object) -> str:
 
 def exact(at: float) -> str:
     """A time as people compare it: `2026-11-16 05:04:03 UTC`."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return moment_of(at).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def clock(at: float) -> str:
     """Only the time of day."""
-    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")
+    return moment_of(at).strftime("%H:%M:%S")
 
 
 def span(seconds: float) -> str:
@@ -116,7 +116,7 @@ def when(now: float, at: float, kind: str = "time") -> Markup:
     if not at:
         return Markup('<span class="zero">–</span>')
     text = span(now - at) if kind == "age" else relative(now, at)
-    iso = datetime.fromtimestamp(at, UTC).isoformat()
+    iso = moment_of(at).isoformat()
     return Markup('<time datetime="{}" title="{}" data-relative="{}">{}</time>').format(
         iso, exact(at), kind, text
     )
