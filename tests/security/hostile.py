@@ -47,16 +47,14 @@ async def plant(client: Client) -> None:
     async def put(bucket: str, key: str, body: bytes) -> None:
         await client.broker.store(kv_subject(bucket, key), body)
 
-    attempt = Attempt(1, TEXT, 1, now - 9, now - 8, "failed", error=TEXT)
-    for key in ("r1", ID):
-        record = RunRecord(
-            "dead", TEXT, TEXT, error=TEXT, attempts=(attempt,), node=TEXT, cause=TEXT
-        )
+    attempt = Attempt(1, "w1", 1, now - 9, now - 8, "failed", error=TEXT)
+    for key, name in (("r1", "add"), (ID, "add"), ("r9", TEXT)):
+        record = RunRecord("dead", name, name, error=TEXT, attempts=(attempt,), node=name)
         await put(names.runs, key, run.encode(record))
     done = RunRecord("done", "default", "add", result=msgspec.Raw(msgspec.json.encode(TEXT)))
     await put(names.runs, "r2", run.encode(done))
     progress = Progress(0.5, TEXT, now)
-    running = RunRecord("running", "default", "add", progress=progress, node=TEXT, started=now)
+    running = RunRecord("running", "default", "add", progress=progress, node="w1", started=now)
     await put(names.runs, "r3", run.encode(running))
     headers = {
         "Hf-Run": "d1",
@@ -67,19 +65,22 @@ async def plant(client: Client) -> None:
     }
     for body in (TEXT.encode(), json.dumps(TEXT, ensure_ascii=False).encode(), b"\xff\x1b[2K"):
         await client.broker.store(names.dead_letter("default", "add"), body, headers)
-    for bad in ("nodes", "agents"):
-        said = NodeRecord(TEXT, bad[:-1], TEXT, "RUNNING", since=now, host=TEXT, started=now)
-        bucket = names.nodes if bad == "nodes" else names.agents
-        await put(bucket, "a1", node.encode(said))
+    for role, bucket in (("worker", names.nodes), ("agent", names.agents)):
+        for key, name in (("a1", "a1"), ("a9", TEXT)):
+            said = NodeRecord(name, role, "g", "RUNNING", since=now, host=TEXT, version=TEXT)
+            await put(bucket, key, node.encode(said))
     await put(names.facts, "a1", msgspec.json.encode({"os": TEXT, TEXT: [TEXT], "host": TEXT}))
-    made = Schedule("s1", TEXT, TEXT, every=3600, app=TEXT, headers={"A": TEXT}, since=1.0)
-    await put(names.schedules, "schedule.s1", encode(made))
+    for key, name in (("s1", "add"), ("s9", TEXT)):
+        body = msgspec.Raw(msgspec.json.encode(TEXT))
+        made = Schedule(key, name, every=3600, payload=body, headers={"A": "x\u202e"})
+        await put(names.schedules, f"schedule.{key}", encode(made))
     request = FleetRequest("f1", TEXT, TEXT, (TEXT,), {TEXT: TEXT}, user=TEXT)
-    asked = FleetRun(request, "partial", ("a1", "a2"), reason=TEXT, returned=2, unreachable=(TEXT,))
+    asked = FleetRun(request, "partial", ("a1", "a2"), reason=TEXT, returned=2)
     await put(names.fleet, "run.f1", fleet.encode(asked))
     for agent, value in (("a1", {"stdout": f"{TEXT}\n{TEXT}"}), ("a2", TEXT)):
         given = Return("f1", agent, "ok", value, TEXT, note=TEXT)
         await put(names.returns, f"f1.{agent}", msgspec.json.encode(given))
-    failed = Report(1, 1, at=1e308, failed_number=2, reason=TEXT, error=TEXT)
-    await put(names.applied, "a1", msgspec.json.encode(failed))
+    for agent, at in (("a1", now), ("a2", 1e308)):
+        failed = Report(1, 1, at=at, failed_number=2, reason=TEXT, error=TEXT)
+        await put(names.applied, agent, msgspec.json.encode(failed))
     await Audit(client, TEXT).write("enqueue", runs=["r1"], detail=TEXT)
