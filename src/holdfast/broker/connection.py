@@ -62,6 +62,7 @@ MEASURE_SECONDS: Final = 600.0
 
 CALLBACKS: Final = ("error_cb", "disconnected_cb", "reconnected_cb", "closed_cb")
 
+_CLOSE_SECONDS: Final = 3.0
 _SWEEP_SECONDS: Final = 0.25
 _LOOK_SECONDS: Final = 2.0
 _FIXED: Final = {"pending_size": 0, "skip_subject_validation": True}
@@ -196,7 +197,9 @@ class Broker:
             with contextlib.suppress(Exception):
                 await self._nc.flush(timeout=2)
         with contextlib.suppress(Exception):
-            await self._nc.close()
+            async with asyncio.timeout(_CLOSE_SECONDS):  # a frozen server reads nothing
+                await self._nc.close()
+        self._nc.abandon()
         await self._end_reconnecting()
         self._fail_waiting(errors.NotConnected("the connection was closed"))
 
@@ -227,7 +230,7 @@ class Broker:
 
     @property
     def connected(self) -> bool:
-        return bool(self._nc.is_connected)
+        return self._nc.hears
 
     @property
     def connection_id(self) -> tuple[str, int]:
@@ -360,7 +363,7 @@ class Broker:
         """Stop receiving, once what is under way has arrived; a lost connection has stopped."""
         with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
             await subscription.unsubscribe()
-            if self._nc.is_connected:
+            if self._nc.hears:
                 await self._nc.flush(timeout=1)
         self._nc.forget(subscription)
 
@@ -397,7 +400,7 @@ class Broker:
 
     def _line(self, subject: str, reply: str, body: bytes, headers: Headers | None) -> bytes:
         """The bytes to send, refused here when the server would cut the connection for them."""
-        if not self._nc.is_connected:
+        if not self._nc.hears:
             raise errors.NotConnected("not connected to NATS right now")
         line = publish_line(subject, reply, body, headers)
         if len(line) > self._nc.max_payload:

@@ -11,6 +11,7 @@ A listener must not block and must not raise: it hands the message on.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
@@ -75,9 +76,33 @@ class WireClient(Client):
         if queue is not None and queue.empty():
             await self._flush_pending()
 
+    @property
+    def hears(self) -> bool:
+        """Connected, and an answer can arrive: an event loop that ends stops our reading first."""
+        reading = self._reading_task
+        return self.is_connected and reading is not None and not reading.done()
+
+    async def _flush_pending(self, force_flush: bool = False) -> None:
+        """Have the flusher write what is pending; with `force_flush` write it here.
+
+        The library waits for its flusher without a limit, and swallows a cancellation meanwhile: a
+        loop that ends cancels the flusher first, and whoever then waits for it waits for ever.
+        """
+        transport = self._transport
+        if not self.is_connected or self._flush_queue is None or transport is None:
+            return
+        flusher = self._flusher_task
+        if force_flush or flusher is None or flusher.done():
+            pending, self._pending, self._pending_data_size = self._pending, [], 0
+            if pending:
+                transport.writelines(pending)
+                await transport.drain()  # type: ignore[no-untyped-call]
+        elif not self._flush_queue.full():
+            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+
     async def flush(self, timeout: int = 10) -> None:
         """Return when the server has seen everything; the library's PING overtakes its buffer."""
-        if self.is_connected:
+        async with asyncio.timeout(timeout):
             await self._flush_pending(force_flush=True)
         await super().flush(timeout)
 

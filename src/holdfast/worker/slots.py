@@ -178,3 +178,5 @@ class Slots:
             await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
         if not self.failure.done():
             self.failure.cancel()
+        elif not self.failure.cancelled():
+            self.failure.exception()  # who closes has its own reason; nobody may ask for this one
