@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import dataclasses
 import functools
 import inspect
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from holdfast import tracing
@@ -34,7 +43,7 @@ from holdfast.durations import Duration, seconds
 from holdfast.errors import DefinitionError, InvalidInput, UnknownJob
 from holdfast.model import backoff
 from holdfast.model.backoff import Backoff
-from holdfast.model.job import Delivery, Fallback, GroupSpec, JobSpec, Lane
+from holdfast.model.job import Delivery, Fallback, GroupSpec, JobSpec, Lane, RestartSaid
 from holdfast.model.run import Restart
 from holdfast.model.schedule import Schedule, define
 from holdfast.names import (
@@ -86,6 +95,15 @@ class Job(Generic[P, R]):
     @property
     def name(self) -> str:
         return self.spec.name
+
+    def configured(self, restart: str, by_group: Mapping[str, str]) -> Job[P, R]:
+        """The same job with the restart strategy that a worker's configuration chooses."""
+        spec = self.spec.configured(restart, by_group)
+        if spec == self.spec:
+            return self
+        found = copy.copy(self)
+        found.spec = spec
+        return found
 
     def __repr__(self) -> str:
         return f"<Job {self.spec.name} in group {self.spec.group}>"
@@ -244,17 +262,21 @@ class Holdfast:
     def _spec(self, name: str, contract: dict[str, Any]) -> JobSpec:
         """A job's contract: its own words first, then its group's."""
         group = self.groups.get(contract.get("group", DEFAULT_GROUP))
+        said: RestartSaid = "job" if contract.get("restart") else ""
         if group is None:
-            return _spec(name, **contract)
-        if contract.get("delivery", "effectively_once") == "effectively_once":
-            contract.setdefault("restart", group.restart)
-        return dataclasses.replace(_spec(name, **contract), fallback=group.fallback)
+            return dataclasses.replace(_spec(name, **contract), restart_said=said)
+        ours = contract.get("delivery", "effectively_once") == "effectively_once"
+        if ours and group.restart and not said:
+            contract["restart"], said = group.restart, "group"
+        return dataclasses.replace(
+            _spec(name, **contract), fallback=group.fallback, restart_said=said
+        )
 
     def group(
         self,
         name: str,
         *,
-        restart: Restart = "immediately",
+        restart: Restart | None = None,
         fallback: Fallback = "wait",
         profile: str = "",
     ) -> GroupSpec:

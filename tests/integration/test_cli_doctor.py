@@ -14,9 +14,10 @@ from holdfast import Holdfast
 from holdfast.broker import Broker, Bucket
 from holdfast.broker.streams import Topology
 from holdfast.client import Client
-from holdfast.config import ConnectionConfig, RecordConfig
+from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig
 from holdfast.errors import PermissionDenied, ServerTooOld
 from holdfast.model import node as nodes
+from holdfast.model.liveness import Liveness
 from holdfast.model.node import NodeRecord
 from holdfast.server import Cluster, Server
 from holdfast.status import namespace_checks
@@ -192,6 +193,20 @@ async def test_doctor_notices_a_node_that_fell_silent(app: Holdfast) -> None:
         (finding,) = await namespace_checks.node_records(site)
     assert finding.level == "warn"
     assert finding.text == "worker-gone-1 is RUNNING and was last heard of 1m ago"
+
+
+async def test_doctor_warns_of_nodes_that_nobody_judges(app: Holdfast) -> None:
+    """`liveness.enabled = no` is for debugging: of a node that has it, and of the configuration."""
+    async with app:
+        broker = await broker_of(app)
+        await Topology(broker, RecordConfig()).ensure()
+        node = NodeRecord("worker-x-1", "worker", state="RUNNING", liveness=Liveness(enabled=False))
+        await Bucket(broker, broker.names.nodes).put(node.id, nodes.encode(node), expected=0)
+        config, liveness = app.connection_config(), LivenessConfig(enabled="no")
+        found = by_check(await examine(config, RecordConfig(), (), liveness))
+    texts = [finding.text for finding in found["nodes"] if finding.level == "warn"]
+    assert any("worker-x-1 is judged by nobody" in text for text in texts), found
+    assert any("the configuration here says liveness.enabled = no" in text for text in texts)
 
 
 async def test_doctor_counts_the_nodes_of_a_cluster(cluster: Cluster, namespace: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast import Backoff, Context, Holdfast
+from holdfast.broker import Bucket
 from holdfast.client import Client
 from holdfast.errors import (
     InvalidInput,
@@ -20,8 +21,11 @@ from holdfast.errors import (
     RunNotFound,
     UnknownJob,
 )
+from holdfast.model import node as nodes
 from holdfast.model import run as runs
-from holdfast.model.run import RunRecord
+from holdfast.model.lifecycle import NodeState
+from holdfast.model.node import NodeRecord
+from holdfast.model.run import Restart, RunRecord
 from holdfast.names import H_MSG_ID, H_RUN, parse_consumer
 from holdfast.server import Server
 from holdfast.status.audit import Audit
@@ -232,6 +236,25 @@ async def test_show_says_where_a_run_is(app: Holdfast, shop: Shop, seen: Seen) -
         shop.gate.set()
         await running.result(10)
         assert (await operator.show(running.id)).where.startswith("ended")
+
+
+async def test_show_says_that_the_holder_of_a_run_is_gone(app: Holdfast) -> None:
+    """A node's record outlives the node: its state counts, and what follows from it."""
+    async with operating(app) as client:
+        bucket = Bucket(client.broker, client.broker.names.nodes)
+        cases: list[tuple[Restart, NodeState, str]] = [
+            ("immediately", "INACTIVE", "INACTIVE: another worker takes the run over"),
+            ("after_grace", "DISCONNECTED", "DISCONNECTED: another worker takes the run over when"),
+            ("never", "NOT_RUNNING", "NOT_RUNNING: the run is written down as lost"),
+            ("immediately", "TERMINATING", "alive (TERMINATING)"),
+        ]
+        for number, (restart, state, said) in enumerate(cases):
+            node = NodeRecord(f"n{number}", "worker", state=state)
+            await bucket.put(node.id, nodes.encode(node), expected=0)
+            held = RunRecord("running", "default", "add", node=node.id, restart=restart)
+            await client.runs.put(f"r{number}", runs.encode(held), expected=0)
+            where = (await Runs(client).show(f"r{number}")).where
+            assert where.startswith(f"running on {node.id}, which is {said}"), where
 
 
 async def test_bytes_that_are_no_record_are_passed_over(app: Holdfast) -> None:

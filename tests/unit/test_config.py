@@ -285,3 +285,15 @@ def test_servers_are_the_urls_one_by_one() -> None:
     """Commas separate; blanks do not matter."""
     made = ConnectionConfig(nats_url="nats://a:1, tls://b:2")
     assert made.servers == ["nats://a:1", "tls://b:2"]
+
+
+def test_restart_strategies_of_groups_are_read() -> None:
+    """One text has them all, so that an environment variable can; a wrong one is refused."""
+    config = WorkerConfig(group_restart="payments=after_grace, rockets = never")
+    assert config.restarts == {"payments": "after_grace", "rockets": "never"}
+    assert WorkerConfig().restarts == {}
+    for wrong in ("payments", "payments=sometimes", "=never", "pay ments=never"):
+        with pytest.raises(ConfigError, match="group"):
+            WorkerConfig(group_restart=wrong)
+    with pytest.raises(ConfigError, match="immediately"):
+        WorkerConfig(restart="later")

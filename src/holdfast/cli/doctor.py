@@ -44,7 +44,7 @@ async def doctor(
     import logging
 
     from holdfast.cli.common import log_to_stderr
-    from holdfast.config import ConnectionConfig, RecordConfig, load
+    from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig, load
     from holdfast.status.doctor import examine
 
     log_to_stderr()
@@ -53,7 +53,7 @@ async def doctor(
     records = load(RecordConfig)
     if fix:
         await _fix(connection, records, yes)
-    found = await examine(connection, records, monitor_url or ())
+    found = await examine(connection, records, monitor_url or (), load(LivenessConfig))
     if given().json:
         emit(found)
     else:

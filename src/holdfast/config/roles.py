@@ -15,6 +15,8 @@ from holdfast import names
 from holdfast.config.option import Role, checked_by, option
 from holdfast.errors import ConfigError
 
+RESTARTS = ("immediately", "after_grace", "never")
+"""The restart strategies, as in `holdfast.model.run`, which is a layer above."""
 LEASES = {"local": (2.0, 0.5, 0.1), "lan": (5.0, 2.0, 0.15), "wan": (15.0, 5.0, 1.0)}
 """By profile: a lease's TTL, how often it is renewed, how often its holder is looked for."""
 
@@ -146,6 +148,17 @@ class WorkerConfig(Role):
         "`ack_wait_seconds`.",
         least=0.05,
     )
+    restart: str = option(
+        "",
+        "What becomes of a run whose worker was lost, where neither its job nor its group says: "
+        "`immediately`, `after_grace` or `never`; empty means `immediately`.",
+        choices=("", *RESTARTS),
+    )
+    group_restart: str = option(
+        "",
+        "The same for single groups, before what the code says about them: "
+        "`payments=after_grace, rockets=never`. What a job itself says stands.",
+    )
     crash_limit: int = option(
         3, "Crashes of its process after which a run becomes a dead letter.", least=1, most=1000
     )
@@ -172,8 +185,21 @@ class WorkerConfig(Role):
         "`data_dir`): handlers read them as `ctx.settings`. Read again when it changes.",
     )
 
+    @property
+    def restarts(self) -> dict[str, str]:
+        """The restart strategies of single groups."""
+        parts = (part.partition("=") for part in self.group_restart.split(",") if part.strip())
+        return {group.strip(): strategy.strip() for group, _, strategy in parts}
+
     def _check_relations(self) -> None:
         checked_by(names.check_name, self.group, "group")
+        for group, strategy in self.restarts.items():
+            checked_by(names.check_name, group, "group_restart: group")
+            if strategy not in RESTARTS:
+                raise ConfigError(
+                    f"group_restart: {group}={strategy} is not one of {', '.join(RESTARTS)}; "
+                    "write payments=after_grace, rockets=never"
+                )
         if self.extend_seconds >= self.ack_wait_seconds / 2:
             raise ConfigError(
                 f"extend_seconds ({self.extend_seconds:g}) must be below half of ack_wait_seconds "
@@ -217,7 +243,7 @@ class LivenessConfig(Role):
     ping_misses: int = option(
         0,
         "Pings in a row with proof of absence that are tolerated where the server cannot be asked "
-        "for the node's connection, or many nodes are missing at once.",
+        "for the node's connection.",
         least=0,
         most=1000,
     )

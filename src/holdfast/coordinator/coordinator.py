@@ -244,6 +244,7 @@ class Coordinator:
 
     async def _recover(self, seen: Seen, won: NodeRecord, heard: float) -> None:
         """Give back what a lost node held; this coordinator alone does so."""
+        self._detection.judged(seen)
         self.telemetry.lost_nodes.labels(won.role).inc()
         if won.role != "worker":
             self._look_for_orphans = True  # it may have been recovering somebody's runs

@@ -91,10 +91,12 @@ class Detection:
     def gone(self, seen: Seen, now: float) -> str:
         """Why a node's process counts as gone, or nothing."""
         case, liveness = seen.case, seen.record.liveness
-        if self._hold.open(now) and case.confirmed(now, liveness):
+        if not case.suspect or not self._hold.open(now):
+            return ""
+        if case.confirmed(now, liveness):
             return "its process is gone: its server has no connection of it"
         askable = bool(seen.client) and self._connections.can_ask(seen.server)
-        if case.missing(now, liveness, askable=askable):
+        if case.missing(liveness, askable=askable):
             return f"its process is gone: nobody answers on its subject ({case.misses} times)"
         return ""
 
@@ -106,8 +108,8 @@ class Detection:
         answer = done.result()
         now = self._broker.clock.monotonic()
         if answer.status == "503":
-            if seen.case.nobody(now):
-                self._accused(seen, now)
+            seen.case.nobody(now)
+            self._accused(seen, now)
             return
         seen.answered(now)
         where = self._broker.names.node(seen.record.id, "ping")
@@ -124,10 +126,21 @@ class Detection:
         if seen is None or (seen.server, seen.client) != (server, client):
             return  # another server's word, or one on a connection that was replaced meanwhile
         now = self._broker.clock.monotonic()
-        if seen.case.connection(now, open=open):
+        seen.case.connection(now, open=open)
+        if not open:
             self._accused(seen, now)
 
     def _accused(self, seen: Seen, now: float) -> None:
+        if not seen.record.alive:
+            return  # judged meanwhile
         alive = sum(1 for other in self._view.nodes.values() if other.record.alive)
-        if self._hold.suspected(seen.record.id, now, alive):
-            log.info("many nodes do not answer at once: each gets more time to come back")
+        lasting = 2 * seen.record.liveness.ping_seconds
+        if self._hold.accused(seen.record.id, now, alive, lasting):
+            log.warning(
+                "many nodes are missing at once: nobody is declared lost before its timeout, until "
+                "most of them are back"
+            )
+
+    def judged(self, seen: Seen) -> None:
+        """A node was declared lost: it is no part of a disturbance any more."""
+        self._hold.cleared(seen.record.id)

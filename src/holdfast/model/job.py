@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from holdfast.errors import DefinitionError
@@ -15,6 +16,8 @@ Delivery = Literal["effectively_once", "at_least_once", "at_most_once"]
 Fallback = Literal["wait", "fail", "cancel"]
 Lane = Literal["loop", "thread", "process"]
 """Where a handler runs; a worker has a number of places in each."""
+RestartSaid = Literal["", "group", "job"]
+"""Who in the code chose a restart strategy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +29,15 @@ class GroupSpec:
     """
 
     name: str
-    restart: Restart = "immediately"
+    restart: Restart | None = None
+    """None: nothing is said, so configuration and the default decide."""
     fallback: Fallback = "wait"
     profile: str = ""
 
     def __post_init__(self) -> None:
         check_name(self.name, "group")
-        _check_choice(self.name, "restart", self.restart, get_args(Restart))
+        if self.restart is not None:
+            _check_choice(self.name, "restart", self.restart, get_args(Restart))
         _check_choice(self.name, "fallback", self.fallback, get_args(Fallback))
         if self.profile:
             _check_choice(self.name, "profile", self.profile, ("local", "lan", "wan"))
@@ -58,6 +63,8 @@ class JobSpec:
     run_timeout_seconds: float | None = None
     on: tuple[str, ...] = ()
     fallback: Fallback = "wait"
+    restart_said: RestartSaid = ""
+    """Who in the code chose the restart strategy; nobody, where it is the default."""
 
     def __post_init__(self) -> None:
         check_name(self.name, "job")
@@ -66,6 +73,18 @@ class JobSpec:
             check_event(event)
         self._check_choices()
         self._check_times()
+
+    def configured(self, default: str, by_group: Mapping[str, str]) -> JobSpec:
+        """The contract with the restart strategy that the configuration chooses.
+
+        What the job itself says stands. Then counts what is configured for its group, what the code
+        says about the group, and what is configured as the default. Runs without a record are not
+        concerned, nor those that start at most once.
+        """
+        if self.restart_said == "job" or self.delivery != "effectively_once":
+            return self
+        chosen = by_group.get(self.group) or ("" if self.restart_said == "group" else default)
+        return replace(self, restart=chosen) if chosen else self  # type: ignore[arg-type]
 
     @property
     def recorded(self) -> bool:

@@ -15,7 +15,7 @@ nobody. `initial delay`: how long a new node is not judged at all. `ping`: how o
 asks the node's own subject, which answers "no responders" at once after a crash. `confirm`: how
 long the absence of a node must be proved before it counts; a dropped connection is back sooner.
 `misses`: how many rounds of pings with such a proof are tolerated where the server cannot be asked
-which connections it has, or many are suspects at once; three at 0.4 s outlast a second. `grace`:
+which connections it has; three at 0.4 s outlast a reconnect of a second. `grace`:
 how long a node may finish what it runs after SIGTERM, and how long `after_grace` waits before what
 a lost node ran is started again. `wan` has Kestra's numbers.
 """

@@ -103,6 +103,11 @@ class Membership:
 
     async def start(self) -> None:
         """Answer pings first, then register, so that nobody finds the subject empty."""
+        if not self.heartbeat.record.liveness.enabled:
+            log.warning(
+                "liveness.enabled = no: no coordinator notices when this node dies or hangs, and "
+                "what it holds then waits. For debugging only"
+            )
         names = self._broker.names
         await self._broker.subscribe(names.node(self.node, "ping"), self._on_ping)
         await self._broker.subscribe(names.node(self.node, "drain"), self._on_drain)

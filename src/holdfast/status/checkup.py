@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.broker import Broker
 from holdfast.client import Client
-from holdfast.config import RecordConfig
+from holdfast.config import LivenessConfig, RecordConfig
 from holdfast.status.monitor import Jetstream
 
 Level = Literal["ok", "warn", "fail"]
@@ -34,6 +34,8 @@ class Site:
     broker: Broker
     client: Client
     records: RecordConfig
+    liveness: LivenessConfig | None = None
+    """What nodes would get that are started with this configuration."""
     account: dict[str, Any] = field(default_factory=dict)
     """What JetStream says about our account."""
     asked: Sequence[str] = ()

@@ -17,7 +17,7 @@ from typing import Final
 from holdfast.broker import Broker
 from holdfast.broker.options import shown_url
 from holdfast.client import Client
-from holdfast.config import ConnectionConfig, RecordConfig
+from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig
 from holdfast.errors import HoldfastError
 from holdfast.status import access_checks, monitor, namespace_checks, server_checks
 from holdfast.status.checkup import Check, Finding, Site
@@ -42,7 +42,10 @@ NAMESPACE_CHECKS: Final[dict[str, Check]] = {
 
 
 async def examine(
-    config: ConnectionConfig, records: RecordConfig, monitor_urls: Sequence[str] = ()
+    config: ConnectionConfig,
+    records: RecordConfig,
+    monitor_urls: Sequence[str] = (),
+    liveness: LivenessConfig | None = None,
 ) -> list[Finding]:
     """Every finding about the server and the namespace that a configuration points to."""
     patience = min(config.request_timeout_seconds, PATIENCE_SECONDS)
@@ -52,7 +55,7 @@ async def examine(
     except HoldfastError as error:
         return [Finding("connection", "fail", str(error))]
     try:
-        site = Site(broker, Client(broker, records), records)
+        site = Site(broker, Client(broker, records), records, liveness)
         site.asked = monitor_urls or monitor.derived_urls(config.servers)
         return await _examine(site)
     finally:

@@ -105,6 +105,16 @@ async def node_records(site: Site) -> list[Finding]:
             found.append(Finding("nodes", "warn", text, todo))
         elif node.alive:
             alive.append(node.role)
+        if node.alive and not node.liveness.enabled:
+            text = (
+                f"{node.id} is judged by nobody (liveness.enabled = no): its death goes unnoticed"
+            )
+            todo = "start it again without liveness.enabled = no (HOLDFAST_LIVENESS_ENABLED)"
+            found.append(Finding("nodes", "warn", text, todo))
+    if site.liveness is not None and site.liveness.enabled == "no":
+        text = "the configuration here says liveness.enabled = no: nodes are judged by nobody"
+        todo = "leave it out, but for debugging"
+        found.append(Finding("nodes", "warn", text, todo))
     counts = [f"{alive.count(role)} {role}" for role in sorted(set(alive))]
     text = f"alive: {', '.join(counts)}" if counts else "no node is alive"
     return found or [Finding("nodes", "ok", text)]

@@ -22,6 +22,7 @@ from holdfast.broker import Bucket
 from holdfast.client import Client
 from holdfast.clock import rfc3339
 from holdfast.errors import InvalidInput, NoRecord, NotFound, RunError
+from holdfast.model import node as nodes
 from holdfast.model.run import RunRecord
 from holdfast.names import (
     H_ATTEMPT,
@@ -246,9 +247,7 @@ class Runs:
     async def _where(self, found: Found) -> str:
         record, carrier, letter = found.record, found.carrier, found.letter
         if record and record.state == "running":
-            alive = await Bucket(self._broker, self._names.nodes).get(record.node)
-            how = "alive" if alive else "gone: another worker takes the run over"
-            return f"running on {record.node}, which is {how}"
+            return f"running on {record.node}, which is {await self._how(record)}"
         if letter and (record is None or record.terminal):
             return f"dead letter {letter.sequence}: 'holdfast runs retry' sends it again"
         if record and record.terminal:
@@ -261,6 +260,20 @@ class Runs:
         if record and replayed(record):
             return "replayed; its message is gone: it was executed by a job that keeps no records"
         return "waiting, but its message is gone: it was purged, or is just being delivered"
+
+    async def _how(self, record: RunRecord) -> str:
+        """How the node is that holds a run, and what that means for the run."""
+        bucket = Bucket(self._broker, self._names.nodes)
+        entry = await bucket.get(record.node)
+        node = bucket.read(nodes.decode, entry) if entry else None
+        if node is not None and node.alive:
+            return "alive" if node.state == "RUNNING" else f"alive ({node.state})"
+        after = "another worker takes the run over"
+        if record.restart == "after_grace":
+            after += " when its grace period is over"
+        elif record.restart == "never":
+            after = "the run is written down as lost"
+        return f"{node.state if node else 'gone'}: {after}"
 
     async def _hint(self, carrier: Carrier) -> str:
         said = await Jobs(self._client, self._audit).unserved(carrier.job, carrier.group)

@@ -66,7 +66,11 @@ class Worker:
         """Health is served on the configuration's port, or on a Unix socket at `health_path`."""
         self.app = app
         self.config = config or WorkerConfig()
-        self.jobs = {n: j for n, j in app.jobs.items() if j.spec.group == self.config.group}
+        self.jobs = {
+            name: job.configured(self.config.restart, self.config.restarts)
+            for name, job in app.jobs.items()
+            if job.spec.group == self.config.group
+        }
         if not self.jobs:
             groups = sorted({j.spec.group for j in app.jobs.values()})
             raise errors.ConfigError(
