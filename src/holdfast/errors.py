@@ -25,6 +25,7 @@ Errors of the NATS client never leave `holdfast.broker`: they arrive here as one
     │   ├── NodeLost              this node was declared lost: it must end
     │   ├── Conflict              a compare-and-swap was refused: somebody else was first
     │   └── OutcomeUnknown        no answer: the write may or may not have been applied
+    │       └── PartlyStored      of many runs some are stored, and it says which
     ├── Unreadable                a record or message is damaged, or of a version not known here
     ├── SettingsError             settings that cannot be published, read or rendered
     └── RunError                  what became of a run
@@ -44,10 +45,15 @@ Errors of the NATS client never leave `holdfast.broker`: they arrive here as one
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any, Literal
 
 
 class HoldfastError(Exception):
     """Root of every error that Holdfast raises."""
+
+    requests: tuple[Any, ...] = ()
+    """From `enqueue` and `enqueue_many`: what was to be sent. `app.enqueue_many(error.requests)`
+    sends the same runs again; one that is stored already is not stored twice."""
 
 
 class ConfigError(HoldfastError):
@@ -136,6 +142,34 @@ class Unreadable(HoldfastError):
     Asking again does not help, so this is no `BrokerError`. `holdfast doctor` lists such records
     and how to remove them.
     """
+
+
+SendOutcome = Literal["stored", "not sent", "unknown"]
+
+
+class PartlyStored(OutcomeUnknown):
+    """Not all of many runs could be stored; `outcomes` says of each what became of it.
+
+    `requests` are all of them, in the order in which they were given; `unstored` are those that are
+    not known to be stored.
+    """
+
+    def __init__(
+        self, requests: tuple[Any, ...], outcomes: tuple[SendOutcome, ...], why: Exception
+    ) -> None:
+        counts = {word: outcomes.count(word) for word in ("stored", "unknown", "not sent")}
+        super().__init__(
+            f"of {len(requests):,} runs {counts['stored']:,} are stored, {counts['unknown']:,} may "
+            f"be and {counts['not sent']:,} were not sent ({why}): send error.unstored again"
+        )
+        self.requests = requests
+        self.outcomes = outcomes
+
+    @property
+    def unstored(self) -> tuple[Any, ...]:
+        """The requests to be sent again."""
+        pairs = zip(self.requests, self.outcomes, strict=True)
+        return tuple(request for request, outcome in pairs if outcome != "stored")
 
 
 class SettingsError(HoldfastError):

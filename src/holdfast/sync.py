@@ -27,7 +27,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from holdfast.app import Holdfast, Job, Sender
 from holdfast.client import Enqueued, Request, Run, RunStatus
-from holdfast.errors import HoldfastError, NotConnected, UnknownJob
+from holdfast.errors import HoldfastError, OutcomeUnknown, UnknownJob
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -200,7 +200,7 @@ class LoopThread:
         try:
             return future.result()
         except concurrent.futures.CancelledError:
-            raise NotConnected("the connection was closed before an answer came") from None
+            raise OutcomeUnknown("the connection was closed before an answer came") from None
         except BaseException:
             future.cancel()  # Ctrl-C: nobody waits for it any more
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 
 class Proxy:
@@ -15,6 +16,10 @@ class Proxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._handlers: set[asyncio.Task[object]] = set()
         self.port = 0
+        self.deaf = False
+        """While it is set, what the server answers is lost."""
+        self.fuse: tuple[int, Callable[[], None]] | None = None
+        """After so many bytes to the server, something is done."""
 
     @property
     def url(self) -> str:
@@ -39,6 +44,28 @@ class Proxy:
         await asyncio.sleep(seconds)
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
 
+    def _burn(self, size: int) -> None:
+        if self.fuse:
+            left, act = self.fuse[0] - size, self.fuse[1]
+            self.fuse = (left, act) if left > 0 else None
+            if left <= 0:
+                act()
+
+    def fall_silent(self) -> None:
+        """Lose every answer from now on."""
+        self.deaf = True
+
+    def hang_up(self) -> None:
+        """Reset every connection, and refuse new ones until `pick_up`."""
+        assert self._server
+        self._server.close()
+        self._drop()
+
+    async def pick_up(self) -> None:
+        """Accept connections again, and pass answers on."""
+        self.deaf = False
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+
     def _drop(self) -> None:
         for writer in self._writers:
             writer.transport.abort()
@@ -53,12 +80,20 @@ class Proxy:
             writer.transport.abort()
             return
         self._writers |= {writer, far_writer}
-        await asyncio.gather(self._pipe(reader, far_writer), self._pipe(far_reader, writer))
+        await asyncio.gather(
+            self._pipe(reader, far_writer), self._pipe(far_reader, writer, answers=True)
+        )
 
-    async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pipe(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: bool = False
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(65_536):
+                if answers and self.deaf:
+                    continue
                 writer.write(data)
+                if not answers:
+                    self._burn(len(data))
                 await writer.drain()
         writer.transport.abort()
         self._writers.discard(writer)

@@ -19,6 +19,7 @@ from holdfast.errors import (
     HoldfastError,
     InvalidPayload,
     NotConnected,
+    OutcomeUnknown,
     ResultTimeout,
     RunCancelled,
     RunFailed,
@@ -173,7 +174,7 @@ def test_close_tells_those_who_wait(shop: SyncApp) -> None:
         while len(asyncio.all_tasks(loop)) == before:
             pass
         client.close()
-        with pytest.raises(NotConnected):
+        with pytest.raises(OutcomeUnknown):
             waiting.result(timeout=10)
     assert run.cancel() is True
     client.close()

@@ -201,7 +201,7 @@ class Broker:
                 await self._nc.close()
         self._nc.abandon()
         await self._end_reconnecting()
-        self._fail_waiting(errors.NotConnected("the connection was closed"))
+        self._fail_waiting(errors.OutcomeUnknown("the connection was closed before an answer came"))
 
     async def _end_reconnecting(self) -> None:
         """The library's reconnecting may miss that it was cancelled, and would go on for ever."""
@@ -333,9 +333,9 @@ class Broker:
         self._waiting[number] = (future, deadline, subject)
         try:
             await self._write(line)
-        except errors.NotConnected:
+        except errors.NotConnected as error:  # the line is in the buffer, and may leave it yet
             self._waiting.pop(number, None)
-            raise
+            raise errors.OutcomeUnknown(str(error)) from None
         return future
 
     async def request(

@@ -11,18 +11,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter, deque
 from collections.abc import Sequence
 
 import msgspec
 
 from holdfast import errors
 from holdfast.broker import Broker, Bucket, Received, Stored
-from holdfast.broker.answers import ENVELOPE_BYTES, header_bytes, read_ack
-from holdfast.broker.batch import Write, send_batch
+from holdfast.broker.answers import ENVELOPE_BYTES, header_bytes
+from holdfast.broker.batch import Write
 from holdfast.broker.objects import KEPT_SECONDS, Objects
 from holdfast.broker.streams import Topology
 from holdfast.broker.wire import Headers
+from holdfast.client.batches import Batches
 from holdfast.client.bucket import Data, NatsData
 from holdfast.client.request import Enqueued, Request
 from holdfast.clock import rfc3339
@@ -42,10 +42,6 @@ from holdfast.names import (
 )
 from holdfast.telemetry import Telemetry
 
-BATCH = 500
-BATCHES = 4
-"""Runs in one batch, and batches under way at once."""
-WINDOW = 100
 OWN_HEADERS_BYTES = 4096
 """More than the headers that we add ourselves can have."""
 LOOK_AGAIN_SECONDS = 2.0
@@ -56,6 +52,7 @@ log = logging.getLogger("holdfast.client")
 WORKERS_SECONDS = 1.0
 
 _UNSURE = (errors.NotConnected, errors.Unavailable, errors.OutcomeUnknown)
+_MAYBE = "an answer was lost: the message may be stored or not; sending it again stores it once"
 
 
 def _longest(records: RecordConfig) -> float:
@@ -85,12 +82,16 @@ class Client:
     # ---- enqueue
 
     async def enqueue(self, request: Request) -> Enqueued:
-        """Store one run."""
-        if not await self._has_worker(request):
-            return await self._without_worker(request)
-        if request.keyed and request.delayed and await self._is_recorded(request):
-            return self._accepted(request, Stored(duplicate=True))
-        return self._accepted(request, await self._store_new(request))
+        """Store one run; an error has the request, to be sent again under the same id."""
+        try:
+            if not await self._has_worker(request):
+                return await self._without_worker(request)
+            if request.keyed and request.delayed and await self._is_recorded(request):
+                return self._accepted(request, Stored(duplicate=True))
+            return self._accepted(request, await self._store_new(request))
+        except errors.BrokerError as error:
+            error.requests = (request,)
+            raise
 
     async def _is_recorded(self, request: Request) -> bool:
         """Whether the key has a record now, which may be gone when the delay is over."""
@@ -134,59 +135,18 @@ class Client:
     async def enqueue_many(self, requests: Sequence[Request]) -> list[Enqueued]:
         """Store many runs, in order; nothing is sent when one of them is refused.
 
-        They go as atomic batches, several under way: one confirmation for each, and one sync on a
-        server that syncs. The first run goes alone: with it the streams are there, or are made.
-        Only a connection lost on the way, or a repeated key, can change the order.
+        Only a connection lost on the way, or a repeated key, can change the order. When not all
+        could be stored, the error says which; see `holdfast.client.batches`.
         """
         small = self._largest() - OWN_HEADERS_BYTES
         for request in requests:
             if request.headers or len(request.body) > small:
                 self._message(request)
-        done = [await self.enqueue(request) for request in requests[:1]]
-        flying: deque[tuple[Sequence[Request], asyncio.Future[Received] | None]] = deque()
-        for start in range(1, len(requests), BATCH):
-            if len(flying) >= BATCHES:
-                done += await self._land(*flying.popleft())
-            chunk = requests[start : start + BATCH]
-            flying.append((chunk, await self._send(chunk)))
-        while flying:
-            done += await self._land(*flying.popleft())
-        return done
+        return await Batches(self.broker, self.telemetry, self.enqueue, self._write).send(requests)
 
-    async def _send(self, chunk: Sequence[Request]) -> asyncio.Future[Received] | None:
-        """Send a batch; None when its runs must go one by one."""
-        if any(r.delayed or r.spec.fallback != "wait" for r in chunk):
-            return None
-        writes = []
-        for request in chunk:
-            subject, headers = self._message(request)
-            writes.append(Write(subject, request.body, headers))
-        try:
-            return await send_batch(self.broker, writes)
-        except errors.NotConnected:
-            return None
-
-    async def _land(
-        self, chunk: Sequence[Request], future: asyncio.Future[Received] | None
-    ) -> list[Enqueued]:
-        try:
-            if future is not None:
-                last = (await read_ack(future)).seq
-                for (group, job), count in Counter((r.group, r.spec.name) for r in chunk).items():
-                    self.telemetry.enqueued.labels(group, job).inc(count)
-                return [
-                    Enqueued(r.run, seq, duplicate=False)
-                    for seq, r in enumerate(chunk, last - len(chunk) + 1)
-                ]
-        except errors.BrokerError as error:  # a repeated key refuses its whole batch
-            log.debug("a batch was refused or lost, its runs go one by one: %s", error)
-        gate = asyncio.Semaphore(WINDOW)
-
-        async def one(request: Request) -> Enqueued:
-            async with gate:
-                return await self.enqueue(request)
-
-        return list(await asyncio.gather(*(one(request) for request in chunk)))
+    def _write(self, request: Request) -> Write:
+        subject, headers = self._message(request)
+        return Write(subject, request.body, headers)
 
     def _accepted(self, request: Request, stored: Stored) -> Enqueued:
         self.telemetry.enqueued.labels(request.group, request.spec.name).inc()
@@ -227,21 +187,32 @@ class Client:
             raise errors.PayloadTooLarge(size, limit)
 
     async def store_surely(self, subject: str, body: bytes, headers: Headers) -> Stored:
-        """Repeat a publish that carries a message id until it is confirmed or time is up."""
+        """Repeat a publish that carries a message id until it is confirmed or time is up.
+
+        Once a try may have been applied, no later one makes that undone: the error is
+        `OutcomeUnknown` then, whatever the last try said.
+        """
         clock = self.broker.clock
         deadline = clock.monotonic() + self.broker.config.request_timeout_seconds
-        ensured = False
+        ensured = unknown = False
         while True:
             try:
                 return await self.broker.store(subject, body, headers)
             except _UNSURE as error:
+                unknown = unknown or isinstance(error, errors.OutcomeUnknown)
                 if isinstance(error, errors.Unavailable) and not ensured:
                     ensured = True
                     await self._ensure(deadline)
                     continue
                 if clock.monotonic() > deadline:
                     await self.broker.leave_if_useless()
+                    if unknown:
+                        raise errors.OutcomeUnknown(f"{_MAYBE} ({error})") from None
                     raise
+            except errors.BrokerError as error:  # refused, which says nothing of an earlier try
+                if unknown and not isinstance(error, errors.Conflict):
+                    raise errors.OutcomeUnknown(f"{_MAYBE} ({error})") from None
+                raise
             await clock.sleep(0.1)
 
     async def drop_stored(self, stream: str, sequence: int) -> None:
