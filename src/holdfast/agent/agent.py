@@ -37,7 +37,8 @@ from holdfast.broker import Broker, Received
 from holdfast.config import AgentConfig, ConnectionConfig
 from holdfast.errors import BrokerError, ConfigError, NotConnected
 from holdfast.health import Health, HealthServer
-from holdfast.identity import AgentCredentials, CommandVerifier, ReportSigner
+from holdfast.identity import AgentCredentials, CommandVerifier, ReportSigner, RequestRefused
+from holdfast.identity.sparse import Sparse
 from holdfast.model.settings import Settings
 from holdfast.names import check_name
 from holdfast.ownership.membership import Pong
@@ -99,6 +100,7 @@ class Agent:
         self._shared = broker is not None
         self.broker = broker or Broker(connection or ConnectionConfig(), name=f"agent {self.id}")
         self._extensions = extensions
+        self._refusals = Sparse(log, self.broker.clock)
         self._signer = ReportSigner(credentials) if credentials else None
         self.facts = HostFacts(self.id, self.folder, config.facts_file)
         self.functions = self._offered(app, functions)
@@ -119,7 +121,7 @@ class Agent:
             self._executor,
             self._outbox,
             self.telemetry,
-            verifier=_verifier(credentials),
+            verifier=_verifier(credentials, self.broker),
             signer=self._signer,
         )
         self._presence = Presence(
@@ -242,7 +244,12 @@ class Agent:
     async def _on_node(self, message: Received) -> None:
         verb = message.subject.rpartition(".")[2]
         if verb == "drain":
-            log.info("asked to drain by an operator")
+            try:
+                sender = self.broker.sender(message, self.broker.names.node(self.id, "drain"))
+            except RequestRefused as refused:
+                self._refusals.warn(refused.reason, "not drained: %s", refused)
+                return
+            log.info("asked to drain by %s", sender.user or "an operator")
             self._stop.set()
         for extension in self._extensions:
             await extension.answer(verb, message)
@@ -279,7 +286,13 @@ def _id(config: AgentConfig, credentials: AgentCredentials | None) -> str:
     return check_name(config.id or socket.gethostname().replace(".", "-"), "agent id")
 
 
-def _verifier(credentials: AgentCredentials | None) -> CommandVerifier | None:
+def _verifier(credentials: AgentCredentials | None, broker: Broker) -> CommandVerifier | None:
     if credentials is None:
         return None
-    return CommandVerifier(credentials.agent, credentials.keys.verify.values())
+    broker.guard.trust(credentials.keys.verify)
+    return CommandVerifier(
+        credentials.agent,
+        credentials.keys.verify.values(),
+        broker.names.namespace,
+        accept_earlier=broker.config.accept_unsigned,
+    )

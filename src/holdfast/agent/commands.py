@@ -34,6 +34,7 @@ from holdfast.broker.wire import Headers, parse_headers
 from holdfast.errors import BrokerError, HoldfastError, InvalidInput
 from holdfast.identity import CommandRefused, CommandVerifier, Refusal, ReportSigner
 from holdfast.identity.commands import JOURNAL, MALFORMED, TOLD
+from holdfast.identity.sparse import Sparse
 from holdfast.model import fleet
 from holdfast.model.fleet import Ack, Return
 from holdfast.names import H_EPOCH, H_EXPIRES, H_RUN, check_run
@@ -70,6 +71,7 @@ class Commands:
         self._telemetry = telemetry
         self._verifier = verifier
         self._signer = signer
+        self._refusals = Sparse(log, broker.clock)
         self._returns: dict[str, bytes] = {}
         """Returns of this process, for those who ask again; the newest few."""
         self._sending: set[asyncio.Task[None]] = set()
@@ -92,12 +94,12 @@ class Commands:
             handle(run, epoch, body)
         except CommandRefused as refused:
             self._count(f"refused: {refused.reason}")
-            log.warning("a command was refused: %s", refused)
+            self._refusals.warn(refused.reason, "a command was refused: %s", refused)
             if refused.reason in TOLD:
                 self._tell(kind, found, refused.reason)
         except HoldfastError as error:
             self._count("refused: malformed")
-            log.warning("a command was refused: %s", error)
+            self._refusals.warn("malformed", "a command was refused: %s", error)
             self._tell(kind, found, MALFORMED)
         except OSError as error:
             self._count("refused: journal")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import secrets
@@ -39,13 +40,21 @@ from holdfast.broker.answers import (
     read_ack,
     reason,
 )
-from holdfast.broker.options import connect_options, hopeless, inbox_prefix, shown_url
+from holdfast.broker.options import (
+    connect_options,
+    hopeless,
+    inbox_prefix,
+    request_guard,
+    request_signer,
+    shown_url,
+)
 from holdfast.broker.requirements import check_jetstream, check_version
 from holdfast.broker.unreadable import Unreadables
 from holdfast.broker.wire import Headers, Listener, WireClient, publish_line
 from holdfast.clock import Clock, SystemClock
 from holdfast.config import ConnectionConfig
 from holdfast.forks import closed_in_children
+from holdfast.identity import Requester, RequestGuard, RequestSigner
 from holdfast.names import Names, pull_inbox
 
 log = logging.getLogger("holdfast.broker")
@@ -118,6 +127,32 @@ class Broker:
         self._trouble: Exception | None = None
         self._refused = False  # since the connection was lost, and told
         self._closing = False
+
+    # ---- who asks
+
+    @functools.cached_property
+    def guard(self) -> RequestGuard:
+        """Knows who may ask this process for something; one for each connection."""
+        return request_guard(self.config)
+
+    @functools.cached_property
+    def _signer(self) -> RequestSigner | None:
+        return request_signer(self.config, self.server_now)
+
+    def signature(self, subject: str, body: bytes) -> Headers | None:
+        """Headers that say who asks; None where the login has no proof of its role."""
+        return self._signer.sign(subject, body) if self._signer else None
+
+    async def ask(self, subject: str, body: bytes = b"", timeout: float = 0) -> Received:
+        """A request that changes something: signed with the login of this process."""
+        return await self.request(subject, body, self.signature(subject, body), timeout)
+
+    def sender(self, message: Received, subject: str) -> Requester:
+        """Who sent a request that may be obeyed; else `RequestRefused`.
+
+        `subject` is the one that we listen on: the server may deliver a message under another.
+        """
+        return self.guard.check(message.headers, subject, message.body, self.server_now())
 
     # ---- life
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from holdfast.config import ConnectionConfig
 from holdfast.errors import ConfigError
-from holdfast.identity import load_credentials
+from holdfast.identity import RequestGuard, RequestSigner, load_credentials
 
 DEFAULT_INBOX: Final = "_INBOX"
 
@@ -35,6 +36,18 @@ def connect_options(config: ConnectionConfig) -> dict[str, Any]:
         options["user"] = config.user
         options["password"] = config.password
     return options | _tls_options(config)
+
+
+def request_signer(config: ConnectionConfig, now: Callable[[], float]) -> RequestSigner | None:
+    """What signs this login's requests; None without a login that can prove its role."""
+    login = load_credentials(config.credentials_file) if config.credentials_file else None
+    return RequestSigner(login, config.namespace, now) if login and login.certificates else None
+
+
+def request_guard(config: ConnectionConfig) -> RequestGuard:
+    """What verifies others' requests: by the account's public keys in the credentials file."""
+    anchors = load_credentials(config.credentials_file).anchors if config.credentials_file else {}
+    return RequestGuard(config.namespace, anchors, accept_unsigned=config.accept_unsigned)
 
 
 def inbox_prefix(config: ConnectionConfig) -> str:

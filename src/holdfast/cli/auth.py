@@ -150,18 +150,31 @@ def revoke(
         raise typer.Exit(1)
 
 
-def renew(dir: DirOption = FOLDER, pid_file: PidOption = None) -> None:
-    """Write what this version would: the server's accounts and permissions.
+def renew(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="FILE...", help="Credentials files outside the folder."),
+    ] = None,
+    dir: DirOption = FOLDER,
+    pid_file: PidOption = None,
+) -> None:
+    """Write again what this version would: accounts, permissions, and each login's proof of role.
 
-    Run it after an upgrade of Holdfast. Logins stay valid. 'holdfast server --auth' takes the
-    change by itself; other servers need two reloads, or a restart, on every node.
+    Run it after an upgrade of Holdfast and after a rotation of keys, then carry the credentials
+    files to their processes. Logins stay valid. 'holdfast server --auth' takes the change by
+    itself; other servers need two reloads, or a restart, on every node.
     """
     folder = _folder(dir)
-    users = folder.renew()
+    renewed, absent = folder.renew(files or ())
     if given().json:
-        emit({"config": str(folder.config), "users": [one.user for one in users]})
+        emit({"config": str(folder.config), "renewed": list(map(str, renewed)), "absent": absent})
     else:
-        say(f"{folder.config}: {len(users)} users")
+        say("\n".join(map(str, [folder.config, *renewed])))
+    if absent:
+        note(
+            f"no file of {', '.join(absent)} is here: name it as FILE, or revoke the login and "
+            "issue another; until then what it asks of others is not signed"
+        )
     _reload(folder, pid_file)
 
 

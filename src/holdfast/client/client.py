@@ -382,7 +382,7 @@ class Client:
 
     async def _ask_holder(self, run: str) -> bool:
         try:
-            answer = await self.broker.request(self.broker.names.cancel(run), timeout=1)
+            answer = await self.broker.ask(self.broker.names.cancel(run), timeout=1)
         except _UNSURE:
             return False
         return answer.body == b"cancelling"

@@ -86,7 +86,7 @@ class Fleet:
         while True:
             waited = clock.monotonic() - begun
             try:
-                found = await self._broker.request(subject, body, timeout=ANSWER_SECONDS)
+                found = await self._broker.ask(subject, body, timeout=ANSWER_SECONDS)
                 answer = _ANSWER.decode(found.body)
                 if not answer.error:
                     return answer

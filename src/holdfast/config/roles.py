@@ -42,6 +42,13 @@ class ConnectionConfig(Role):
     credentials_file: str = option(
         "", "File with a login as `holdfast auth user` and `holdfast auth agent` issue it."
     )
+    unsigned_requests: str = option(
+        "refuse",
+        "Requests (drain, cancel, fleet runs) and commands of earlier versions do not prove who "
+        "sent them: `accept` them only while those versions are being replaced. Without "
+        "`credentials_file` nothing is signed or refused.",
+        choices=("refuse", "accept"),
+    )
     nkey_seed_file: str = option("", "File with an NKey seed.")
     creds_file: str = option("", "File with a user JWT and its seed (`.creds`).")
     tls_ca: str = option("", "File with the certificate authority that signed the servers'.")
@@ -79,6 +86,11 @@ class ConnectionConfig(Role):
     def servers(self) -> list[str]:
         """The URLs one by one."""
         return [url.strip() for url in self.nats_url.split(",")]
+
+    @property
+    def accept_unsigned(self) -> bool:
+        """Whether requests and commands of earlier versions are obeyed."""
+        return self.unsigned_requests == "accept"
 
     @property
     def encrypted(self) -> bool:

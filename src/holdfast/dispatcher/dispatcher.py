@@ -30,6 +30,7 @@ from holdfast.dispatcher.watch import Watch
 from holdfast.errors import BrokerError, HoldfastError, NodeLost, Unreadable
 from holdfast.health import Health, HealthServer
 from holdfast.identity import AccountSeed
+from holdfast.identity.seed import generations_near
 from holdfast.model.fleet import FleetRun
 from holdfast.model.liveness import Liveness
 from holdfast.model.node import NodeRecord
@@ -66,6 +67,9 @@ class Dispatcher:
         self._will_be_refused = not self._signs and bool(connection.credentials_file)
         self._broker = Broker(connection, name="holdfast dispatcher")
         self._broker.unreadable.counter = self.telemetry.unreadable
+        if seed and connection.credentials_file:
+            near = generations_near(self.config.generation)
+            self._broker.guard.trust({g: seed.verify_key(g) for g in near})
         self._topology = Topology(self._broker, records or RecordConfig())
         self._member = Membership(
             self._broker,

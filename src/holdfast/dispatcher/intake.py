@@ -23,6 +23,8 @@ from holdfast.dispatcher.agents import AgentIndex
 from holdfast.dispatcher.records import FleetRecords
 from holdfast.dispatcher.sending import Sender
 from holdfast.errors import BrokerError, HoldfastError, InvalidInput, RunNotFound, Unreadable
+from holdfast.identity import Requester, RequestRefused
+from holdfast.identity.sparse import Sparse
 from holdfast.model import fleet
 from holdfast.model.fleet import FleetRequest, FleetRun
 from holdfast.model.target import parse
@@ -64,17 +66,25 @@ class Intake:
         self._records = records
         self._sender = sender
         self._owned = owned
+        self._refusals = Sparse(log, broker.clock)
 
     async def on_request(self, message: Received) -> None:
         """Answer one request."""
-        handlers: dict[str, Callable[[bytes], Awaitable[Answer]]] = {
+        handlers: dict[str, Callable[[bytes, Requester], Awaitable[Answer]]] = {
             "run": self._run,
             "cancel": self._cancel,
             "resolve": self._resolve,
         }
-        handle = handlers.get(last_token(message.subject))
+        verb = last_token(message.subject)
+        handle = handlers.get(verb)
         try:
-            answer = await handle(message.body) if handle else Answer(error="unknown request")
+            sender = self._broker.sender(message, self._broker.names.dispatch(verb))
+            answer = (
+                await handle(message.body, sender) if handle else Answer(error="unknown request")
+            )
+        except RequestRefused as refused:
+            self._refusals.warn(refused.reason, "%s refused: %s", verb[:20], refused)
+            answer = Answer(error=str(refused))
         except BrokerError as error:
             answer = Answer(error=str(error), again=True)
         except HoldfastError as error:
@@ -87,8 +97,9 @@ class Intake:
 
     # ---- run
 
-    async def _run(self, body: bytes) -> Answer:
+    async def _run(self, body: bytes, sender: Requester) -> Answer:
         request = _checked(fleet.decode_request(body))
+        request = msgspec.structs.replace(request, user=sender.named(request.user))
         targets = await self._index.select(parse(request.target))
         if not targets:
             found = await self._records.read(request.run)
@@ -142,18 +153,18 @@ class Intake:
             return Answer(record)
         return Answer(error=f"{record.owner} is about to begin with it", again=True)
 
-    async def _resolve(self, body: bytes) -> Answer:
+    async def _resolve(self, body: bytes, _: Requester) -> Answer:
         target = parse(body.decode("utf-8", "replace"))
         return Answer(agents=tuple(await self._index.select(target)))
 
     # ---- cancel
 
-    async def _cancel(self, body: bytes) -> Answer:
+    async def _cancel(self, body: bytes, sender: Requester) -> Answer:
         try:
             wanted = fleet.CANCEL.decode(body)
         except Unreadable:
             raise InvalidInput("a cancel names a run and a user") from None
-        run, user = check_run(wanted.run), wanted.user[:200]
+        run, user = check_run(wanted.run), sender.named(wanted.user[:200])
         while True:
             found = await self._records.read(run)
             if found is None:

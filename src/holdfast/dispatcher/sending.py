@@ -12,6 +12,7 @@ from typing import Final
 from holdfast.broker import Broker
 from holdfast.broker.wire import Headers, parse_status
 from holdfast.identity import AccountSeed, CommandSigner, ReportVerifier
+from holdfast.identity.seed import generations_near
 from holdfast.names import H_AGENT, H_COMMAND, H_EPOCH, H_EXPIRES, H_RUN
 
 GOOD_SECONDS: Final = 30.0
@@ -25,8 +26,9 @@ class Sender:
 
     def __init__(self, broker: Broker, seed: AccountSeed | None, generation: int = 1) -> None:
         self._broker = broker
-        near = range(max(1, generation - 1), generation + 2)
-        self._signer = CommandSigner(seed.signing_key(generation)) if seed else None
+        near = generations_near(generation)
+        namespace = broker.names.namespace
+        self._signer = CommandSigner(seed.signing_key(generation), namespace) if seed else None
         self.verifier = ReportVerifier(seed.report_key, near) if seed else None
         """Checks what agents report; None where nothing is signed."""
         self._inbox = ""

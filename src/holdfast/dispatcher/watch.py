@@ -30,6 +30,7 @@ from holdfast.dispatcher.sending import Sender
 from holdfast.errors import BrokerError, HoldfastError, NotConnected, Unreadable
 from holdfast.identity import CommandRefused
 from holdfast.identity.commands import UNVERIFIED, known_reason
+from holdfast.identity.sparse import Sparse
 from holdfast.model import fleet
 from holdfast.model.fleet import FanOut, FleetRun, Order
 from holdfast.names import fleet_key, kv_subject, last_token, return_key
@@ -107,6 +108,7 @@ class Watch:
         """Returns may be stored that were not told of."""
         self._cancelled_at: float | None = None
         self._forged: set[str] = set()
+        self._drops = Sparse(log, broker.clock)
         self._purging: set[asyncio.Task[None]] = set()
         self._subscriptions: list[Any] = []
 
@@ -295,7 +297,10 @@ class Watch:
 
     def _drop(self, what: str, agent: str, error: Exception) -> None:
         self._telemetry.fleet_refused.labels(what).inc()
-        log.warning("%s of agent %s to run %s dropped: %s", what, agent, self.run_id, error)
+        # The subject of an ack names any run: whoever forges one must not fill the log.
+        self._drops.warn(
+            (what, agent), "%s of agent %s to run %s dropped: %s", what, agent, self.run_id, error
+        )
 
     def _replace_forged(self, agent: str) -> None:
         """Make room for the agent's own return, and ask it to send that again."""

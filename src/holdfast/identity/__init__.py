@@ -23,6 +23,7 @@ from holdfast.identity.commands import (
 )
 from holdfast.identity.credentials import AgentCredentials, Credentials, load_credentials
 from holdfast.identity.reports import ReportSigner, ReportVerifier
+from holdfast.identity.requests import Requester, RequestGuard, RequestRefused, RequestSigner
 from holdfast.identity.seed import AccountSeed
 
 __all__ = [
@@ -36,5 +37,9 @@ __all__ = [
     "Refusal",
     "ReportSigner",
     "ReportVerifier",
+    "RequestGuard",
+    "RequestRefused",
+    "RequestSigner",
+    "Requester",
     "load_credentials",
 ]

@@ -1,8 +1,12 @@
 """Commands: what a dispatcher says to an agent, signed so that nobody else can say it.
 
-Signed are the kind (`exec`, `cancel`), the agent, the run, the epoch, the time at which the command
-expires and the hash of the payload, framed so that they can be read in one way only. All of them
-travel as headers; the body stays the payload.
+Signed are the namespace, the kind (`exec`, `cancel`), the agent, the run, the epoch, the time at
+which the command expires and the hash of the payload, framed so that they can be read in one way
+only. All but the namespace travel as headers; the body stays the payload.
+
+Earlier versions signed the same without the namespace. Commands carry that signature as well, for
+agents that know no other; a verifier wants both, unless it was told to take the earlier one alone
+(`unsigned_requests`).
 
 Guaranteed by `CommandVerifier.verify`: a command that it returns was made by a holder of the
 account seed, for this agent, of this kind, with exactly this payload, has not expired and was not
@@ -38,7 +42,8 @@ CANCEL: Final = "cancel"
 REMEMBERED: Final = 65_536
 """Commands that a verifier remembers: an agent's busiest hours, in about 15 MB."""
 
-_PURPOSE: Final = b"holdfast.command.v1"
+_PURPOSE: Final = b"holdfast.command.v2"
+_EARLIER: Final = b"holdfast.command.v1"
 _SIGNATURE_BYTES: Final = 64
 
 
@@ -54,7 +59,8 @@ class Refusal(StrEnum):
 
 
 _SENTENCES: Final = {
-    Refusal.UNSIGNED: "the command carries no signature: only dispatchers may send commands",
+    Refusal.UNSIGNED: "the command carries no signature for this namespace: only dispatchers may "
+    "send commands, and those of earlier versions are to be upgraded before the agents",
     Refusal.FOREIGN: "the command is signed with a key that this agent does not know: it comes "
     "from another account, or the agent's credentials are older than the dispatchers' generation",
     Refusal.TAMPERED: "the command is not what was signed: it was changed on its way, or was "
@@ -115,10 +121,11 @@ class Command:
 
 
 class CommandSigner:
-    """Signs commands; dispatchers have one: `CommandSigner(seed.signing_key(generation))`."""
+    """Signs commands: `CommandSigner(seed.signing_key(generation), namespace)`."""
 
-    def __init__(self, key: SigningKey) -> None:
+    def __init__(self, key: SigningKey, namespace: str = names.DEFAULT_NAMESPACE) -> None:
         self._key = key
+        self._namespace = namespace
         self._id = key_id(bytes(key.verify_key))
 
     def sign(
@@ -126,28 +133,39 @@ class CommandSigner:
     ) -> dict[str, str]:
         """The headers that make a payload a command. Signing the same again gives the same."""
         milliseconds = str(int(expires * 1000))
-        signed = _signed(kind, agent, run, str(epoch), milliseconds, payload)
-        signature = base64.b64encode(self._key.sign(signed).signature).decode()
+        values = _values(kind, agent, run, str(epoch), milliseconds, payload)
         return {
             names.H_COMMAND: kind,
             names.H_AGENT: agent,
             names.H_RUN: run,
             names.H_EPOCH: str(epoch),
             names.H_EXPIRES: milliseconds,
-            names.H_SIGNATURE: f"{self._id}.{signature}",
+            names.H_SIGNATURE: self._signature(framed(_EARLIER, *values)),
+            names.H_SIGNATURE_2: self._signature(framed(_PURPOSE, self._namespace, *values)),
         }
+
+    def _signature(self, signed: bytes) -> str:
+        return f"{self._id}.{base64.b64encode(self._key.sign(signed).signature).decode()}"
 
 
 class CommandVerifier:
-    """Verifies commands for one agent: `CommandVerifier(agent, credentials.keys.verify.values())`.
+    """Verifies commands for one agent, by the dispatchers' public keys.
 
     Constructed once per process: it remembers what it has seen.
     """
 
     def __init__(
-        self, agent: str, verify_keys: Iterable[bytes], *, remembered: int = REMEMBERED
+        self,
+        agent: str,
+        verify_keys: Iterable[bytes],
+        namespace: str = names.DEFAULT_NAMESPACE,
+        *,
+        accept_earlier: bool = False,
+        remembered: int = REMEMBERED,
     ) -> None:
         self._agent = agent
+        self._namespace = namespace
+        self._accept_earlier = accept_earlier
         self._keys = {key_id(key): VerifyKey(key) for key in verify_keys}
         self._seen = ReplayCache(remembered)
 
@@ -155,11 +173,15 @@ class CommandVerifier:
         self, headers: Mapping[str, str], payload: bytes, *, kind: str, now: float
     ) -> Command:
         """The command in a message of that kind; remembers it, so that it passes once."""
-        key, signature = self._key(headers)
+        key, signature = self._key(headers.get(names.H_SIGNATURE, ""))
         agent, run = headers.get(names.H_AGENT, ""), headers.get(names.H_RUN, "")
         epoch_text, expiry = headers.get(names.H_EPOCH, ""), headers.get(names.H_EXPIRES, "")
         try:
-            key.verify(_signed(kind, agent, run, epoch_text, expiry, payload), signature)
+            values = _values(kind, agent, run, epoch_text, expiry, payload)
+            key.verify(framed(_EARLIER, *values), signature)
+            if names.H_SIGNATURE_2 in headers or not self._accept_earlier:
+                key, namespaced = self._key(headers.get(names.H_SIGNATURE_2, ""))
+                key.verify(framed(_PURPOSE, self._namespace, *values), namespaced)
             epoch, expires = int(epoch_text), int(expiry)
         except (BadSignatureError, ValueError, UnicodeError):
             raise CommandRefused(Refusal.TAMPERED) from None
@@ -168,9 +190,9 @@ class CommandVerifier:
         self._seen.enter(signature, expires, int(now * 1000))
         return Command(kind, agent, run, epoch, expires / 1000, payload)
 
-    def _key(self, headers: Mapping[str, str]) -> tuple[VerifyKey, bytes]:
+    def _key(self, header: str) -> tuple[VerifyKey, bytes]:
         """The key that a signature names, and the signature."""
-        given, _, text = headers.get(names.H_SIGNATURE, "").partition(".")
+        given, _, text = header.partition(".")
         if not given:
             raise CommandRefused(Refusal.UNSIGNED)
         key = self._keys.get(given)
@@ -220,6 +242,7 @@ def key_id(verify_key: bytes) -> str:
     return hashlib.blake2b(verify_key, digest_size=8, person=b"holdfast-key").hexdigest()
 
 
-def _signed(kind: str, agent: str, run: str, epoch: str, expires: str, payload: bytes) -> bytes:
-    digest = hashlib.sha256(payload).digest()
-    return framed(_PURPOSE, kind, agent, run, epoch, expires, digest)
+def _values(
+    kind: str, agent: str, run: str, epoch: str, expires: str, payload: bytes
+) -> tuple[str | bytes, ...]:
+    return kind, agent, run, epoch, expires, hashlib.sha256(payload).digest()

@@ -48,6 +48,10 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     user: str
     role: str
     nkey_seed: str
+    certificates: dict[int, bytes] = {}
+    """The account's word, by generation of its keys, that this login has this role."""
+    anchors: dict[int, bytes] = {}
+    """The account's public keys by generation, to verify what others sign."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(user={self.user!r})"
@@ -87,6 +91,8 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
         names.check_name(self.role, "role")
         names.check_user(self.user)
         public_nkey(self.nkey_seed)
+        if {len(key) for key in self.anchors.values()} - {32}:
+            raise ConfigError("its public keys are not keys")
 
 
 class AgentCredentials(Credentials, frozen=True, kw_only=True):

@@ -181,7 +181,8 @@ def worker(names: Names) -> Grants:
 def scheduler(names: Names) -> Grants:
     """Fires slots while it leads."""
     found = _core(names).join([_founder(names), _node(names), _holder(names)])
-    found.may_publish(f"{names.namespace}.job.>").stream(names.jobs, "read list")
+    found.may_publish(f"{names.namespace}.job.>", names.cancel("*"))
+    found.stream(names.jobs, "read list")
     found.stream(names.events, "list")
     found.bucket(names.schedules, "read write").bucket(names.slots, "read write purge")
     found.bucket(names.runs, "read write")
@@ -196,7 +197,7 @@ def coordinator(names: Names) -> Grants:
     """Judges nodes, and gives back what lost ones held."""
     ns = names.namespace
     found = _core(names).join([_founder(names), _node(names), _holder(names)])
-    found.may_publish(f"{ns}.job.>", f"{ns}.dead.>", names.node("*", "drain"))
+    found.may_publish(f"{ns}.job.>", f"{ns}.dead.>")
     found.stream(names.jobs, "read ack").stream(names.events, "read ack")
     found.may_publish(CONNECTIONS, INBOX_PROBES).may_hear(PULL_INBOXES)
     return found.bucket(names.runs, "read write").join([_objects(names, write=True)])

@@ -18,20 +18,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from nacl.public import PrivateKey
 from nacl.signing import SigningKey
 
 from holdfast import names
 from holdfast.errors import ConfigError, InvalidInput
-from holdfast.identity.credentials import AgentCredentials, AgentKeys
+from holdfast.identity.credentials import AgentCredentials, AgentKeys, Credentials
 from holdfast.identity.files import read_private, write_private
 from holdfast.identity.framing import framed
+from holdfast.identity.requests import certified, key_text, request_key
 
 FIRST_GENERATION: Final = 1
 
 _WHAT: Final = "account seed"
 _MISSING: Final = "Say where the one is that 'holdfast auth init' made"
 _BYTES: Final = 32
+
+
+def generations_near(generation: int) -> range:
+    """The generations that may be in use beside one while keys are rotated."""
+    return range(max(FIRST_GENERATION, generation - 1), generation + 2)
 
 
 class AccountSeed:
@@ -71,6 +78,18 @@ class AccountSeed:
     def verify_key(self, generation: int = FIRST_GENERATION) -> bytes:
         """The public half of `signing_key`: what agents get."""
         return bytes(self.signing_key(generation).verify_key)
+
+    def certify(
+        self, login: Credentials, namespace: str, generations: Sequence[int]
+    ) -> Credentials:
+        """The login with the account's word that it has its role, and the account's public keys."""
+        key = key_text(request_key(login))
+        statement = certified(namespace, login.user, login.role, key)
+        return msgspec.structs.replace(
+            login,
+            certificates={g: self.signing_key(g).sign(statement).signature for g in generations},
+            anchors={g: self.verify_key(g) for g in generations},
+        )
 
     def sealing_key(self, agent: str, generation: int = FIRST_GENERATION) -> PrivateKey:
         """The X25519 key to which an agent's secrets are sealed; `.public_key` is for sealing."""

@@ -166,12 +166,28 @@ class UserFolder:
             self.credentials(user.user).unlink(missing_ok=True)
         return gone
 
-    def renew(self) -> list[User]:
-        """Write the configuration again as this version makes it; returns the valid users."""
+    def renew(self, files: Sequence[Path] = ()) -> tuple[list[Path], list[str]]:
+        """Write the configuration and the logins' proofs again as this version makes them.
+
+        Returns the files that were written, here and elsewhere, and the users whose file was
+        neither here nor named.
+        """
         with self._alone():
             found = self._read()
+            valid = {u.nkey: u for u in found.users if not u.revoked and u.role != AGENT}
+            here = [path for u in valid.values() if (path := self.credentials(u.user)).exists()]
+            renewed: dict[Path, str] = {}
+            for path in (*here, *files):
+                login = Credentials.load(path)
+                known = valid.get(login.public_nkey)
+                if known is None:
+                    raise InvalidInput(f"{str(path)!r} is no valid login of {str(self.path)!r}")
+                same = msgspec.structs.replace(login, user=known.user, role=known.role)
+                self._certified(found, same).save(path, replace=True)
+                renewed[path] = known.user
             self._write(found)
-        return [user for user in found.users if not user.revoked]
+        absent = {u.user for u in valid.values()} - set(renewed.values())
+        return list(renewed), sorted(absent)
 
     def credentials(self, user: str) -> Path:
         """Where a user's private file is written."""
@@ -189,10 +205,17 @@ class UserFolder:
                     )
                 valid.add(login.user)
             for login, _ in issued:
-                login.save(self.credentials(login.user), replace=True)
+                self._certified(found, login).save(self.credentials(login.user), replace=True)
             added = [self._listed(login, buckets) for login, buckets in issued]
             self._write(msgspec.structs.replace(found, users=[*found.users, *added]))
         return [self.credentials(login.user) for login, _ in issued]
+
+    def _certified(self, found: _List, login: Credentials) -> Credentials:
+        """The login with a proof of its role; agents ask nobody for anything."""
+        if login.role == AGENT:
+            return login
+        generations = range(max(FIRST_GENERATION, found.generation - 1), found.generation + 1)
+        return self.seed().certify(login, found.namespace, generations)
 
     def _listed(self, login: Credentials, buckets: tuple[str, ...]) -> User:
         return User(

@@ -22,6 +22,8 @@ import msgspec
 
 from holdfast.broker import Broker, Bucket, Received
 from holdfast.errors import BrokerError, Conflict, NodeLost
+from holdfast.identity import RequestRefused
+from holdfast.identity.sparse import Sparse
 from holdfast.model import node as nodes
 from holdfast.model.codec import Codec, Count
 from holdfast.model.liveness import Liveness
@@ -76,6 +78,7 @@ class Membership:
         self.nodes = Bucket(broker, broker.names.nodes)
         self._broker = broker
         self._stop = stop
+        self._refusals = Sparse(log, broker.clock)
         self._held = held
         self._index: tuple[HeldRun, ...] = ()
         self._version = 0
@@ -151,7 +154,12 @@ class Membership:
         await self._broker.publish(message.reply, PONG.encode(pong))
 
     async def _on_drain(self, message: Received) -> None:
-        log.info("asked to drain by an operator")
+        try:
+            sender = self._broker.sender(message, self._broker.names.node(self.node, "drain"))
+        except RequestRefused as refused:
+            self._refusals.warn(refused.reason, "not drained: %s", refused)
+            return
+        log.info("asked to drain by %s", sender.user or "an operator")
         if message.reply:
             await self._broker.publish(message.reply, b"draining")
         self._stop()

@@ -132,12 +132,11 @@ class Nodes:
         """Ask a node to finish what it runs and end, as SIGTERM would."""
         check_name(node, "node")
         try:
-            await self._broker.request(
-                self._broker.names.node(node, "drain"), timeout=DRAIN_SECONDS
-            )
+            await self._broker.ask(self._broker.names.node(node, "drain"), timeout=DRAIN_SECONDS)
         except (errors.Unavailable, errors.OutcomeUnknown):
             raise errors.NotFound(
-                f"node {node!r} does not answer: it has ended, or is cut off"
+                f"node {node!r} does not answer: it has ended, is cut off, or does not obey this "
+                "login (its log says why)"
             ) from None
         await self._audit.write("drain", detail=node)
 

@@ -29,6 +29,8 @@ from holdfast.client import Client
 from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig, WorkerConfig, load
 from holdfast.errors import NodeLost
 from holdfast.health import Health, HealthServer
+from holdfast.identity import RequestRefused
+from holdfast.identity.sparse import Sparse
 from holdfast.model.liveness import Liveness, from_config
 from holdfast.model.settings import Settings
 from holdfast.ownership.claims import Claims
@@ -84,6 +86,7 @@ class Worker:
         self._forced = False
         self._health_path = health_path
         self._broker = Broker(connection or app.connection_config(), name=self.node)
+        self._refusals = Sparse(log, self._broker.clock)
         self._stop = asyncio.Event()
 
     def _load_liveness(self) -> Liveness:
@@ -280,6 +283,13 @@ class Worker:
 
     async def _on_cancel(self, message: Received) -> None:
         run = self._broker.names.parse_cancel(message.subject)
+        if not any(held.run == run for held in self._intake.held()):
+            return
+        try:
+            self._broker.sender(message, self._broker.names.cancel(run))
+        except RequestRefused as refused:
+            self._refusals.warn(refused.reason, "run %s is not cancelled: %s", run, refused)
+            return
         for held in self._intake.held():
             if held.run == run and held.claim is not None:
                 await self._broker.publish(message.reply, b"cancelling")

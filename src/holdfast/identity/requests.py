@@ -1,0 +1,238 @@
+"""Signed requests: who asks a process to drain, to cancel, to dispatch.
+
+Inside an account anybody can have an answer of the server delivered to any subject, so a subject
+does not say who speaks. A request that changes something therefore carries:
+
+- the sender's login: user, role and public key, certified by the account seed for one namespace;
+- a signature by that login's key over the namespace, the subject, the expiry, a nonce and the body.
+
+The key is derived from the login's NATS key and is not that key itself: a server chooses what a
+client signs to log in, and could choose a request.
+
+The receiver needs nothing but the account's public keys, which are in its own credentials. Which
+role may ask for what is said by `grants`: whoever may publish the subject may ask.
+
+Guaranteed by `RequestGuard.check`: the sender that it returns holds the key of a login of this
+account and namespace, its role may ask this, and this very request passes once within its lifetime
+of a minute. Times are the NATS server's.
+
+Not guaranteed: that the login was not revoked. A revoked one cannot connect; its owner would need
+somebody else's connection to send a request through, until the account seed is replaced.
+
+Without public keys (no credentials, or a file of an earlier version) everything passes, unnamed.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from nacl.exceptions import BadSignatureError
+from nacl.signing import SigningKey, VerifyKey
+
+from holdfast import names as wire
+from holdfast.errors import HoldfastError
+from holdfast.identity.commands import CommandRefused, ReplayCache
+from holdfast.identity.credentials import Credentials
+from holdfast.identity.framing import framed
+from holdfast.identity.grants import ROLES
+from holdfast.identity.patterns import covers
+from holdfast.names import Names
+
+log = logging.getLogger("holdfast.identity")
+
+GOOD_SECONDS: Final = 60.0
+"""How long a request is good: clocks that were not measured may differ by some of it."""
+REMEMBERED: Final = 8_192
+"""Requests that a guard remembers: a minute of more than a hundred a second."""
+
+_REQUEST: Final = b"holdfast.request.v1"
+_LOGIN: Final = b"holdfast.login.v1"
+
+
+class Reason(StrEnum):
+    """Why a request was refused."""
+
+    UNSIGNED = "unsigned"
+    FOREIGN = "foreign"
+    TAMPERED = "tampered"
+    FORBIDDEN = "forbidden"
+    EXPIRED = "expired"
+    REPLAYED = "replayed"
+
+
+_SENTENCES: Final = {
+    Reason.UNSIGNED: "the request is not signed: the sender is of an earlier version, or its "
+    "credentials file is: run 'holdfast auth renew' and use the file again",
+    Reason.FOREIGN: "the request is signed with a login of another account or namespace, or its "
+    "certificate is of keys that are no longer in use: run 'holdfast auth renew'",
+    Reason.TAMPERED: "the request is not what was signed",
+    Reason.FORBIDDEN: "the sender's role may not ask this",
+    Reason.EXPIRED: "the request has expired, or the sender's clock is wrong by a minute",
+    Reason.REPLAYED: "the request was received before",
+}
+
+
+class RequestRefused(HoldfastError):
+    """A request that must not be obeyed, and why."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(_SENTENCES[reason])
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Requester:
+    """Who sent a request; empty where nothing is signed."""
+
+    user: str = ""
+    role: str = ""
+
+    def named(self, declared: str) -> str:
+        """For an audit: the login, and whom it says to act for."""
+        if not self.user or not declared:
+            return self.user or declared
+        return f"{self.user}: {declared}"
+
+
+def request_key(login: Credentials) -> SigningKey:
+    """The Ed25519 key with which a login signs requests."""
+    secret = login.nkey_seed.encode()
+    return SigningKey(hashlib.blake2b(secret, digest_size=32, person=b"hf-request").digest())
+
+
+def certified(namespace: str, user: str, role: str, key: str) -> bytes:
+    """What the account seed signs to say that a login has a role."""
+    return framed(_LOGIN, namespace, user, role, key)
+
+
+def key_text(key: SigningKey) -> str:
+    """The public half of a request key, as it travels."""
+    return bytes(key.verify_key).hex()
+
+
+class RequestSigner:
+    """Signs requests with one login."""
+
+    def __init__(self, login: Credentials, namespace: str, now: Callable[[], float]) -> None:
+        self._login = login
+        self._namespace = namespace
+        self._now = now
+        self._key = request_key(login)
+        self._public = key_text(self._key)
+
+    def sign(self, subject: str, body: bytes) -> dict[str, str]:
+        """The headers that make this body this login's request; each call makes a new one."""
+        expires = str(int((self._now() + GOOD_SECONDS) * 1000))
+        nonce = secrets.token_hex(12)
+        signed = _signed(self._namespace, subject, self._public, expires, nonce, body)
+        certificates = [f"{g}.{_text(c)}" for g, c in self._login.certificates.items()]
+        return {
+            wire.H_USER: self._login.user,
+            wire.H_ROLE: self._login.role,
+            wire.H_KEY: self._public,
+            wire.H_CERTIFICATES: " ".join(certificates),
+            wire.H_EXPIRES: expires,
+            wire.H_NONCE: nonce,
+            wire.H_SIGNATURE: _text(self._key.sign(signed).signature),
+        }
+
+
+class RequestGuard:
+    """Lets requests through whose sender is known and may ask; one for each process."""
+
+    def __init__(
+        self, namespace: str, anchors: Mapping[int, bytes], *, accept_unsigned: bool = False
+    ) -> None:
+        self._names = Names(namespace)
+        self._anchors = {str(g): VerifyKey(key) for g, key in anchors.items()}
+        self._accept_unsigned = accept_unsigned
+        self._seen = ReplayCache(REMEMBERED)
+        self._may: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def strict(self) -> bool:
+        """Whether requests must be signed."""
+        return bool(self._anchors) and not self._accept_unsigned
+
+    def trust(self, anchors: Mapping[int, bytes]) -> None:
+        """Public keys of the account that this process has from elsewhere."""
+        self._anchors |= {str(g): VerifyKey(key) for g, key in anchors.items()}
+
+    def check(self, headers: Mapping[str, str], subject: str, body: bytes, now: float) -> Requester:
+        """The sender of a request that may be obeyed, once; else `RequestRefused`."""
+        sender = self.identify(headers, subject, body)
+        if not sender.user:
+            if self.strict:
+                raise RequestRefused(Reason.UNSIGNED)
+            return sender
+        if not any(covers(granted, subject) for granted in self._granted(sender.role)):
+            raise RequestRefused(Reason.FORBIDDEN)
+        expires, moment = int(headers[wire.H_EXPIRES]), int(now * 1000)
+        if expires > moment + 2 * GOOD_SECONDS * 1000:
+            raise RequestRefused(Reason.EXPIRED)  # or it could be replayed for ever
+        try:
+            self._seen.enter(headers[wire.H_SIGNATURE].encode(), expires, moment)
+        except CommandRefused as refused:
+            raise RequestRefused(Reason(str(refused.reason))) from None
+        return sender
+
+    def identify(self, headers: Mapping[str, str], subject: str, body: bytes) -> Requester:
+        """Who signed this, whenever that was; nobody where nothing is signed or verified."""
+        if not self._anchors or wire.H_CERTIFICATES not in headers:
+            return Requester()
+        user, role, key, expires, nonce, signature = (
+            headers.get(name, "")
+            for name in (
+                wire.H_USER,
+                wire.H_ROLE,
+                wire.H_KEY,
+                wire.H_EXPIRES,
+                wire.H_NONCE,
+                wire.H_SIGNATURE,
+            )
+        )
+        self._check_login(user, role, key, headers[wire.H_CERTIFICATES])
+        signed = _signed(self._names.namespace, subject, key, expires, nonce, body)
+        try:
+            VerifyKey(bytes.fromhex(key)).verify(signed, base64.b64decode(signature, validate=True))
+        except (BadSignatureError, ValueError):
+            raise RequestRefused(Reason.TAMPERED) from None
+        if not expires.isdigit() or len(expires) > 15:
+            raise RequestRefused(Reason.TAMPERED)
+        return Requester(user, role)
+
+    def _check_login(self, user: str, role: str, key: str, certificates: str) -> None:
+        statement = certified(self._names.namespace, user, role, key)
+        for one in certificates.split(" ")[:4]:
+            generation, _, text = one.partition(".")
+            anchor = self._anchors.get(generation)
+            if anchor is None:
+                continue
+            try:
+                anchor.verify(statement, base64.b64decode(text, validate=True))
+                return
+            except (BadSignatureError, ValueError):
+                continue
+        raise RequestRefused(Reason.FOREIGN)
+
+    def _granted(self, role: str) -> tuple[str, ...]:
+        if role not in self._may:
+            grant = ROLES.get(role)
+            self._may[role] = tuple(grant(self._names).publish) if grant else ()
+        return self._may[role]
+
+
+def _signed(namespace: str, subject: str, key: str, expires: str, nonce: str, body: bytes) -> bytes:
+    digest = hashlib.sha256(body).digest()
+    return framed(_REQUEST, namespace, subject, key, expires, nonce, digest)
+
+
+def _text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
