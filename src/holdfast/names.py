@@ -619,5 +619,6 @@ def kv_stream(bucket: str) -> str:
 
 
 def kv_key(bucket: str, subject: str) -> str:
-    """The key of a stored subject."""
-    return subject[len(f"$KV.{bucket}.") :]
+    """The key of a stored subject; empty when it is not one of this bucket."""
+    prefix = f"$KV.{bucket}."
+    return subject[len(prefix) :] if subject.startswith(prefix) else ""

@@ -19,12 +19,16 @@ from holdfast.model import node as nodes
 from holdfast.model.fleet import FACTS
 from holdfast.model.node import NodeRecord
 from holdfast.model.target import Target
-from holdfast.names import H_KV_OPERATION, kv_key
+from holdfast.names import kv_key
 
 log = logging.getLogger("holdfast.dispatcher")
 
 IN_A_THREAD: Final = 5_000
 """From so many agents on, matching them must not hold the event loop up."""
+
+
+READERS: Final = 16
+"""Facts that are read at the same time: a fleet that starts publishes all of them at once."""
 
 
 class AgentIndex:
@@ -34,8 +38,10 @@ class AgentIndex:
         self.facts: dict[str, dict[str, Any]] = {}
         self._broker = broker
         self._on_node = on_node
-        self._heard: dict[str, tuple[float, float]] = {}
-        """When an agent's heartbeat came, and how long it is good."""
+        self._heard: dict[str, tuple[float, NodeRecord]] = {}
+        """When an agent's heartbeat came, and what it said."""
+        self._changed: dict[str, None] = {}
+        self._readers: set[asyncio.Task[None]] = set()
         self._facts = Bucket(broker, broker.names.facts)
         self._agents = Bucket(broker, broker.names.agents)
 
@@ -61,15 +67,29 @@ class AgentIndex:
     # ---- learning
 
     def _on_facts(self, _: bytes, __: bytes, body: bytes, headers: bytes | None) -> None:
-        found = parse_headers(headers)
-        agent = kv_key(self._facts.name, found.get("Nats-Subject", ""))
-        if not agent:
-            return
-        if found.get(H_KV_OPERATION):
-            self.facts.pop(agent, None)
-            self._heard.pop(agent, None)
-        else:
-            self._learn_facts(agent, body)
+        """A hint only: facts decide who is sent a command, and a notice can be forged."""
+        agent = kv_key(self._facts.name, parse_headers(headers).get("Nats-Subject", ""))
+        if agent:
+            self._changed[agent] = None
+            if len(self._readers) < READERS:
+                reader = asyncio.create_task(self._read_changed(), name="holdfast-facts")
+                self._readers.add(reader)
+                reader.add_done_callback(self._readers.discard)
+
+    async def _read_changed(self) -> None:
+        while self._changed:
+            agent = next(iter(self._changed))
+            del self._changed[agent]
+            try:
+                entry = await self._facts.get(agent)
+            except BrokerError as error:
+                log.debug("the facts of %s were not read: %s", agent, error)
+                continue  # all are listed after a reconnect
+            if entry is None:
+                self.facts.pop(agent, None)
+                self._heard.pop(agent, None)
+            else:
+                self._learn_facts(agent, entry.value)
 
     def _learn_facts(self, agent: str, body: bytes) -> None:
         """Of an agent whose facts cannot be read, those that are known stay."""
@@ -87,8 +107,7 @@ class AgentIndex:
         """Who it is says the key, which permissions guard; the record may say anything."""
         record = self._record(self._agents.name, agent, body)
         if record is not None:
-            good = record.liveness.timeout_seconds if record.alive else 0.0
-            self._heard[agent] = (self._broker.clock.monotonic() - age, good)
+            self._heard[agent] = (self._broker.clock.monotonic() - age, record)
 
     def _on_record(self, _: bytes, __: bytes, body: bytes, headers: bytes | None) -> None:
         node = kv_key(self._broker.names.nodes, parse_headers(headers).get("Nats-Subject", ""))
@@ -103,8 +122,10 @@ class AgentIndex:
 
     def online(self, agent: str) -> bool:
         """Whether a heartbeat of it is good now."""
-        heard, good = self._heard.get(agent, (0.0, 0.0))
-        return self._broker.clock.monotonic() - heard < good
+        if agent not in self._heard:
+            return False
+        heard, record = self._heard[agent]
+        return record.online(self._broker.clock.monotonic() - heard)
 
     def counts(self) -> tuple[int, int]:
         """How many agents there are, and how many of them online."""

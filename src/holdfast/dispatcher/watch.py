@@ -96,7 +96,6 @@ class Watch:
             )
         )
         self._awake = asyncio.Event()
-        self._lost = False
         self._detach = False
         self._doubt = False
         """Somebody says that we are not the owner, or we were away: ask before anything else."""
@@ -167,8 +166,6 @@ class Watch:
     async def _until_over(self) -> None:
         while not self._fan.over and not self._detach:
             self._awake.clear()
-            if self._lost:
-                raise Lost("another dispatcher owns it")
             if self._doubt or self._reread:
                 await self._resolve_doubt()
             if self._time_left() <= 0:
@@ -324,10 +321,10 @@ class Watch:
             record = fleet.decode(body)
         except Unreadable:
             return
-        if record.owner != self.record.owner:
-            self._lost = not self._detach
+        cancelled = bool(record.cancelled_by) and self._cancelled_at is None
+        if (record.owner != self.record.owner or cancelled) and not self._detach:
+            self._doubt = True  # whoever may ask the server anything can forge the notice: read it
             self._awake.set()
-        self._hear_cancel(record)
 
     def _hear_cancel(self, record: FleetRun) -> None:
         if record.cancelled_by and self._cancelled_at is None:

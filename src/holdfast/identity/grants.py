@@ -1,8 +1,9 @@
 """Grants: what each role may publish and subscribe to, worked out from what its code does.
 
-The processes of the core (worker, scheduler, …) share one account, agents another, and neither has
-streams (`rendering` says why). So grants hold: a worker cannot move a lease, a client cannot read
-secrets, whatever reply subject it names. What an agent may publish ends in, or contains, its id.
+The core (workers, control services, operators), clients and agents have an account each, none of
+which has streams (`rendering` says why). So grants hold: a worker cannot move a lease, a client
+cannot read secrets, whatever reply subject it names. What an agent may publish ends in, or
+contains, its id.
 
 Inside an account the server's answers can still be directed to any subject. Requests that change
 something are therefore signed by their sender (`requests`), commands to agents by dispatchers.
@@ -122,9 +123,9 @@ def _founder(names: Names) -> Grants:
 
 
 def _node(names: Names) -> Grants:
-    """Registers, heartbeats, answers pings, can be drained, asks after others."""
+    """Registers, heartbeats, answers pings, can be drained."""
     found = Grants(responses=1).bucket(names.nodes, "info read write purge")
-    found.may_publish(names.log("node", "*"), names.node("*", "ping"))
+    found.may_publish(names.log("node", "*"))
     return found.may_hear(
         names.node("*", "ping"), names.node("*", "drain"), names.changed(names.nodes, ">")
     )
@@ -151,10 +152,9 @@ def _sender(names: Names) -> Grants:
 
 
 def _holder(names: Names) -> Grants:
-    """Holds leases."""
-    return (
-        Grants().bucket(names.leases, "read write purge").may_hear(names.changed(names.leases, ">"))
-    )
+    """Holds leases, and asks after others who do."""
+    found = Grants().bucket(names.leases, "read write purge").may_publish(names.node("*", "ping"))
+    return found.may_hear(names.changed(names.leases, ">"))
 
 
 # ---- roles

@@ -1,10 +1,11 @@
 """The server's configuration, made from a list of users.
 
-Three accounts. The streams' account has the streams and no users but backups. The core's and the
-agents' accounts have the users and no streams: they import the subjects behind which the streams
-are. A client may name any subject as the reply of a request, and the server publishes its answer
-there past all permissions, requests to the server itself included. Across accounts an answer ends
-in the account of whoever asked, where nothing is stored and nothing reaches the server.
+The streams' account has the streams and no users but backups. Users live in three accounts without
+streams, by how far they are trusted: workers, control services and operators; clients; agents.
+They import the subjects behind which the streams are. A client may name any subject as the reply of
+a request, and the server publishes its answer there past all permissions, requests to the server
+itself included. Across accounts an answer ends in the account of whoever asked: nothing is stored
+there, nothing reaches the server, and no process of the core hears it as a change of a bucket.
 
 What is exported to the agents is their own grants with `*` as id, so the two cannot drift apart;
 which agent may use which id is said by each user's permissions.
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 RESPONSE_SECONDS: Final = 30
 IN_STREAMS: Final = frozenset({"backup"})
 """Roles that log in to the streams' account: the server sends snapshots only there."""
+IN_CLIENTS: Final = frozenset({"client"})
 _STREAMED: Final = {
     f"$JS.API.{verb}": ', response_type: "stream", threshold: "60s"'
     for verb in ("CONSUMER.MSG.NEXT.>", "DIRECT.GET.*")
@@ -75,8 +77,13 @@ def streams_account(names: Names) -> str:
 
 
 def core_account(names: Names) -> str:
-    """The account of every process of the core, without streams."""
+    """The account of workers, control services and operators, without streams."""
     return f"{streams_account(names)}_CORE"
+
+
+def clients_account(names: Names) -> str:
+    """The account of programs that only enqueue and wait, without streams."""
+    return f"{streams_account(names)}_CLIENTS"
 
 
 def agents_account(names: Names) -> str:
@@ -96,70 +103,58 @@ def grants_of(names: Names, user: User) -> Grants:
 
 def render_accounts(names: Names, users: Sequence[User]) -> str:
     """Accounts, users and permissions."""
-    streams, core, agents = (_text(make(names)) for make in (_STREAMS, _CORE, _AGENTS))
+    streams, core, clients, agents = (_text(make(names)) for make in _accounts)
+    services, changes = _services(names), [names.changed("*", ">")]
     shared = agent(names, "*")
-    from_core = [s for s in shared.publish if not _is_stored(names, s)]
-    reports = [s for s in shared.publish if s not in from_core]
-    heard = [s for s in shared.subscribe if not s.startswith(f"{names.namespace}.kv.")]
-    changes = [s for s in shared.subscribe if s not in heard]
-    every_change = [names.changed("*", ">")]
-    return "\n".join(
-        [
-            _HEAD,
-            "accounts {",
-            f"  {streams}: {{",
-            "    jetstream: enabled",
-            *_block("users", (_user(names, u) for u in users if u.role in IN_STREAMS)),
-            *_block(
-                "exports",
-                [
-                    *_exports("service", _services(names), core),
-                    *_exports("stream", every_change, core),
-                    *_exports("service", reports, agents),
-                    *_exports("stream", changes, agents),
-                ],
-            ),
-            "  }",
-            f"  {core}: {{",
-            *_block("users", (_user(names, u) for u in users if _is_core(u.role))),
-            *_block(
-                "imports",
-                [
-                    *_imports("service", _services(names), streams),
-                    *_imports("stream", every_change, streams),
-                ],
-            ),
-            *_block(
-                "exports",
-                [
-                    *_exports("service", [*from_core, f"{CORE_INBOX}.>"], agents),
-                    *_exports("stream", heard, agents),
-                ],
-            ),
-            "  }",
-            f"  {agents}: {{",
-            *_block("users", (_user(names, u) for u in users if u.role == AGENT)),
-            *_block(
-                "imports",
-                [
-                    *_imports("service", reports, streams),
-                    *_imports("stream", changes, streams),
-                    *_imports("service", [*from_core, f"{CORE_INBOX}.>"], core),
-                    *_imports("stream", heard, core),
-                ],
-            ),
-            "  }",
-            "}",
-            "",
-        ]
-    )
+    reports = [s for s in shared.publish if _is_stored(names, s)]
+    answers = [*(s for s in shared.publish if s not in reports), f"{CORE_INBOX}.>"]
+    notices = [s for s in shared.subscribe if s.startswith(f"{names.namespace}.kv.")]
+    commands = [s for s in shared.subscribe if s not in notices]
+    asked = [names.cancel("*")]
+    exports = {
+        streams: [
+            *_exports("service", services, core, clients),
+            *_exports("stream", changes, core, clients),
+            *_exports("service", reports, agents),
+            *_exports("stream", notices, agents),
+        ],
+        core: [
+            *_exports("service", asked, clients),
+            *_exports("service", answers, agents),
+            *_exports("stream", commands, agents),
+        ],
+    }
+    stored = [*_imports("service", services, streams), *_imports("stream", changes, streams)]
+    imports = {
+        core: stored,
+        clients: [*stored, *_imports("service", asked, core)],
+        agents: [
+            *_imports("service", reports, streams),
+            *_imports("stream", notices, streams),
+            *_imports("service", answers, core),
+            *_imports("stream", commands, core),
+        ],
+    }
+    lines = [_HEAD, "accounts {"]
+    for account in (streams, core, clients, agents):
+        lines += [f"  {account}: {{", *(["    jetstream: enabled"] if account == streams else [])]
+        own = [user for user in users if _text(account_of(names, user.role)) == account]
+        lines += _block("users", (_user(names, user) for user in own))
+        lines += _block("imports", imports.get(account, []))
+        lines += [*_block("exports", exports.get(account, [])), "  }"]
+    return "\n".join([*lines, "}", ""])
 
 
-_STREAMS, _CORE, _AGENTS = streams_account, core_account, agents_account
+_accounts: Final = (streams_account, core_account, clients_account, agents_account)
 
 
-def _is_core(role: str) -> bool:
-    return role != AGENT and role not in IN_STREAMS
+def account_of(names: Names, role: str) -> str:
+    """The account that users of a role log in to."""
+    if role == AGENT:
+        return agents_account(names)
+    if role in IN_STREAMS:
+        return streams_account(names)
+    return clients_account(names) if role in IN_CLIENTS else core_account(names)
 
 
 def _is_stored(names: Names, subject: str) -> bool:
@@ -185,10 +180,9 @@ def _services(names: Names) -> list[str]:
     ]
 
 
-def _exports(kind: str, subjects: Iterable[str], account: str) -> list[str]:
-    return [
-        f"{{{kind}: {_text(s)}{_STREAMED.get(s, '')}, accounts: [{account}]}}" for s in subjects
-    ]
+def _exports(kind: str, subjects: Iterable[str], *accounts: str) -> list[str]:
+    to = ", ".join(accounts)
+    return [f"{{{kind}: {_text(s)}{_STREAMED.get(s, '')}, accounts: [{to}]}}" for s in subjects]
 
 
 def _imports(kind: str, subjects: Iterable[str], account: str) -> list[str]:

@@ -31,6 +31,10 @@ class HeldRun(msgspec.Struct, frozen=True, array_like=True):
     reply: Address
 
 
+LONGEST_SILENCE_SECONDS: Final = 3_600.0
+"""An agent that was not heard of for an hour is offline, whatever it says about itself."""
+
+
 class NodeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """One Holdfast process. Unknown members of newer versions are ignored."""
 
@@ -61,6 +65,13 @@ class NodeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """The number of that connection there: a coordinator asks the server whether it is open."""
     inbox: Address = ""
     """The subject below which a worker gets what it pulls, to be listened to once it is lost."""
+
+    def online(self, age: float) -> bool:
+        """Whether an agent counts as there, so long after the server stored its record.
+
+        An agent may write anything, and a record without a TTL: the server's stamp decides.
+        """
+        return self.alive and age < min(self.liveness.timeout_seconds, LONGEST_SILENCE_SECONDS)
 
     @property
     def alive(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -21,6 +21,9 @@ from holdfast.model.node import NodeRecord
 from holdfast.model.target import parse
 from holdfast.names import check_name
 from holdfast.status.audit import Audit
+
+PING_SECONDS: Final = 2.0
+"""An agent that is there answers in milliseconds; nobody is reported at once."""
 
 
 class AgentInfo(msgspec.Struct, frozen=True):
@@ -86,13 +89,25 @@ class Agents:
     async def forget(self, agent: str) -> None:
         """Take an agent out of the index, so that no target means it any more."""
         info, _ = await self.show(agent)
-        if info.online:
+        if info.online and await self._answers(agent):
             raise errors.InvalidInput(
                 f"agent {agent!r} is online: stop it first, else it is back with its next facts"
             )
         revision, _ = await self._facts.last(agent)
         await self._facts.remove(agent, expected=revision)
+        await self._records.delete(agent)
         await Audit(self._client, self._who).write("forget", detail=agent)
+
+    async def _answers(self, agent: str) -> bool:
+        """Whether anybody listens under its name: a record may outlive a login that was revoked."""
+        broker = self._client.broker
+        try:
+            await broker.request(broker.names.node(agent, "ping"), timeout=PING_SECONDS)
+        except errors.Unavailable:
+            return False
+        except errors.OutcomeUnknown:
+            return True  # somebody listens and is slow
+        return True
 
     async def _entries(self, bucket: Bucket) -> dict[str, Entry]:
         try:
@@ -109,7 +124,12 @@ class Agents:
     ) -> AgentInfo:
         """One whose record cannot be read is shown as offline."""
         record = self._records.read(nodes.decode, entry) if entry else None
-        return _info(agent, said, facts, entry, record or _offline(agent))
+        age = self._client.broker.server_now() - entry.stored if entry else 0.0
+        if record is None:
+            record = _offline(agent)
+        elif record.alive and not record.online(age):
+            record = msgspec.structs.replace(record, state="INACTIVE")
+        return _info(agent, said, facts, entry, record)
 
 
 def _offline(agent: str) -> NodeRecord:

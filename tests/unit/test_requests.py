@@ -1,0 +1,162 @@
+"""Signed requests: who may ask what, and what forgers get."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast import names
+from holdfast.identity import AccountSeed, Credentials, RequestGuard, RequestRefused, RequestSigner
+from holdfast.identity.credentials import new_nkey_seed
+from holdfast.identity.requests import GOOD_SECONDS, Reason
+from holdfast.identity.sparse import EVERY_SECONDS, Sparse
+from holdfast.identity.users import UserFolder
+from holdfast.testing import FakeClock
+
+SEED = AccountSeed(bytes(range(32)))
+NOW = 1_800_000_000.0
+DRAIN = names.Names().node("web1", "drain")
+RUN = names.Names().dispatch("run")
+ANCHORS = {1: SEED.verify_key(1)}
+
+
+def login(
+    role: str,
+    *,
+    seed: AccountSeed = SEED,
+    namespace: str = "hf",
+    generations: tuple[int, ...] = (1,),
+) -> Credentials:
+    plain = Credentials(user=f"{role}-x", role=role, nkey_seed=new_nkey_seed())
+    return seed.certify(plain, namespace, generations)
+
+
+def signed(
+    by: Credentials, subject: str = DRAIN, body: bytes = b"", namespace: str = "hf"
+) -> dict[str, str]:
+    return RequestSigner(by, namespace, lambda: NOW).sign(subject, body)
+
+
+def guard(**options: bool) -> RequestGuard:
+    return RequestGuard("hf", ANCHORS, **options)
+
+
+def refusal(
+    headers: dict[str, str],
+    subject: str = DRAIN,
+    body: bytes = b"",
+    by: RequestGuard | None = None,
+    now: float = NOW,
+) -> Reason | None:
+    try:
+        (by or guard()).check(headers, subject, body, now)
+    except RequestRefused as refused:
+        return refused.reason
+    return None
+
+
+def test_request_of_an_operator_names_its_sender() -> None:
+    """What is signed by a login passes, and says whose it is, whatever the sender declares."""
+    found = guard().check(signed(login("operator"), RUN, b"{}"), RUN, b"{}", NOW)
+    assert (found.user, found.role) == ("operator-x", "operator")
+    assert found.named("dana") == "operator-x: dana"
+    assert found.named("") == "operator-x"
+
+
+def test_request_passes_once() -> None:
+    """A replay is refused, for as long as the request is good and afterwards."""
+    headers, one = signed(login("operator")), guard()
+    assert refusal(headers, by=one) is None
+    assert refusal(headers, by=one) is Reason.REPLAYED
+    assert refusal(headers, by=one, now=NOW + GOOD_SECONDS + 1) is Reason.EXPIRED
+    assert refusal(headers, by=guard(), now=NOW + GOOD_SECONDS + 1) is Reason.EXPIRED
+
+
+def test_request_from_the_far_future_is_refused() -> None:
+    """A clock that is ahead by hours would make a request that can be kept for later."""
+    assert refusal(signed(login("operator")), now=NOW - 3 * GOOD_SECONDS) is Reason.EXPIRED
+
+
+@pytest.mark.parametrize("role", ["client", "worker", "scheduler", "coordinator", "nobody"])
+def test_role_that_may_not_publish_the_subject_may_not_ask(role: str) -> None:
+    """A genuine login of another role is refused: certificates do not widen grants."""
+    assert refusal(signed(login(role), RUN), RUN) is Reason.FORBIDDEN
+    assert refusal(signed(login(role), DRAIN), DRAIN) is Reason.FORBIDDEN
+
+
+@pytest.mark.parametrize("role", ["client", "worker", "scheduler", "operator", "web"])
+def test_roles_that_cancel_runs_may_ask(role: str) -> None:
+    """Whoever may publish a cancel may ask for it."""
+    subject = names.Names().cancel("r1")
+    assert refusal(signed(login(role), subject), subject) is None
+
+
+def test_request_for_something_else_is_refused() -> None:
+    """Subject, body and namespace are covered: nothing that was signed can be sent elsewhere."""
+    headers = signed(login("operator"), RUN, b"{}")
+    assert refusal(headers, DRAIN, b"{}") is Reason.TAMPERED
+    assert refusal(headers, RUN, b"[]") is Reason.TAMPERED
+    other = RequestGuard("other", ANCHORS)
+    assert refusal(headers, RUN, b"{}", by=other) is Reason.FOREIGN
+    for header in (names.H_USER, names.H_ROLE, names.H_KEY, names.H_CERTIFICATES):
+        assert refusal({**headers, header: "operator"}, RUN, b"{}") is Reason.FOREIGN
+    for header in (names.H_EXPIRES, names.H_NONCE, names.H_SIGNATURE):
+        assert refusal({**headers, header: "1"}, RUN, b"{}") is Reason.TAMPERED
+
+
+def test_login_of_another_account_is_refused() -> None:
+    """A certificate counts only if this account's seed made it, for this namespace."""
+    assert refusal(signed(login("operator", seed=AccountSeed(bytes(32))))) is Reason.FOREIGN
+    assert refusal(signed(login("operator", namespace="other"))) is Reason.FOREIGN
+    assert refusal(signed(login("operator", generations=(3,)))) is Reason.FOREIGN
+
+
+def test_unsigned_request_is_refused_where_keys_are_known() -> None:
+    """Without keys everything passes, as in development; with them only for an upgrade."""
+    assert refusal({}) is Reason.UNSIGNED
+    assert refusal({}, by=guard(accept_unsigned=True)) is None
+    assert refusal({}, by=RequestGuard("hf", {})) is None
+    forged = {**signed(login("client"), RUN)}
+    assert refusal(forged, RUN, by=guard(accept_unsigned=True)) is Reason.FORBIDDEN
+
+
+def test_key_of_requests_is_not_the_key_of_the_login() -> None:
+    """A server chooses what a client signs to log in: it must not be able to choose a request."""
+    by = login("operator")
+    assert names.H_KEY in signed(by)
+    assert by.public_nkey not in repr(signed(by))
+
+
+def test_logins_of_a_folder_are_certified_and_renewed(tmp_path: Path) -> None:
+    """New logins can sign at once; older ones after `renew`, here or where they were carried."""
+    folder = UserFolder(tmp_path / "auth")
+    folder.init("hf")
+    path = folder.credentials("operator")
+    by = Credentials.load(path)
+    one = RequestGuard("hf", by.anchors)
+    assert refusal(signed(by), by=one) is None
+    plain = Credentials(user=by.user, role=by.role, nkey_seed=by.nkey_seed)
+    plain.save(path, replace=True)
+    carried = tmp_path / "client.json"
+    folder.credentials("client").rename(carried)
+    renewed, absent = folder.renew([carried])
+    assert {path, carried} <= set(renewed)
+    assert absent == []
+    assert refusal(signed(Credentials.load(path)), by=one) is None
+    carried.unlink()
+    assert folder.renew()[1] == ["client"]
+
+
+def test_flood_of_refusals_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """What anybody can cause is logged once a minute, with how often it happened."""
+    import logging
+
+    clock = FakeClock()
+    sparse = Sparse(logging.getLogger("holdfast.test"), clock)
+    for _ in range(1_000):
+        sparse.warn("forged", "an ack was dropped: %s", "forged")
+    assert len(caplog.records) == 1
+    clock.advance(EVERY_SECONDS)
+    sparse.warn("forged", "an ack was dropped: %s", "forged")
+    assert "999 more" in caplog.records[1].getMessage()
