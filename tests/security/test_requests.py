@@ -1,4 +1,4 @@
-"""Attackers who make the server speak for them: nobody drains, cancels or dispatches but operators."""
+"""Attackers who make the server speak for them: only logins that may drain, cancel, dispatch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from holdfast import Context, Holdfast, Worker
+from holdfast.agent import Function
 from holdfast.broker import Broker
 from holdfast.client import Client
 from holdfast.client.fleet import Fleet, new_run
@@ -95,9 +96,13 @@ async def test_operator_drains_an_agent_and_a_worker(site: Site, tmp_path: Path)
         await until(fleet.agents["beta"]._stop.is_set, 10, "a drained agent")
 
 
-async def test_cancel_is_obeyed_from_logins_only(site: Site) -> None:
-    """A running run goes on when the server is made to say cancel, and ends when a client says it."""
-    app = Holdfast("shop", nats_url=site.server.url, credentials_file=site.file("client"))
+async def test_cancel_is_obeyed_from_logins_only(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run goes on when the server is made to say cancel, and ends when a client says it."""
+    for name, value in site.environment("client").items():
+        monkeypatch.setenv(name, value)
+    app = Holdfast("shop")
     begun = asyncio.Event()
 
     @app.job
@@ -138,8 +143,6 @@ async def test_forged_acks_are_one_line(
         async def hold() -> None:
             await release.wait()
 
-        from holdfast.agent import Function
-
         for agent in fleet.agents.values():
             agent.functions.add(Function("hold", hold))
         request = FleetRequest(new_run(), "*", "hold", timeout=30.0)
@@ -157,7 +160,7 @@ async def test_forged_acks_are_one_line(
 
 
 async def test_revoked_agent_is_forgotten(site: Site, tmp_path: Path) -> None:
-    """A record that an agent wrote to stay online for ever does not keep it from being forgotten."""
+    """A record that was written to stay online for ever keeps no agent from being forgotten."""
     async with fleetlet(site, tmp_path) as fleet:
         names, operator = site.names, fleet.operator
         record = {"id": "ghost", "role": "agent", "liveness": {"timeout_seconds": 1e9}}

@@ -6,6 +6,7 @@ better by trying again, so they end the attempt to connect at once, with a sente
 
 from __future__ import annotations
 
+import logging
 import re
 import ssl
 from collections.abc import Callable
@@ -15,6 +16,9 @@ from typing import Any, Final
 from holdfast.config import ConnectionConfig
 from holdfast.errors import ConfigError
 from holdfast.identity import RequestGuard, RequestSigner, load_credentials
+from holdfast.identity.credentials import AGENT
+
+log = logging.getLogger("holdfast.broker")
 
 DEFAULT_INBOX: Final = "_INBOX"
 
@@ -46,7 +50,14 @@ def request_signer(config: ConnectionConfig, now: Callable[[], float]) -> Reques
 
 def request_guard(config: ConnectionConfig) -> RequestGuard:
     """What verifies others' requests: by the account's public keys in the credentials file."""
-    anchors = load_credentials(config.credentials_file).anchors if config.credentials_file else {}
+    login = load_credentials(config.credentials_file) if config.credentials_file else None
+    if login and not login.anchors and login.role != AGENT:
+        log.warning(
+            "the credentials file of %s is of an earlier version: requests are obeyed without "
+            "proof of who sent them. Run 'holdfast auth renew', and use the file again",
+            login.user,
+        )
+    anchors = login.anchors if login else {}
     return RequestGuard(config.namespace, anchors, accept_unsigned=config.accept_unsigned)
 
 

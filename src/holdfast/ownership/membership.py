@@ -111,7 +111,7 @@ class Membership:
                 "liveness.enabled = no: no coordinator notices when this node dies or hangs, and "
                 "what it holds then waits. For debugging only"
             )
-        names = self._broker.names
+        names, _ = self._broker.names, self._broker.guard  # says at once what it cannot verify
         await self._broker.subscribe(names.node(self.node, "ping"), self._on_ping)
         await self._broker.subscribe(names.node(self.node, "drain"), self._on_drain)
         await self.heartbeat.start()
