@@ -114,7 +114,7 @@ class Commands:
             return check_run(command.run), command.epoch
         run, epoch = headers.get(H_RUN, ""), headers.get(H_EPOCH, "")
         expires = headers.get(H_EXPIRES, "")
-        if not epoch.isdigit() or not expires.isdigit() or len(epoch) > 19:
+        if not _NUMBER.fullmatch(epoch) or not _NUMBER.fullmatch(expires):
             raise InvalidInput("it has no epoch or no expiry")
         if int(expires) <= self._broker.server_now() * 1000:
             raise CommandRefused(Refusal.EXPIRED)

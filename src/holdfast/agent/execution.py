@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from holdfast.agent.functions import Call, Function, Functions
-from holdfast.errors import HoldfastError
-from holdfast.model.fleet import Order, Outcome, Return
+from holdfast.errors import HoldfastError, Unreadable
+from holdfast.model.fleet import VALUE, Order, Outcome, Return
 from holdfast.redaction import REDACTOR
 
 log = logging.getLogger("holdfast.agent")
@@ -167,7 +167,9 @@ class Executor:
         self._works.pop(work.call.run, None)
         call = work.call
         try:
-            value = REDACTOR.scrub_values(msgspec.json.decode(msgspec.json.encode(value)))
+            value = REDACTOR.scrub_values(VALUE.decode(msgspec.json.encode(value)))
+        except Unreadable as problem:
+            outcome, value, error = "failed", None, str(problem)
         except (TypeError, ValueError, OverflowError, RecursionError) as problem:
             outcome, value, error = "failed", None, f"what it returned is not JSON: {problem}"
         self._finished(

@@ -22,8 +22,9 @@ from typing import Any, Final
 
 import yaml
 
-from holdfast.errors import ConfigError, InvalidInput
+from holdfast.errors import ConfigError, InvalidInput, Unreadable
 from holdfast.identity.files import write_private
+from holdfast.model.fleet import FACTS
 from holdfast.model.target import lookup
 from holdfast.version import __version__
 
@@ -61,8 +62,8 @@ class HostFacts:
         self._read = {**_still(), **_moving()}
         if self._kept.exists():
             try:
-                self._set = dict(json.loads(self._kept.read_text(encoding="utf-8")))
-            except (OSError, ValueError) as error:
+                self._set = FACTS.decode(self._kept.read_bytes())
+            except (OSError, Unreadable) as error:
                 log.warning(
                     "facts that were set are lost: %s cannot be read: %s", self._kept, error
                 )
@@ -83,8 +84,8 @@ class HostFacts:
             found = yaml.safe_load(self._file.read_text(encoding="utf-8"))
             if not isinstance(found, dict):
                 raise ValueError("it is not an object with names and values")
-            found = json.loads(json.dumps(found, default=str))
-        except (OSError, ValueError, yaml.YAMLError) as error:
+            found = FACTS.decode(json.dumps(found, default=str).encode())
+        except (OSError, ValueError, RecursionError, Unreadable, yaml.YAMLError) as error:
             self._complain(str(error))
             return False
         self._stamp, self._complained = (stat.st_mtime_ns, stat.st_size), ""

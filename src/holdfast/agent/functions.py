@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from holdfast import threads
 from holdfast.app import Holdfast, Job
 from holdfast.context import Context, SyncContext
-from holdfast.errors import ConfigError, InvalidInput, NoRecord
+from holdfast.errors import ConfigError, InvalidInput, NoRecord, Unreadable
+from holdfast.model.codec import JSON
 from holdfast.model.fleet import Order
 from holdfast.model.settings import Settings
 
@@ -141,8 +140,8 @@ def _value(annotation: Any, text: str) -> Any:
     if annotation is str:
         return text
     try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
+        return JSON.decode(text.encode())
+    except Unreadable:
         return text
 
 

@@ -23,7 +23,8 @@ from typing import IO, Final, Literal
 
 import msgspec
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, Unreadable
+from holdfast.model.codec import Codec
 
 KEPT: Final = 4096
 LARGEST_KEPT_RETURN: Final = 64 * 1024
@@ -40,6 +41,9 @@ class Seen(msgspec.Struct, omit_defaults=True):
     state: State
     body: bytes = b""
     """The return, until the server has it."""
+
+
+SEEN: Final = Codec[Seen](Seen, "an entry of the journal")
 
 
 class Journal:
@@ -88,8 +92,8 @@ class Journal:
             return
         for line in self._path.read_bytes().split(b"\n"):
             try:
-                entry = msgspec.json.decode(line, type=Seen)
-            except msgspec.DecodeError:
+                entry = SEEN.decode(line)
+            except Unreadable:
                 continue  # cut off by a crash: it had not been accepted then
             self._seen.pop(entry.run, None)
             self._seen[entry.run] = entry

@@ -39,6 +39,7 @@ NOUNS = (
     "settings",
     "secrets",
     "doctor",
+    "unreadable",
     "backup",
     "enqueue",
     "runs",

@@ -153,9 +153,8 @@ async def get(
     path: Annotated[str, typer.Argument(metavar="[PATH]", help="Such as db.host.")] = "",
 ) -> None:
     """Ask a live agent for its settings; secrets are masked."""
-    import msgspec
-
     from holdfast.errors import SettingsError, Unavailable
+    from holdfast.model.fleet import FACTS
     from holdfast.names import check_name
 
     check_name(agent, "agent")
@@ -165,13 +164,14 @@ async def get(
             answer = await client.broker.request(subject, path.encode(), timeout=_ASK_SECONDS)
         except Unavailable:
             raise SettingsError(f"agent {agent} does not answer: is it running?") from None
-    found: dict[str, Any] = msgspec.json.decode(answer.body)
+    found = FACTS.decode(answer.body)
     if "error" in found:
-        raise SettingsError(found["error"])
-    if given().json or not isinstance(found["values"], str):
-        emit(found["values"])
+        raise SettingsError(str(found["error"]))
+    values = found.get("values")
+    if given().json or not isinstance(values, str):
+        emit(values)
     else:
-        block(found["values"])
+        block(values)
 
 
 # ---- shared with `holdfast secrets`

@@ -59,6 +59,10 @@ class Data(Protocol):
         """Every key below `prefix`."""
         ...
 
+    def pass_over(self, entry: StoredEntry, error: errors.Unreadable) -> None:
+        """Note an entry that cannot be read."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
@@ -126,10 +130,18 @@ class Bucket(Generic[T]):
         await data.delete(check_key(key))
 
     async def entries(self, prefix: str = "") -> AsyncIterator[Entry[T]]:
-        """Every key below `prefix` (whole words), in the order of the last write."""
+        """Every key below `prefix` (whole words), in the order of the last write.
+
+        A record that does not fit the bucket's type is passed over and noted; `get` says why.
+        """
         data = await self._data(self.name)
         async for found in data.entries(check_key(prefix) if prefix else ""):
-            yield self._read(found)
+            try:
+                entry = self._read(found)
+            except errors.Unreadable as error:
+                data.pass_over(found, error)
+                continue
+            yield entry
 
     def _read(self, found: StoredEntry) -> Entry[T]:
         try:
@@ -182,3 +194,6 @@ class NatsData:
 
     def entries(self, prefix: str = "") -> AsyncIterator[StoredEntry]:
         return self._records.entries(prefix)
+
+    def pass_over(self, entry: StoredEntry, error: errors.Unreadable) -> None:
+        self._broker.unreadable.note(self._records.name, entry.key, error, entry.value)

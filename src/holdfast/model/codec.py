@@ -68,11 +68,18 @@ class Codec(Generic[T]):
     """How one kind of record is written, and the only way to read it."""
 
     def __init__(
-        self, kind: Any, what: str, *, strict: bool = True, largest: int = LARGEST_BYTES
+        self,
+        kind: Any,
+        what: str,
+        *,
+        strict: bool = True,
+        largest: int = LARGEST_BYTES,
+        deepest: int = DEEPEST,
     ) -> None:
         """`what` names it in errors: "a run's record"."""
         self.what = what
         self.largest = largest
+        self.deepest = deepest
         self._encode = msgspec.json.Encoder().encode
         self._decode = msgspec.json.Decoder(kind, strict=strict).decode
         self._nests = _nests(kind)
@@ -90,10 +97,10 @@ class Codec(Generic[T]):
             if not data.isascii():
                 data.decode()  # msgspec does not look into what it keeps raw or leaves out
             found: T = self._decode(data)
-            if self._nests and data.count(b"[") + data.count(b"{") > DEEPEST:
+            if self._nests and data.count(b"[") + data.count(b"{") > self.deepest:
                 self._check_depth(data)
         except RecursionError:
-            raise self.unreadable(f"it is nested more than {DEEPEST} deep") from None
+            raise self.unreadable(f"it is nested more than {self.deepest} deep") from None
         except (msgspec.MsgspecError, ValueError, OverflowError) as error:
             raise self.unreadable(str(error)) from None
         return found
@@ -106,7 +113,7 @@ class Codec(Generic[T]):
 
     def _check_depth(self, data: bytes) -> None:
         level: list[Any] = [_anything(data)]
-        for _ in range(DEEPEST + 1):
+        for _ in range(self.deepest + 1):
             level = [
                 child
                 for value in level
@@ -115,7 +122,7 @@ class Codec(Generic[T]):
             ]
             if not level:
                 return
-        raise self.unreadable(f"it is nested more than {DEEPEST} deep")
+        raise self.unreadable(f"it is nested more than {self.deepest} deep")
 
 
 _anything = msgspec.json.Decoder().decode
@@ -141,6 +148,13 @@ def _nests(kind: Any) -> bool:
             for name in ("types", "item_types"):
                 left += getattr(found, name, ())
     return False
+
+
+def whole_number(text: str | None, default: int = 0, digits: int = 18) -> int:
+    """The number in a header; what is none, or has more digits, counts as absent."""
+    if text and text.isascii() and text.isdigit() and len(text) <= digits:
+        return int(text)
+    return default
 
 
 JSON: Final = Codec[Any](Any, "the value")

@@ -25,7 +25,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from holdfast.errors import Unreadable
-from holdfast.model.codec import Codec, Count, Instant, Name, Number, RunId, Seconds
+from holdfast.model.codec import DEEPEST, Codec, Count, Instant, Name, Number, RunId, Seconds
 
 FleetStatus = Literal["claimed", "running", "complete", "failed", "partial", "timeout", "cancelled"]
 ENDED: Final = frozenset({"complete", "failed", "partial", "timeout", "cancelled"})
@@ -240,6 +240,8 @@ RETURN: Final = Codec[Return](Return, "the return")
 ACK: Final = Codec[Ack](Ack, "the acknowledgement")
 ORDER: Final = Codec[Order](Order, "the command")
 ACTIVE: Final = Codec[Active](Active, "an entry of the index of active runs")
+VALUE: Final = Codec[Any](Any, "what it returned", deepest=DEEPEST - 1)
+"""A return's value: one level is the return's own."""
 FACTS: Final = Codec[dict[str, Any]](dict[str, Any], "the facts")
 STEP: Final = Codec[Step](Step, "an entry of the ledger")
 

@@ -16,8 +16,9 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.errors import ConfigError, SettingsError
+from holdfast.errors import ConfigError, SettingsError, Unreadable
 from holdfast.identity.files import write_private
+from holdfast.model.codec import Codec, Count, Instant
 from holdfast.model.settings import Position, Settings
 from holdfast.settings.document import MARK, PLACEHOLDER
 from holdfast.settings.records import Manifest
@@ -32,9 +33,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Settings in force, as they are kept."""
 
     agent: str
-    born: int
-    number: int
-    at: float
+    born: Count
+    number: Count
+    at: Instant
     values: dict[str, Any]
     secrets: list[list[str | int]] = []
     """Where secrets stand."""
@@ -49,6 +50,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     def settings(self) -> Settings:
         """As a program sees them."""
         return Settings(self.values, revision=self.number, secrets=[tuple(p) for p in self.secrets])
+
+
+SNAPSHOT: Final = Codec[Snapshot](Snapshot, "a snapshot of the settings")
 
 
 def placeholders(values: Any, position: Position = ()) -> Iterator[tuple[Position, str]]:
@@ -113,12 +117,12 @@ def load(path: Path) -> Snapshot | None:
         if path.stat().st_mode & 0o077:
             log.warning("%s could be read by others: made private again", path.name)
             path.chmod(0o600)
-        return msgspec.json.decode(raw, type=Snapshot)
+        return SNAPSHOT.decode(raw)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise ConfigError(f"{_WHAT} {str(path)!r} cannot be read: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except Unreadable:
         log.error("%s %s is damaged and not used", _WHAT, path)
         return None
 

@@ -25,11 +25,12 @@ from nacl.public import Box, PrivateKey
 from nacl.secret import SecretBox
 from nacl.signing import VerifyKey
 
-from holdfast.errors import SettingsError
+from holdfast.errors import SettingsError, Unreadable
 from holdfast.identity import AccountSeed
 from holdfast.identity.credentials import AgentKeys
 from holdfast.identity.framing import framed
 from holdfast.identity.seed import FIRST_GENERATION
+from holdfast.model.codec import Codec
 from holdfast.settings.records import Sealed
 
 AT_REST: Final = "hf1:"
@@ -47,6 +48,9 @@ class _Content(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"_Content({self.secret!r})"
+
+
+_CONTENT: Final = Codec[_Content](_Content, "a sealed value")
 
 
 class Sealer:
@@ -95,8 +99,8 @@ class Sealer:
             return text
         try:
             raw = self._at_rest.decrypt(base64.b64decode(text[len(AT_REST) :], validate=True))
-            content = msgspec.json.decode(raw, type=_Content)
-        except (CryptoError, binascii.Error, ValueError):
+            content = _CONTENT.decode(raw)
+        except (CryptoError, binascii.Error, ValueError, Unreadable):
             raise SettingsError(
                 f"secret {secret} was sealed with another account seed, or was damaged: "
                 "'holdfast secrets set' writes it again",
@@ -177,8 +181,8 @@ class Opener:
 
 def _open(box: Box, data: bytes, agent: str, secret: str, version: str) -> str:
     try:
-        content = msgspec.json.decode(box.decrypt(data), type=_Content)
-    except (CryptoError, ValueError, TypeError):
+        content = _CONTENT.decode(box.decrypt(data))
+    except (CryptoError, ValueError, TypeError, Unreadable):
         raise SettingsError(
             f"secret {secret} cannot be opened by agent {agent}: it was sealed for another, or was "
             "tampered with",

@@ -17,6 +17,7 @@ import msgspec
 from holdfast.broker.kv import parse_time
 from holdfast.client import Client
 from holdfast.errors import InvalidInput, NotFound, Unreadable
+from holdfast.model.codec import whole_number
 from holdfast.model.dead import ATTEMPTS, TEXT
 from holdfast.model.run import Attempt
 from holdfast.names import (
@@ -33,7 +34,7 @@ from holdfast.names import (
     Names,
 )
 from holdfast.status.audit import Audit
-from holdfast.status.messages import Kept, by_sequence, delete, newest, number
+from holdfast.status.messages import Kept, by_sequence, delete, newest
 from holdfast.status.replaying import Replayer
 
 SELECT_MOST: Final = 100_000
@@ -268,8 +269,8 @@ def read_letter(kept: Kept, names: Names) -> DeadLetter:
         headers.get(H_REASON, ""),
         _text(headers.get(H_ERROR, "")),
         kept.stamp,
-        number(headers.get(H_FAILURES), 0),
-        number(headers.get(H_CRASHES), 0),
+        whole_number(headers.get(H_FAILURES)),
+        whole_number(headers.get(H_CRASHES)),
         _time(headers.get(H_DEAD_AT, ""), kept.stored),
         len(kept.body),
         headers.get(H_OBJECT, ""),

@@ -38,6 +38,7 @@ NAMESPACE_CHECKS: Final[dict[str, Check]] = {
     "clock": server_checks.clock,
     "nodes": namespace_checks.node_records,
     "jobs": namespace_checks.jobs,
+    "records": namespace_checks.records,
 }
 
 

@@ -20,6 +20,7 @@ import msgspec
 from holdfast import errors
 from holdfast.broker import Broker, Received
 from holdfast.broker.kv import direct_batch, direct_page, parse_time
+from holdfast.model.codec import whole_number
 from holdfast.names import (
     H_ATTEMPT,
     H_MSG_ID,
@@ -69,7 +70,7 @@ class Kept(NamedTuple):
     @property
     def stamp(self) -> int:
         """The attempt stamped on it: 1 unless it was re-published."""
-        return number(self.headers.get(H_ATTEMPT), 1) if H_RUN in self.headers else 1
+        return whole_number(self.headers.get(H_ATTEMPT), 1) if H_RUN in self.headers else 1
 
     @property
     def due(self) -> float:
@@ -85,13 +86,6 @@ class Kept(NamedTuple):
         """The headers that are neither Holdfast's nor the server's."""
         reserved = (OWN_HEADERS, SERVER_HEADERS)
         return {k: v for k, v in self.headers.items() if not k.startswith(reserved)}
-
-
-def number(text: str | None, default: int) -> int:
-    """A header's number; nonsense counts as absent."""
-    if text and text.isascii() and text.isdigit() and len(text) < 19:
-        return int(text)
-    return default
 
 
 def _kept(message: Received) -> Kept:

@@ -13,6 +13,10 @@ from holdfast.model.node import NodeRecord
 from holdfast.status.checkup import Finding, Site, few
 from holdfast.status.jobs import Jobs
 from holdfast.status.stream_fixes import is_grave, is_safe, why_by_hand
+from holdfast.status.unreadable import UnreadableRecords
+
+MOST_TOLD = 10
+"""Unreadable records that are told of one by one."""
 
 
 async def replicas(site: Site) -> list[Finding]:
@@ -118,6 +122,21 @@ async def node_records(site: Site) -> list[Finding]:
     counts = [f"{alive.count(role)} {role}" for role in sorted(set(alive))]
     text = f"alive: {', '.join(counts)}" if counts else "no node is alive"
     return found or [Finding("nodes", "ok", text)]
+
+
+async def records(site: Site) -> list[Finding]:
+    """Records that every process passes over because it cannot read them."""
+    damaged = await UnreadableRecords(site.client).list()
+    if not damaged:
+        return [Finding("records", "ok", "every record can be read")]
+    found = [
+        Finding("records", "warn", f"{one.bucket}/{one.key}: {one.reason}", one.remedy)
+        for one in damaged[:MOST_TOLD]
+    ]
+    if more := len(damaged) - len(found):
+        text = f"{more} more records cannot be read"
+        found.append(Finding("records", "warn", text, "holdfast unreadable list"))
+    return found
 
 
 async def _nodes(site: Site) -> list[tuple[NodeRecord, float]]:

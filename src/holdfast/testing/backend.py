@@ -162,6 +162,9 @@ class MemoryData:
         for entry in sorted(found, key=lambda e: e.revision):
             yield entry
 
+    def pass_over(self, entry: Entry, error: Exception) -> None:
+        """In memory nobody else writes: the test did, and `get` tells it why."""
+
 
 class Process(Protocol):
     """What the backend needs of the app in memory."""

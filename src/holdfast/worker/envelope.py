@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from holdfast.model import run as runs
+from holdfast.model.codec import whole_number
 from holdfast.model.dead import dead_headers
 from holdfast.model.run import RunRecord
 from holdfast.names import (
@@ -91,16 +92,12 @@ def crashes(held: Held) -> int:
 
 def number(text: str | None, default: int) -> int:
     """A header's number; nonsense counts as absent."""
-    if text and text.isascii() and text.isdigit() and len(text) < 8:
-        return min(int(text), LARGEST_NUMBER)
-    return default
+    return min(whole_number(text, default, digits=7), LARGEST_NUMBER)
 
 
 def stamp(text: str | None) -> int:
     """The number of the message that carries a run; nonsense counts as the first."""
-    if text and text.isascii() and text.isdigit() and len(text) <= STAMP_DIGITS:
-        return max(1, int(text))
-    return 1
+    return max(1, whole_number(text, 1, digits=STAMP_DIGITS))
 
 
 def cause(headers: dict[str, str]) -> str:

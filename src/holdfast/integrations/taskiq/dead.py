@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-import msgspec
 from taskiq.message import TaskiqMessage
 
 from holdfast.broker import Broker, Delivery, Received
@@ -20,9 +19,9 @@ from holdfast.broker.kv import direct_batch
 from holdfast.broker.objects import Objects
 from holdfast.broker.streams import DAY, NANO, Topology
 from holdfast.config import RecordConfig
-from holdfast.errors import BrokerError, NotFound, PayloadTooLarge
+from holdfast.errors import BrokerError, NotFound, PayloadTooLarge, Unreadable
 from holdfast.integrations.taskiq.connection import Servers, connect, patiently
-from holdfast.model.dead import dead_headers
+from holdfast.model.dead import TEXT, dead_headers
 from holdfast.names import (
     DEFAULT_NAMESPACE,
     H_ERROR,
@@ -191,6 +190,6 @@ class DeadLetters:
 def _text(text: str) -> str:
     """Texts are JSON in the headers, so that any of them is one line."""
     try:
-        return msgspec.json.decode(text, type=str) if text else ""
-    except msgspec.DecodeError:
+        return TEXT.decode(text.encode("utf-8", "surrogateescape")) if text else ""
+    except Unreadable:
         return text

@@ -95,7 +95,7 @@ class WatchingFormatter(TaskiqFormatter):
         """What taskiq's default does, in a third of the time; what is unusual goes there."""
         try:
             wire = _decode(message)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             return self.inner.loads(message)
         return TaskiqMessage.model_construct(
             task_id=wire.task_id,

@@ -168,7 +168,8 @@ class ResilientNATSScheduleSource(ScheduleSource):
         try:
             found = ScheduledTask.model_validate(readable(self.serializer, change.value))
         except (Unreadable, ValidationError) as error:
-            log.error("schedule %s in %s is left out: %s", change.key, self.bucket_name, error)
+            notes = self._connection.unreadable
+            notes.note(self.bucket_name, change.key, error, change.value)
         else:
             view[change.key] = (change.revision, found)
 

@@ -1,0 +1,233 @@
+"""Records that cannot be read: finding them in every bucket and in the ledger, removing them.
+
+Which key of which bucket holds which kind of record is said once, in `decoders`. Looking decodes
+what it finds and keeps nothing; removing never needs to read. A record that can be read is not
+removed here: its own command does that, with the checks that belong to it.
+
+Not looked at: the payloads of runs and events, which are the user's and become dead letters when
+they do not fit; buckets of programs, whose types only the program knows; more than `LOOKED` records
+of one bucket, newest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.broker import Bucket
+from holdfast.client import Client
+from holdfast.client.schedules import REGISTRATION
+from holdfast.errors import InvalidInput, NotFound, SettingsError, Unavailable, Unreadable
+from holdfast.model import fleet, lease, node, run, schedule, slot
+from holdfast.model.codec import JSON
+from holdfast.names import SETTINGS_REVISION, Names, kv_key, kv_stream, kv_subject, parse_return_key
+from holdfast.settings import records as settings
+from holdfast.status.audit import ACTION, Audit
+from holdfast.status.messages import by_sequence, delete, newest
+
+LOOKED: Final = 20_000
+"""Records of one bucket: `holdfast doctor` answers within seconds, however many there are."""
+LISTED: Final = 1_000
+"""Records that are told of at once."""
+
+Decode = Callable[[str, bytes], object]
+"""What reads the record of a key, or raises `Unreadable`; a key of no record is fine."""
+
+
+class Damaged(msgspec.Struct, frozen=True):
+    """A record that cannot be read."""
+
+    bucket: str
+    """The bucket, or the ledger."""
+    key: str
+    """The key; of a message in the ledger its sequence."""
+    reason: str
+    size: int
+    stored: float
+
+    @property
+    def remedy(self) -> str:
+        """The command that removes it."""
+        return f"holdfast unreadable remove {self.bucket} {self.key}"
+
+
+class UnreadableRecords:
+    """Finds and removes the unreadable records of a namespace."""
+
+    def __init__(self, client: Client, who: str | None = None) -> None:
+        self._client = client
+        self._broker = client.broker
+        self._names = client.broker.names
+        self._who = who
+
+    async def list(self) -> Sequence[Damaged]:
+        """Those of every bucket and of the ledger, up to `LISTED`."""
+        found: list[Damaged] = []
+        for bucket, decode in decoders(self._names).items():
+            async for one in self._look(bucket, decode):
+                found.append(one)
+                if len(found) >= LISTED:
+                    return found
+        return found
+
+    async def _look(self, bucket: str, decode: Decode) -> AsyncIterator[Damaged]:
+        ledger = bucket == self._names.ledger
+        stream = bucket if ledger else kv_stream(bucket)
+        subject = ">" if ledger else kv_subject(bucket, ">")
+        looked = 0
+        try:
+            async for kept in newest(self._broker, stream, subject):
+                place = kept.subject if ledger else kv_key(bucket, kept.subject)
+                looked += 1
+                if reason := _reason(decode, place, kept.body):
+                    key = str(kept.sequence) if ledger else place
+                    yield Damaged(bucket, key, reason, len(kept.body), kept.stored)
+                if looked >= LOOKED:
+                    return
+        except (NotFound, Unavailable):
+            return  # nobody has needed that bucket yet
+
+    async def remove(self, bucket: str, key: str) -> None:
+        """Remove a record that cannot be read; one that can be read is refused."""
+        decode = decoders(self._names).get(bucket)
+        if decode is None:
+            known = ", ".join(decoders(self._names))
+            raise InvalidInput(f"{bucket!r} is none of this namespace's buckets: {known}")
+        if bucket == self._names.ledger:
+            await self._remove_message(key, decode)
+        else:
+            await self._remove_key(Bucket(self._broker, bucket), key, decode)
+        await Audit(self._client, self._who).write("remove", detail=f"{bucket}/{key}")
+
+    async def _remove_key(self, bucket: Bucket, key: str, decode: Decode) -> None:
+        revision, entry = await bucket.last(key)
+        if entry is None:
+            raise NotFound(f"bucket {bucket.name} has no record {key!r}")
+        _refuse_readable(decode, entry.key, entry.value)
+        await bucket.remove(entry.key, expected=revision)
+
+    async def _remove_message(self, key: str, decode: Decode) -> None:
+        ledger = self._names.ledger
+        kept = None
+        if key.isascii() and key.isdigit() and len(key) < 19:
+            kept = await by_sequence(self._broker, ledger, int(key))
+        if kept is None:
+            raise NotFound(f"the ledger has no message {key!r}")
+        _refuse_readable(decode, kept.subject, kept.body)
+        await delete(self._broker, ledger, kept.sequence)
+
+
+def _reason(decode: Decode, key: str, body: bytes) -> str:
+    try:
+        decode(key, body)
+    except Unreadable as error:
+        return str(error)
+    return ""
+
+
+def _refuse_readable(decode: Decode, key: str, body: bytes) -> None:
+    if not _reason(decode, key, body):
+        raise InvalidInput(
+            f"{key} can be read, so nothing was removed: its own command does that (schedules "
+            "remove, agents forget, jobs purge, …)"
+        )
+
+
+# ---- which record is where
+
+
+def decoders(names: Names) -> Mapping[str, Decode]:
+    """What reads each bucket's records, by bucket; the ledger is a stream."""
+    return {
+        names.runs: _plain(run.decode),
+        names.nodes: _node,
+        names.schedules: _schedule,
+        names.slots: _slot,
+        names.leases: _lease,
+        names.fleet: _fleet,
+        names.returns: _return,
+        names.facts: _plain(fleet.FACTS.decode),
+        names.agents: _plain(node.decode),
+        names.settings: _settings,
+        names.secrets: _of_settings(settings.Sealed),
+        names.applied: _of_settings(settings.Report),
+        names.bucket("sessions"): _plain(JSON.decode),
+        names.ledger: _ledger(names),
+    }
+
+
+def _plain(decode: Callable[[bytes], Any]) -> Decode:
+    return lambda _, body: decode(body)
+
+
+def _node(key: str, body: bytes) -> object:
+    found = node.decode(body)
+    if found.id != key:
+        raise node.CODEC.unreadable("it says that it is another node")
+    return found
+
+
+def _schedule(key: str, body: bytes) -> object:
+    kind, _, name = key.partition(".")
+    if kind == "schedule":
+        return schedule.usable(name, body)
+    return REGISTRATION.decode(body) if kind == "app" else None
+
+
+def _slot(key: str, body: bytes) -> object:
+    kind = key.partition(".")[0]
+    if kind == "progress":
+        return slot.decode_progress(body)
+    return lease.decode_term(body) if kind == "term" else slot.decode_at(key, body)
+
+
+def _lease(key: str, body: bytes) -> object:
+    return lease.decode_term(body) if key.startswith("term.") else lease.decode_lease(body)
+
+
+def _fleet(key: str, body: bytes) -> object:
+    return fleet.decode_active(body) if key.startswith("active.") else fleet.decode(body)
+
+
+def _return(key: str, body: bytes) -> object:
+    found = fleet.decode_return(body)
+    if parse_return_key(key) != (found.run, found.agent):
+        raise fleet.RETURN.unreadable("it names another run or agent than its key")
+    return found
+
+
+def _settings(key: str, body: bytes) -> object:
+    if key == SETTINGS_REVISION:
+        return _settled(lambda: settings.claimed(body))
+    if key.startswith("manifest."):
+        return _settled(lambda: settings.decode(settings.Manifest, body, "the manifest"))
+    return None  # a file is what its hash says
+
+
+def _of_settings(kind: type[Any]) -> Decode:
+    return lambda _, body: _settled(lambda: settings.decode(kind, body, "the record"))
+
+
+def _settled(read: Callable[[], object]) -> object:
+    try:
+        return read()
+    except SettingsError as error:
+        raise Unreadable(str(error)) from None
+
+
+def _ledger(names: Names) -> Decode:
+    kinds = {
+        names.log("node", ""): node.decode_transition,
+        names.log("fleet", ""): fleet.decode_step,
+        names.log("operator", ""): ACTION.decode,
+    }
+
+    def decode(subject: str, body: bytes) -> object:
+        for prefix, read in kinds.items():
+            if subject.startswith(prefix):
+                return read(body)
+        return None
+
+    return decode
