@@ -108,6 +108,7 @@ class Broker:
         self.closed: asyncio.Event = asyncio.Event()
         self._name = name
         self._nc = WireClient()
+        self._nc.on_malformed = self._on_malformed
         closed_in_children(self._nc)
         self._prefix = ""
         self._inbox = ""
@@ -553,6 +554,11 @@ class Broker:
                     "server's configuration"
                 )
                 future.set_exception(errors.PermissionDenied(reason.removeprefix("nats: ")))
+
+    def _on_malformed(self, subject: bytes, body: bytes, error: Exception) -> None:
+        place = subject.decode("ascii", "backslashreplace")
+        said = errors.Unreadable(f"the message cannot be taken in: {type(error).__name__}")
+        self.unreadable.note("messages", place, said, body)
 
     async def _on_disconnected(self) -> None:
         self._fail_waiting(errors.OutcomeUnknown("the connection was lost before an answer came"))

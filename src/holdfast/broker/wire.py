@@ -32,12 +32,17 @@ _NO_HEADERS: Headers = {}
 _PLAIN = b"NATS/1.0\r\n"
 
 
+def _ignore(_: bytes, __: bytes, ___: Exception) -> None:
+    return None
+
+
 class WireClient(Client):
     """nats-py's client, with `listen` and `write`."""
 
     def __init__(self) -> None:
         super().__init__()
         self._listeners: dict[int, Listener] = {}
+        self.on_malformed: Callable[[bytes, bytes, Exception], object] = _ignore
         self._ps = WireParser(self, self._listeners, self._take)
 
     async def listen(self, subject: str, listener: Listener) -> Subscription:
@@ -58,15 +63,24 @@ class WireClient(Client):
             return False
         try:
             listener(subject, reply, data, headers)
-        except Exception:
-            log.exception("a message could not be taken in")
+        except Exception as error:  # noqa: BLE001 - whatever a message does, the connection stays
+            self._malformed(subject, data, error)
         return True
+
+    def _malformed(self, subject: bytes, data: bytes, error: Exception) -> None:
+        """A message that nobody could take in: dropped, since the next one may be good."""
+        log.debug("a message could not be taken in", exc_info=error)
+        self.on_malformed(subject, data, error)
 
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
-        if not self._take(sid, subject, reply, data, headers):
+        if self._take(sid, subject, reply, data, headers):
+            return
+        try:
             await super()._process_msg(sid, subject, reply, data, headers)
+        except Exception as error:  # noqa: BLE001 - the library would stop reading for good
+            self._malformed(subject, data, error)
 
     async def write(self, line: bytes) -> None:
         """Send a finished protocol line."""

@@ -175,16 +175,19 @@ async def remove(
 ) -> None:
     """Remove a schedule; slots that are planned already are still sent."""
     from holdfast.client.schedules import Schedules
+    from holdfast.errors import Unreadable
 
     async with connected() as client:
         schedules = Schedules(client)
-        schedule = await schedules.show(name)
-        if schedule.source == "code":
-            note(
-                f"app {schedule.app!r} defines it in its code and will add it again when it starts"
-            )
+        try:
+            schedule = await schedules.show(name)
+            rule, app = schedule.rule, schedule.app if schedule.source == "code" else ""
+        except Unreadable:
+            rule, app = "it cannot be read", ""
+        if app:
+            note(f"app {app!r} defines it in its code and will add it again when it starts")
         if not yes:
-            confirm(f"Remove schedule {name} ({schedule.rule})?")
+            confirm(f"Remove schedule {name} ({rule})?")
         await schedules.remove(name)
     say(f"{name} is removed")
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from holdfast.clock import rfc3339
+from holdfast.errors import Unreadable
 from holdfast.model import slot as slots
 from holdfast.model.schedule import Schedule, due_at, next_after
 from holdfast.status.audit import Verb
@@ -147,12 +148,15 @@ async def ask_trigger(visit: OperatorVisit, name: str) -> Response:
 @router.get("/do/schedules/remove")
 async def ask_remove(visit: AdminVisit, name: str) -> Response:
     """Say what a removal does."""
-    schedule = await visit.desk.schedules.show(name)
     effects = ["It fires no more. Slots that are planned already are still sent."]
-    if schedule.source == "code":
-        effects.append(
-            f"The code of app {schedule.app} defines it: it is back when that app registers again."
-        )
+    try:
+        schedule = await visit.desk.schedules.show(name)
+    except Unreadable as error:
+        effects.append(f"It is removed without being read ({error}).")
+    else:
+        if schedule.source == "code":
+            app = schedule.app
+            effects.append(f"The code of app {app} defines it: it is back when {app} registers.")
     question = Question(
         f"Remove {name}?",
         effects,
