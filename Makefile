@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 MINUTES ?= 5
 REPORTS := build/reports/$(shell date +%Y%m%d-%H%M%S)
 # A suite joins `make test` as soon as its directory exists.
-SUITES := $(wildcard tests/unit tests/conformance tests/integration tests/faults tests/docs tests/uptime)
+SUITES := $(wildcard tests/unit tests/conformance tests/integration tests/faults tests/security tests/docs tests/uptime)
 # These mostly wait, for processes to die and to be noticed: they run beside the others.
 WAITING := tests/faults tests/uptime
 

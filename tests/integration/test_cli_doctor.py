@@ -87,10 +87,10 @@ async def test_doctor_is_content_with_a_working_namespace(nats: Server, app: Hol
     assert code == text.code == 0
     assert levels(found, "replicas") == levels(found, "durability") == {"warn"}
     assert "does not sync every write" in found["durability"][0].text
-    for check in ("permissions", "streams", "clock", "nodes", "jobs", "max_payload", "storage"):
+    for check in ("permissions", "streams", "clock", "nodes", "jobs", "records", "storage"):
         assert levels(found, check) == {"ok"}, found[check]
     assert found["nodes"][0].text == "alive: 1 worker"
-    assert "0 failed, 2 warnings, 12 ok" in text.out
+    assert "0 failed, 2 warnings, 13 ok" in text.out
 
 
 async def test_doctor_sees_that_every_write_is_synced(namespace: str) -> None:
