@@ -20,8 +20,7 @@ import msgspec
 from holdfast.model import run as runs
 from holdfast.model.run import RunRecord
 
-MARK = "replay."
-"""How the token of a replay begins."""
+MARK = runs.REPLAY_MARK
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ RESTARTS: frozenset[str] = frozenset(get_args(Restart))
 KEPT_ATTEMPTS = 30
 ERROR_CHARS = 2_000
 NO_RESULT = msgspec.Raw(b"null")
+REPLAY_MARK = "replay."
+"""How the token of an operator's replay begins."""
 LARGEST_LEAP = 1_000_000
 """More than the attempts of any run: a message's number so far ahead of its record is forged."""
 
@@ -125,6 +127,7 @@ class Verdict(Enum):
     TAKE_OVER = "its holder is gone: claim it as crashed"
     POISON = "it has crashed too many workers: dead-letter it"
     LOST = "its holder is gone and it must not be restarted: dead-letter it"
+    BEGUN = "it has begun before its job became at_most_once: dead-letter it"
     HELD = "a live node holds it, or a version that knows more: give the message back"
     DUPLICATE = "it has ended: drop the message"
     FOREIGN = "another job uses the same run id: keep the two apart"
@@ -139,10 +142,12 @@ def decide(
     holder_alive: bool,
     crash_limit: int,
     in_grace: bool = False,
+    once: bool = False,
 ) -> Verdict:
     """The rule for a delivered message; the holder matters only while it is running.
 
-    `in_grace`: the holder is lost, and may still be finishing within its grace period.
+    `in_grace`: the holder is lost, and may still be finishing within its grace period. `once`: the
+    job is `at_most_once` now, whatever it was when the record was written.
     """
     if record is None:
         return Verdict.CLAIM
@@ -151,16 +156,27 @@ def decide(
     if message < record.message:
         return Verdict.SUPERSEDED
     if record.state == "failed":
-        return Verdict.CLAIM
+        return Verdict.BEGUN if once and _may_not_start_again(record) else Verdict.CLAIM
     if record.state != "running" or record.restart not in RESTARTS:
         return Verdict.HELD  # a newer version wrote it: its workers know what to do
     if holder_alive or (in_grace and record.restart == "after_grace"):
         return Verdict.HELD
-    if record.restart == "never":
+    if record.restart == "never" or once:
         return Verdict.LOST
     if record.crashes + 1 >= crash_limit:
         return Verdict.POISON
     return Verdict.TAKE_OVER
+
+
+def waits_for(record: RunRecord, message: int) -> bool:
+    """Whether a record waits for the message of this number."""
+    return record.state == "failed" and record.message == believed(record, message)
+
+
+def _may_not_start_again(record: RunRecord) -> bool:
+    """Whether a waiting run was started under another delivery mode; an operator may replay it."""
+    replay = record.token.startswith(REPLAY_MARK)
+    return bool(record.attempts) and not record.once and not replay
 
 
 def believed(record: RunRecord | None, message: int) -> int:

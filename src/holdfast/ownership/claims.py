@@ -127,7 +127,7 @@ class Claims:
             record, revision = found or (None, 0)
             if record and (record.group, record.job) != (fresh.group, fresh.job):
                 return Verdict.FOREIGN
-            verdict = await self.decide(record, message)
+            verdict = await self.decide(record, message, once=fresh.once)
             if verdict not in (Verdict.CLAIM, Verdict.TAKE_OVER):
                 return verdict
             if self._must_wait(run, record, verdict):
@@ -164,7 +164,9 @@ class Claims:
         """The attempt is over, however it ended."""
         self._suspects.discard(claim.run)
 
-    async def decide(self, record: RunRecord | None, message: int) -> Verdict:
+    async def decide(
+        self, record: RunRecord | None, message: int, *, once: bool = False
+    ) -> Verdict:
         """What to do with a message whose run has this record, as things stand now."""
         alive, in_grace = True, False
         if record is not None and record.state == "running":
@@ -177,6 +179,7 @@ class Claims:
             holder_alive=alive,
             crash_limit=self._crash_limit,
             in_grace=in_grace,
+            once=once,
         )
 
     async def _try(
@@ -233,13 +236,13 @@ class Claims:
     async def give_up(
         self, run: str, record: RunRecord, revision: int, *, state: State, error: str
     ) -> RunRecord | None:
-        """End a run whose holder is gone, without executing it: `dead` or `lost`.
+        """End a run that nobody may execute (again): `dead` or `lost`.
 
         `revision` is the one at which that was decided: a run that has moved since is left alone.
         """
-        crashed = runs.close_crashed(record, self._now())
+        closed = runs.close_crashed(record, self._now()) if record.state == "running" else record
         ended = msgspec.structs.replace(
-            crashed, state=state, token=self._token(), error=error, ended=self._now(), reply=""
+            closed, state=state, token=self._token(), error=error, ended=self._now(), reply=""
         )
         won = await self._write(run, ended, revision, self.ttl_of(record))
         return ended if won else None

@@ -54,6 +54,7 @@ from holdfast.worker.slots import Left
 log = logging.getLogger("holdfast.worker")
 
 HELD_ELSEWHERE_SECONDS = 2.0
+HAS_BEGUN = "it had begun before its job became at_most_once, and may not start again"
 UNREADABLE_SECONDS = 30.0
 """When a message whose run's record cannot be read comes again: a person has to act first."""
 ACK_TRIES = 50
@@ -125,7 +126,7 @@ class Executor:
     async def _obtain(self, held: Held) -> bool:
         spec = held.job.spec
         redelivered = held.message.deliveries > 1
-        if not envelope.is_recorded(held):
+        if not envelope.is_recorded(held) and not await self._is_expected(held):
             return True
         fresh = RunRecord(
             "running",
@@ -155,7 +156,23 @@ class Executor:
             return False
         self._won.inc()
         envelope.adopt(held, found)
-        return spec.delivery != "at_most_once" or await self._ack_first(held)
+        if spec.delivery != "at_most_once":
+            return True
+        if found.record.failures and not found.record.attempts:  # counted without a record
+            await self._settle.dead(held, "failed", HAS_BEGUN, "")
+            return False
+        return await self._ack_first(held)
+
+    async def _is_expected(self, held: Held) -> bool:
+        """Whether a record waits for this very message, though its job keeps none (any more).
+
+        Only a later message of a run can have one: from when the job had another delivery mode, or
+        from an operator's replay. Left alone it would say `failed` for ever.
+        """
+        if held.stamp == 1:
+            return False
+        found = await self.claims.read(held.run)
+        return found is not None and runs.waits_for(found[0], held.stamp)
 
     async def _with_body(self, held: Held, fresh: RunRecord) -> RunRecord:
         """The record of a run whose message is going to be gone: it keeps the payload."""
@@ -199,20 +216,15 @@ class Executor:
 
     async def _abandon(self, held: Held, verdict: Verdict) -> None:
         found = await self.claims.read(held.run)
-        if not found or await self.claims.decide(found[0], held.stamp) is not verdict:
+        once = held.job.spec.delivery == "at_most_once"
+        if not found or await self.claims.decide(found[0], held.stamp, once=once) is not verdict:
             await held.message.nak()  # it has moved on meanwhile
             return
         record, revision = found
-        poison = verdict is Verdict.POISON
-        error = (
-            f"{record.crashes + 1} workers died while they held it"
-            if poison
-            else "its worker died and its restart strategy is 'never'"
-        )
-        crashed = runs.close_crashed(record, self._now())
-        reason = "crashed" if poison else "lost"
-        buried = await self._settle.bury(held, reason, error, "", crashed)
-        state: State = "dead" if poison else "lost"
+        reason, state, error = _ending(verdict, record)
+        running = record.state == "running"
+        told = runs.close_crashed(record, self._now()) if running else record
+        buried = await self._settle.bury(held, reason, error, "", told)
         if await self.claims.give_up(held.run, record, revision, state=state, error=error):
             await held.message.ack()
         else:
@@ -373,3 +385,13 @@ class Executor:
         task = asyncio.current_task()
         while task is not None and task.uncancel():
             pass
+
+
+def _ending(verdict: Verdict, record: RunRecord) -> tuple[str, State, str]:
+    """How a run ends that nobody may execute: the letter's reason, the state, the error."""
+    if verdict is Verdict.POISON:
+        return "crashed", "dead", f"{record.crashes + 1} workers died while they held it"
+    if verdict is Verdict.BEGUN:
+        last = f"; its last error: {record.error}" if record.error else ""
+        return "failed", "dead", HAS_BEGUN + last
+    return "lost", "lost", "its worker died and its restart strategy is 'never'"
