@@ -26,6 +26,9 @@ log = logging.getLogger("holdfast.health")
 T = TypeVar("T")
 
 READ_SECONDS = 5.0
+MOST_READING = 100
+"""Probes that may be under way at once; strangers who send nothing must not use up descriptors."""
+MOST_BYTES = 16 * 1024
 _REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
 
@@ -57,6 +60,8 @@ class HealthServer:
         self._path = path
         self._health = health
         self._server: asyncio.Server | None = None
+        self._reading: dict[asyncio.StreamWriter, None] = {}
+        """Connections that have not said what they want, the oldest first."""
         closed_in_children(self)
 
     def filenos(self) -> list[int]:
@@ -66,9 +71,13 @@ class HealthServer:
     async def __aenter__(self) -> HealthServer:
         try:
             if self._path:
-                self._server = await asyncio.start_unix_server(self._serve, self._path)
+                self._server = await asyncio.start_unix_server(
+                    self._serve, self._path, limit=MOST_BYTES
+                )
             elif self._port:
-                self._server = await asyncio.start_server(self._serve, self._host, self._port)
+                self._server = await asyncio.start_server(
+                    self._serve, self._host, self._port, limit=MOST_BYTES
+                )
         except OSError as error:
             raise ConfigError(
                 f"health port {self._port} cannot be opened ({error.strerror}): "
@@ -81,18 +90,23 @@ class HealthServer:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._reading) >= MOST_READING:  # the one that has taken longest makes place
+            next(iter(self._reading)).transport.abort()
+        self._reading[writer] = None
         try:
             async with asyncio.timeout(READ_SECONDS):
-                line = (await reader.readline()).decode("latin-1").split()
-                while (await reader.readline()).strip():
-                    pass
+                try:
+                    line = await _head(reader)
+                finally:
+                    self._reading.pop(writer, None)
             status, kind, body = await self._answer(line)
             head = (
                 f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\n"
                 f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
             )
             writer.write(head.encode() + (b"" if line[:1] == ["HEAD"] else body))
-            await writer.drain()
+            async with asyncio.timeout(READ_SECONDS):
+                await writer.drain()
         except (TimeoutError, OSError, ValueError):
             log.debug("a health request was cut off")
         finally:
@@ -122,6 +136,17 @@ class HealthServer:
         if answer is None:
             return 404, "text/plain", b"try /health/live, /health/ready or /metrics\n"
         return 200, "application/json", _json(answer)
+
+
+async def _head(reader: asyncio.StreamReader) -> list[str]:
+    """The words of a request's first line; the headers are read and dropped."""
+    line = await reader.readline()
+    taken = len(line)
+    while (header := await reader.readline()).strip():
+        taken += len(header)
+        if taken > MOST_BYTES:
+            raise ValueError("the headers are too long")
+    return line.decode("latin-1").split()
 
 
 async def _result(value: T | Awaitable[T]) -> T:

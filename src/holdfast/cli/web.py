@@ -137,5 +137,6 @@ def token(
     note(
         "This is the token: it is shown only now. Add the line below to the file that "
         "web.tokens_file names, or to web.tokens (HOLDFAST_WEB_TOKENS); it is of no use to who "
-        f"reads it there.\n{line}"
+        f"reads it there.\n{line}",
+        lines=True,
     )

@@ -391,8 +391,21 @@ class WebConfig(Role):
     session_seconds: float = option(43_200.0, "How long a login lasts.", least=60, most=2_592_000)
     rate_per_second: float = option(
         50.0,
-        "Requests to the API that one user or address may make each second, with four seconds' "
-        "worth in one go; 0 means no limit.",
+        "Requests that one user may make from one address each second, with four seconds' worth "
+        "in one go; 0 means no limit.",
+        least=0,
+        most=1_000_000,
+    )
+    connections: int = option(
+        1000,
+        "Connections at once. Where there are more, those that have waited longest for the rest of "
+        "their request are closed.",
+        least=10,
+        most=1_000_000,
+    )
+    connections_per_address: int = option(
+        200,
+        "The same for each address; 0 means no limit. Addresses in `proxies` have none.",
         least=0,
         most=1_000_000,
     )

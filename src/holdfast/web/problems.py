@@ -15,6 +15,7 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Scope
 
@@ -95,6 +96,7 @@ def handle_problems(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(RequestValidationError, _on_validation)
     app.add_exception_handler(errors.HoldfastError, _on_own)
+    app.add_exception_handler(ClientDisconnect, _on_gone)
     app.add_exception_handler(Exception, _on_bug)
 
 
@@ -108,7 +110,9 @@ def answer(
     if wants_page(request):
         from holdfast.web.pages import render_problem
 
-        return render_problem(request, status, detail)
+        page = render_problem(request, status, detail)
+        page.headers.update(headers or {})
+        return page
     return problem(status, detail, headers=headers)
 
 
@@ -152,6 +156,11 @@ def _sentence(found: dict[str, Any]) -> str:
     where, *path = [str(part) for part in found.get("loc", ())] or ["request"]
     name = ".".join(path)
     return f"{where} {name}: {found.get('msg', 'is wrong')}" if name else str(found.get("msg"))
+
+
+async def _on_gone(_: Request, __: Exception) -> Response:
+    """Who has gone in the middle of a request is answered nothing; it is no bug."""
+    return Response(status_code=400)
 
 
 async def _on_own(request: Request, error: Exception) -> Response:

@@ -45,6 +45,9 @@ LOGIN: Final = "/login"
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 LOGIN_BURST: Final = 10
 LOGIN_RATE: Final = 1 / 6
+LOGIN_BYTES: Final = 16 * 1024
+CLOSE: Final = {"Connection": "close"}
+"""What is left of such a body is not read."""
 BROWSER_SECONDS: Final = 30 * 86_400
 
 CSP: Final = "; ".join(
@@ -116,6 +119,7 @@ class Guard:
         """The answer of a request that goes no further."""
         self._check_host(request)
         self._check_origin(request)
+        self._check_length(request)
         path = path_of(request.scope)
         if path == LOGIN and request.method not in SAFE:
             self._take(self._logins, _address(request), "logins")
@@ -195,19 +199,31 @@ class Guard:
                 429, f"Too many {what}: try again in {seconds} s", {"Retry-After": str(seconds)}
             )
 
-    def _limited(self, request: Request, receive: Receive) -> Receive:
-        """The body, refused once it is longer than any message may be."""
-        most = self._services.body_limit
+    def _check_length(self, request: Request) -> None:
+        """Refuse a body by what is said about it: two ways to tell its end, or too long."""
         length = request.headers.get("content-length", "")
-        taken = int(length) if length.isascii() and length.isdigit() and len(length) < 19 else 0
+        if length and "transfer-encoding" in request.headers:
+            raise Problem(400, "Send Content-Length or Transfer-Encoding, not both", CLOSE)
+        known = length.isascii() and length.isdigit() and len(length) < 19
+        if length and (not known or int(length) > self._most(request)):
+            raise Problem(413, f"The request is larger than {self._most(request):,} bytes", CLOSE)
+
+    def _most(self, request: Request) -> int:
+        """The longest body: of a login, which anybody may send, a token and little more."""
+        if path_of(request.scope) == LOGIN:
+            return LOGIN_BYTES
+        return self._services.body_limit
+
+    def _limited(self, request: Request, receive: Receive) -> Receive:
+        """The body, counted as it comes, whatever was said about it."""
+        most, taken = self._most(request), 0
 
         async def limited() -> Message:
             nonlocal taken
             message = await receive()
-            if not length:
-                taken += len(message.get("body", b""))
+            taken += len(message.get("body", b""))
             if message["type"] == "http.request" and taken > most:
-                raise Problem(413, f"The request is larger than {most:,} bytes")
+                raise Problem(413, f"The request is larger than {most:,} bytes", CLOSE)
             return message
 
         return limited

@@ -23,6 +23,7 @@ from holdfast.health import Health, HealthServer
 from holdfast.model.liveness import Liveness
 from holdfast.web.app import create_app
 from holdfast.web.auth import Tokens
+from holdfast.web.connections import connection_class
 from holdfast.web.hosts import is_loopback
 from holdfast.web.services import Services
 
@@ -126,7 +127,9 @@ def _uvicorn(config: WebConfig, app: FastAPI) -> uvicorn.Config:
         lifespan="off",  # the services outlive the last request
         access_log=False,
         log_config=None,
-        log_level="warning",
+        log_level="error",  # anybody may send what is no HTTP: not a line for each
+        http=connection_class(config),
+        ws="none",
         server_header=False,
         proxy_headers=bool(config.proxies),
         forwarded_allow_ips=config.proxies or None,
