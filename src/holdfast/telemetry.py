@@ -145,6 +145,18 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "This machine's clock against the server's; beyond a second a scheduler fires nothing.",
     ),
     Metric(
+        "loop_blocked",
+        "holdfast_loop_blocked_seconds",
+        "counter",
+        "Time for which a worker's event loop did not move, counted from a second on.",
+    ),
+    Metric(
+        "keeper_starts",
+        "holdfast_keeper_starts",
+        "counter",
+        "Keepers that a worker has started: more than one means that one died.",
+    ),
+    Metric(
         "canary", "holdfast_canary_age_seconds", "gauge", "Age of the last message that travelled."
     ),
     Metric(
@@ -363,6 +375,8 @@ class Telemetry:
     slot_overdue: Gauge
     dispatch_age: Gauge
     clock_offset: Gauge
+    loop_blocked: Counter
+    keeper_starts: Counter
     canary: Gauge
     transitions: Counter
     lost_nodes: Counter

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import random
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
-from holdfast import Backoff, Context, Holdfast
+from holdfast import Backoff, Context, Holdfast, SyncContext
 from tests.faults.effects import Effects
 
 app = Holdfast("faults")
@@ -103,3 +106,53 @@ async def once(key: str, seconds: float, ctx: Context) -> None:
     effects.started(run=ctx.run, key=key, epoch=ctx.epoch)
     await asyncio.sleep(seconds)
     effects.apply(ctx.run, key=key)
+
+
+async def _until(gate: str) -> None:
+    while not (effects.root / gate).exists():
+        await asyncio.sleep(0.02)
+
+
+@app.job
+async def block(gate: str, seconds: float, ctx: Context) -> None:
+    """Blocks the event loop once a gate is open, at its first attempt."""
+    effects.started(run=ctx.run, attempt=ctx.attempt, node=ctx.node)
+    await _until(gate)
+    if ctx.attempt == 1:
+        time.sleep(seconds)
+
+
+@app.job
+async def hold_interpreter(gate: str, seconds: int, ctx: Context) -> None:
+    """Sits in C code that keeps the interpreter's lock, once a gate is open."""
+    effects.started(run=ctx.run, attempt=ctx.attempt, node=ctx.node)
+    await _until(gate)
+    while seconds:  # a signal ends the call early, and it says how much is left
+        seconds = ctypes.PyDLL(None).sleep(seconds)
+
+
+@app.job
+async def many_threads(gate: str, seconds: float, ctx: Context) -> None:
+    """Starts a hundred threads that compute, once a gate is open."""
+    effects.started(run=ctx.run, attempt=ctx.attempt, node=ctx.node)
+    await _until(gate)
+    end = time.monotonic() + seconds
+
+    def spin() -> None:
+        while time.monotonic() < end:
+            pass
+
+    threads = [threading.Thread(target=spin) for _ in range(100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@app.job
+def compute(key: str, seconds: float, ctx: SyncContext) -> None:
+    """Takes CPU time in a thread."""
+    effects.started(run=ctx.run, attempt=ctx.attempt, node=ctx.node)
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass

@@ -22,7 +22,7 @@ from holdfast.names import H_SEQUENCE
 ENVELOPE_BYTES: Final = 16 * 1024
 """Kept free below the server's limit, so that a dead letter can carry the body and its story."""
 
-_CAS_REFUSED: Final = frozenset({10071, 10164, 10077})
+CAS_REFUSED: Final = frozenset({10071, 10164, 10077})
 """The last: a subject that keeps its first message has one."""
 _ID_IN_PROCESS: Final = 10158
 """A first copy of the message was taken in and is not stored yet: it may be, or not."""
@@ -110,7 +110,7 @@ async def read_ack(future: Future[Received]) -> Stored:
 def api_error(error: ApiError) -> errors.BrokerError:
     """The server's refusal as one of ours."""
     text = f"{error.description} ({error.err_code or error.code})"
-    if error.err_code in _CAS_REFUSED:
+    if error.err_code in CAS_REFUSED:
         return errors.Conflict(text)
     if error.err_code == _ID_IN_PROCESS:
         return errors.OutcomeUnknown(text)

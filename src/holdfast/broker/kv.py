@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from holdfast import errors
-from holdfast.broker.answers import Received
+from holdfast.broker.answers import CAS_REFUSED, Received
 from holdfast.broker.batch import Write
 from holdfast.broker.connection import Broker
 from holdfast.broker.wire import Headers
@@ -90,6 +90,19 @@ class Bucket:
         if ttl is not None:
             headers[H_TTL] = ttl_text(ttl)
         return Write(self._prefix + key, value, headers)
+
+    def raw(self, key: str, ttl: float, ended_ttl: float) -> dict[str, Any]:
+        """How another process writes and reads one key as `put` and `get` do."""
+        headers = "NATS/1.0\r\n" + H_EXPECTED + ": {expected}\r\n" + H_TTL + ": {ttl}\r\n\r\n"
+        return {
+            "record_subject": self._prefix + key,
+            "read_subject": f"$JS.API.STREAM.MSG.GET.{self.stream}",
+            "headers": headers,
+            "ttl": ttl_text(ttl),
+            "ended_ttl": ttl_text(ended_ttl),
+            "markers": [H_KV_OPERATION, H_MARKER],
+            "refused": sorted(CAS_REFUSED),
+        }
 
     async def get(self, key: str) -> Entry | None:
         """Read from the stream's leader."""

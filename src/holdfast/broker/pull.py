@@ -28,6 +28,7 @@ import msgspec
 from holdfast import errors
 from holdfast.broker.connection import Broker
 from holdfast.broker.wire import Headers, parse_headers, parse_status
+from holdfast.keeper.board import Board
 
 log = logging.getLogger("holdfast.pull")
 
@@ -39,6 +40,7 @@ COMPLAIN_SECONDS: Final = 10.0
 GIVE_UP_SECONDS: Final = 60.0
 REFUSED_SECONDS: Final = 0.1
 MAX_BATCH: Final = 2_000
+EXTENSION_SECONDS: Final = 2.0
 
 ACK: Final = b"+ACK"
 NAK: Final = b"-NAK"
@@ -51,9 +53,11 @@ class Delivery:
 
     __slots__ = (
         "_broker",
+        "board",
         "body",
         "deliveries",
         "headers",
+        "place",
         "reply",
         "sequence",
         "stored_ns",
@@ -68,6 +72,9 @@ class Delivery:
         self.body = body
         self.headers = headers
         self.reply = reply
+        self.board: Board | None = None
+        self.place = -1
+        """Where others see that it is held; it is left before any acknowledgement."""
         parts = reply.split(".")
         end = 0 if len(parts) == 9 else -1
         self.deliveries = int(parts[end - 5])
@@ -82,20 +89,47 @@ class Delivery:
 
     async def ack(self) -> None:
         """Remove the message from the queue; not confirmed: a lost ack only means a redelivery."""
+        if self.place >= 0:
+            await self._let_go()
         await self._broker.publish(self.reply, ACK)
 
     async def ack_confirmed(self) -> None:
         """Remove the message and wait until the server has said so."""
+        if self.place >= 0:
+            await self._let_go()
         await self._broker.request(self.reply, ACK)
 
     async def nak(self, delay: float = 0.0) -> None:
         """Give the message back, to be delivered again after `delay`."""
         body = NAK + b' {"delay": %d}' % int(delay * NANO) if delay > 0 else NAK
+        if self.place >= 0:
+            await self._let_go()
         await self._broker.publish(self.reply, body)
 
     async def extend(self) -> None:
         """Ask for another `ack_wait`."""
         await self._broker.publish(self.reply, IN_PROGRESS)
+
+    async def _let_go(self) -> None:
+        """Leave its place; an extension that somebody is sending for it must arrive first.
+
+        After `EXTENSION_SECONDS` it is not waited for: its sender has lost its connection.
+        """
+        board, place, self.place = self.board, self.place, -1
+        if board is None or board.leave(place):
+            return
+        deadline = self._broker.clock.monotonic() + EXTENSION_SECONDS
+        while not board.cleared(place):
+            if self._broker.clock.monotonic() > deadline:
+                board.leaving.append(place)
+                return
+            await self._broker.clock.sleep(0.002)
+
+    def abandon(self) -> None:
+        """Leave its place without a word to the server: somebody else has the message."""
+        board, place, self.place = self.board, self.place, -1
+        if board is not None and place >= 0 and not board.leave(place):
+            board.leaving.append(place)
 
 
 class Pull:

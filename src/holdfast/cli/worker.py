@@ -107,7 +107,14 @@ def _work(target: str, config: WorkerConfig, socket: str) -> int:
         app = load_app(target)
         connection = app.connection_config(**connection_given())
         records = load(RecordConfig)
-        worker = Worker(app, config, connection=connection, records=records, health_path=socket)
+        worker = Worker(
+            app,
+            config,
+            connection=connection,
+            records=records,
+            health_path=socket,
+            whole_process=True,
+        )
     except ConfigError as error:
         if not socket:
             raise

@@ -160,6 +160,14 @@ class WorkerConfig(Role):
         "`ack_wait_seconds`.",
         least=0.05,
     )
+    blocked_seconds: float = option(
+        60.0,
+        "How long a handler may block the event loop, or hold the interpreter. After that the "
+        "node is in state ERROR, its process is killed, and the crash counts for that run only; "
+        "0 means for ever.",
+        least=0,
+        most=86_400,
+    )
     restart: str = option(
         "",
         "What becomes of a run whose worker was lost, where neither its job nor its group says: "

@@ -65,6 +65,10 @@ class NodeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """The number of that connection there: a coordinator asks the server whether it is open."""
     inbox: Address = ""
     """The subject below which a worker gets what it pulls, to be listened to once it is lost."""
+    trouble: str = ""
+    """What is wrong with a node that lives, in words: its event loop does not move."""
+    culprits: tuple[str, ...] = ()
+    """Of a node that was ended because it was blocked: the runs of which one blocked it."""
 
     def online(self, age: float) -> bool:
         """Whether an agent counts as there, so long after the server stored its record.

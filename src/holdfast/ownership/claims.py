@@ -11,6 +11,9 @@ whether it was applied. Until that is resolved, nothing is acknowledged. A holde
 turns; one that was cut off half-way (a handler cancelled while it told its progress) is recognised
 by its token too, and not mistaken for another holder.
 
+Each holder that was lost is a crash of the run, unless the holder's node was ended because of
+another run (`to_blame`): then the crash is taken back before it is counted.
+
 Not guaranteed: that a handler runs only once. After a crash between an effect and its settle the
 next holder runs it again, with a higher epoch. `ClaimLost` means: stop, write nothing, and leave
 the message alone, because its reply subject acts on the new holder's delivery.
@@ -81,6 +84,8 @@ class Claims:
         now: Callable[[], float],
         node_alive: Callable[[str], Awaitable[bool]],
         in_grace: Callable[[str], Awaitable[bool]] = _no_grace,
+        to_blame: Callable[[str, str], bool] = lambda node, run: True,
+        on_lost: Callable[[str], None] = lambda run: None,
         crash_limit: int = 3,
         keyed_ttl: float = 86_400.0,
         keyless_ttl: float = 3_600.0,
@@ -92,6 +97,8 @@ class Claims:
         self._now = now
         self._node_alive = node_alive
         self._in_grace = in_grace
+        self._to_blame = to_blame
+        self._on_lost = on_lost
         self._crash_limit = crash_limit
         self._ttl = {True: keyed_ttl, False: keyless_ttl}
         self._tokens = itertools.count(1)
@@ -128,6 +135,9 @@ class Claims:
             if record and (record.group, record.job) != (fresh.group, fresh.job):
                 return Verdict.FOREIGN
             verdict = await self.decide(record, message, once=fresh.once)
+            if record and record.state == "running" and not self._to_blame(record.node, run):
+                record = msgspec.structs.replace(record, crashes=record.crashes - 1)
+                verdict = await self.decide(record, message, once=fresh.once)
             if verdict not in (Verdict.CLAIM, Verdict.TAKE_OVER):
                 return verdict
             if self._must_wait(run, record, verdict):
@@ -258,8 +268,12 @@ class Claims:
                 found = None
             mine = found is not None and found[0].token in claim.tokens
             if not mine:
-                claim.lost = True
+                self._lose(claim)
             return mine
+
+    def _lose(self, claim: Claim) -> None:
+        claim.lost = True
+        self._on_lost(claim.run)
 
     async def read(self, run: str) -> tuple[RunRecord, int] | None:
         """A run's record and revision, waiting out a lost connection."""
@@ -277,7 +291,7 @@ class Claims:
         if not claim.lost:
             won = await self._write(claim.run, record, claim.revision, ttl, claim.tokens)
         if not won:
-            claim.lost = True
+            self._lose(claim)
             self._telemetry.fenced.labels("settle").inc()
             raise ClaimLost(f"run {claim.run} was taken over by another node")
         claim.record = record

@@ -20,11 +20,13 @@ Not guaranteed: that a silent node is dead. That is why claims are fenced.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import msgspec
 
@@ -50,7 +52,48 @@ ENDED_TTL_SECONDS = 86_400.0
 FORGOTTEN_SECONDS = 1_800.0
 """Silent for longer than this, a node cannot know whether it was judged: it ends."""
 
+FOLLOW_SECONDS = 0.25
+"""How often a node looks at what its deputy has done."""
+WRITE_TRIES = 5
+"""A deputy may write between our read and our write, once per heartbeat."""
+
 Ledger = Callable[[Transition], Awaitable[None]]
+
+
+class Deputy(Protocol):
+    """Whoever beats for a node, so that its loop need not: a worker's keeper."""
+
+    @property
+    def active(self) -> bool:
+        """Whether it beats, and its beats are confirmed."""
+        ...
+
+    @property
+    def acknowledged(self) -> float:
+        """When its last confirmed beat was sent, on the monotonic clock."""
+        ...
+
+    @property
+    def steady_since(self) -> float: ...
+
+    @property
+    def revision(self) -> int: ...
+
+    @property
+    def lost(self) -> bool:
+        """It has found that the node was declared lost."""
+        ...
+
+    @property
+    def gap(self) -> bool:
+        """The record had lapsed, and claims have to be looked at before anything is trusted."""
+        ...
+
+    def verified(self) -> None:
+        """Claims have been looked at."""
+
+    def proved(self) -> None:
+        """Our own connection has just been seen to work."""
 
 
 def new_node_id(role: str) -> str:
@@ -90,6 +133,7 @@ class Heartbeat:
             by=record.id,
         )
         self.lost: asyncio.Event = asyncio.Event()
+        self.deputy: Deputy | None = None
         self._store = store
         self._clock = clock
         self._ledger = ledger
@@ -104,6 +148,7 @@ class Heartbeat:
         self._acknowledged = -1e9
         self._steady_since = 0.0
         self._unreachable = False
+        self._proved = 0.0
         self._writing = asyncio.Lock()
 
     # ---- what it knows of itself
@@ -113,13 +158,37 @@ class Heartbeat:
         return self.record.liveness.timeout_seconds
 
     @property
+    def acknowledged(self) -> float:
+        """When the last confirmed renewal was sent, whoever sent it."""
+        deputy = self.deputy
+        return max(self._acknowledged, deputy.acknowledged) if deputy else self._acknowledged
+
+    @property
+    def revision(self) -> int:
+        """Of the record, as far as it is known."""
+        return max(self._revision, self.deputy.revision) if self.deputy else self._revision
+
+    @property
+    def steady_since(self) -> float:
+        """Since when renewals have come without a break."""
+        deputy = self.deputy
+        return max(self._steady_since, deputy.steady_since) if deputy else self._steady_since
+
+    @property
+    def lasting_seconds(self) -> float:
+        """How long the record outlives its last renewal."""
+        return self.timeout if self.record.liveness.enabled else ENDED_TTL_SECONDS
+
+    @property
     def _silence(self) -> float:
-        return self._clock.monotonic() - self._acknowledged
+        return self._clock.monotonic() - self.acknowledged
 
     @property
     def trusted(self) -> bool:
         """Nobody can have seen this node as gone yet."""
-        return self._silence < self.timeout and not self.lost.is_set()
+        if self.lost.is_set() or (self.deputy is not None and self.deputy.lost):
+            return False
+        return self._silence < self.timeout
 
     @property
     def may_judge(self) -> bool:
@@ -128,7 +197,7 @@ class Heartbeat:
         After an outage every key has lapsed, whoever lives. A node that could not renew its own
         waits a whole timeout after it can again, so that the others have had their turn.
         """
-        return self.trusted and self._acknowledged - self._steady_since >= self.timeout
+        return self.trusted and self.acknowledged - self.steady_since >= self.timeout
 
     # ---- writing
 
@@ -183,14 +252,13 @@ class Heartbeat:
         server, client = self._connection()
         record = msgspec.structs.replace(record, server=server, client=client)
         body = nodes.encode(record)
-        judged = record.liveness.enabled
-        lasting = ttl or (self.timeout if judged else ENDED_TTL_SECONDS)
+        lasting = ttl or self.lasting_seconds
         try:
-            self._revision = await self._put(body, self._revision, lasting)
+            self._revision = await self._put(body, self.revision, lasting)
         except Conflict:
             await self._resolve(body, lasting)
         self.record = record
-        if sent - self._acknowledged > self.timeout * STEADY:
+        if sent - self.acknowledged > self.timeout * STEADY:
             self._steady_since = sent
         self._acknowledged = sent
 
@@ -198,14 +266,19 @@ class Heartbeat:
         return await self._store.put(self.record.id, body, expected=expected, ttl=ttl)
 
     async def _resolve(self, body: bytes, ttl: float) -> None:
-        """The key is not where we left it: our own lost answer, a lapse, or a verdict."""
-        entry = await self._store.get(self.record.id)
-        if entry is not None:
+        """The key is not where we left it: our own lost answer, our deputy, a lapse, a verdict."""
+        for _ in range(WRITE_TRIES):
+            entry = await self._store.get(self.record.id)
+            if entry is None:
+                break
             found = self._store.read(nodes.decode, entry)
             if found is not None and found.by != self.record.id and not found.alive:
                 self._declared(found)
-            self._revision = await self._put(body, entry.revision, ttl)
-            return
+            with contextlib.suppress(Conflict):
+                self._revision = await self._put(body, entry.revision, ttl)
+                return
+        else:
+            raise OutcomeUnknown("the node's record is written by somebody else all the time")
         if self.record.beat and self._silence > FORGOTTEN_SECONDS:
             self._declared(
                 nodes.move(
@@ -236,7 +309,12 @@ class Heartbeat:
         while not self.lost.is_set():
             delay = self.record.liveness.heartbeat_seconds
             try:
-                await self.beat()
+                if self._followed:
+                    await self._follow()
+                    delay = min(FOLLOW_SECONDS, delay)
+                else:
+                    await self.beat()
+                    self._prove()
                 self._unreachable = False
             except NodeLost:
                 return
@@ -246,6 +324,37 @@ class Heartbeat:
                 await self._try_elsewhere()
                 delay = min(0.5, delay)
             await self._sleep(delay)
+
+    @property
+    def _followed(self) -> bool:
+        deputy = self.deputy
+        return deputy is not None and (deputy.active or deputy.lost or deputy.gap)
+
+    def _prove(self) -> None:
+        self._proved = self._clock.monotonic()
+        if self.deputy is not None:
+            self.deputy.proved()
+
+    async def _follow(self) -> None:
+        """Hear what became of our deputy's beats, and prove that our own connection works."""
+        deputy, now = self.deputy, self._clock.monotonic()
+        if deputy is None:
+            return
+        due = now - self._proved >= self.record.liveness.heartbeat_seconds
+        if not (due or deputy.lost or deputy.gap):
+            return
+        entry = await self._store.get(self.record.id)
+        self._prove()
+        found = self._store.read(nodes.decode, entry) if entry else None
+        if found is not None and not found.alive:
+            self._declared(found)
+        if deputy.lost:
+            self._declared(nodes.move(self.record, "DISCONNECTED", by="its keeper", at=self._now()))
+        if deputy.gap:
+            log.warning("this node's heartbeat had lapsed and nobody had judged it")
+            if self._on_gap:
+                await self._on_gap()
+            deputy.verified()
 
     async def _sleep(self, delay: float) -> None:
         ticked, wall = self._clock.monotonic(), self._clock.utc()
@@ -258,7 +367,7 @@ class Heartbeat:
             log.warning("this process was frozen for %.1f s", passed - delay)
 
     def _complain(self) -> None:
-        silent = self._silence
+        silent = self._clock.monotonic() - max(self._proved, self._acknowledged)
         if not self._unreachable and self._acknowledged > 0 and silent > self.timeout:
             self._unreachable = True
             log.warning(

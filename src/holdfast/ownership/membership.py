@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import zlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -45,7 +46,7 @@ class Pong(msgspec.Struct, frozen=True, omit_defaults=True):
     beat: Count
     state: str
     version: Count = 0
-    """Counts changes of the index; the same number means the same index."""
+    """A checksum of the index; the same number means the same index."""
     held: tuple[HeldRun, ...] | None = None
     server: str = ""
     client: Count = 0
@@ -80,8 +81,7 @@ class Membership:
         self._stop = stop
         self._refusals = Sparse(log, broker.clock)
         self._held = held
-        self._index: tuple[HeldRun, ...] = ()
-        self._version = 0
+        self._culprits: dict[str, tuple[str, ...]] = {}
         self.heartbeat = Heartbeat(
             self.nodes,
             NodeRecord(
@@ -137,18 +137,18 @@ class Membership:
     # ---- answering
 
     async def _on_ping(self, message: Received) -> None:
+        if self.heartbeat.deputy is not None and self.heartbeat.deputy.active:
+            return  # it answers
         index = self._held()
-        if index != self._index:
-            self._index = index
-            self._version += 1
+        version = zlib.crc32(msgspec.json.encode(index))
         told = message.body if len(message.body) <= LONGEST_VERSION else b""
         known = int(told) if told.isdigit() else -1
         record = self.heartbeat.record
         pong = Pong(
             record.beat,
             record.state,
-            self._version,
-            self._index if known != self._version else None,
+            version,
+            index if known != version else None,
             *self._broker.connection_id,
         )
         await self._broker.publish(message.reply, PONG.encode(pong))
@@ -172,11 +172,18 @@ class Membership:
             return True
         record = await self._read(node)
         if record is not None:
+            if record.culprits and not record.alive:
+                self._culprits[node] = record.culprits
             return record.alive
         if not self.heartbeat.may_judge:
             return True
         await self._declare_lapsed(node)
         return False
+
+    def to_blame(self, node: str, run: str) -> bool:
+        """Whether a run may have brought down a node that is known to be gone."""
+        culprits = self._culprits.get(node)
+        return culprits is None or run in culprits
 
     async def in_grace(self, node: str) -> bool:
         """Whether a lost node may still be finishing what it ran."""

@@ -43,6 +43,8 @@ class NodeInfo(msgspec.Struct, frozen=True):
     settings: str
     jobs: tuple[str, ...]
     metrics: dict[str, float]
+    trouble: str = ""
+    """What is wrong with a node that lives, in words."""
 
     @classmethod
     def of(cls, record: NodeRecord, now: float) -> NodeInfo:
@@ -62,6 +64,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
             record.liveness.describe(),
             record.jobs,
             record.metrics,
+            record.trouble if record.alive else "",
         )
 
 

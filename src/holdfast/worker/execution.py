@@ -78,6 +78,8 @@ class Executor:
         settings: Callable[[], Settings] | None = None,
     ) -> None:
         self.claims = claims
+        self.on_begin: Callable[[Held], None] = lambda held: None
+        """Called when a run is about to be attempted."""
         self._clock = clock
         self._outbox = outbox
         self._caller = caller
@@ -101,6 +103,7 @@ class Executor:
         kept = ""
         try:
             if await self._obtain(held):
+                self.on_begin(held)
                 kept = held.claim.record.body_object if held.claim else ""
                 await self._attempt(held)
         except ClaimLost as error:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from holdfast import errors
@@ -22,12 +22,13 @@ from holdfast.app import Job
 from holdfast.broker import Delivery, Pull
 from holdfast.client import Client
 from holdfast.config import WorkerConfig
+from holdfast.keeper.board import LOOP, QUICK, Board
 from holdfast.model.node import HeldRun
 from holdfast.names import consumer
 from holdfast.worker.canary import Canary
 from holdfast.worker.execution import Executor
 from holdfast.worker.held import Held, Interrupt
-from holdfast.worker.slots import Lane, Slots
+from holdfast.worker.slots import Lane, Left, Slots
 
 log = logging.getLogger("holdfast.worker")
 
@@ -56,14 +57,18 @@ class Intake:
         jobs: Iterable[Job[Any, Any]],
         executor: Executor,
         canary: Canary,
+        board: Board,
         *,
         enough: Callable[[], None],
         lanes: Mapping[str, int] | None = None,
     ) -> None:
         self.slots = Slots(
-            config.concurrency, executor.execute, self._freed, lanes, lambda held: held.job.lane
+            config.concurrency, self._start, self._freed, lanes, lambda held: held.job.lane
         )
         self._blocked: set[str] = set()
+        self.board = board
+        executor.on_begin = self._begun
+        self._unsure: asyncio.Task[None] | None = None
         self.executed = 0
         self.speed = 0.0
         self.draining = False
@@ -161,12 +166,63 @@ class Intake:
         return lane.free + int(lane.speed * ahead) - len(lane.backlog)
 
     def _delivered(self, delivery: Delivery, job: Job[Any, Any], event: str) -> None:
-        held = Held(delivery, job, self._broker.clock.monotonic(), event)
+        now = self._broker.clock.monotonic()
+        if self._may_be_old(now):
+            return  # it comes again, to whoever has it by then
+        held = Held(delivery, job, now, event)
         if self.draining or self.slots.lanes[job.lane].blocked:
             self._give_back_soon(held)
             return
         self._held[delivery.reply] = held
+        delivery.board = self.board
+        mark = QUICK if job.spec.restart == "immediately" else 0
+        delivery.place = self.board.take(delivery.reply, now, mark)
         self.slots.submit(held)
+
+    def _may_be_old(self, now: float) -> bool:
+        """Whether what arrives now may have been delivered long ago, and be somebody else's.
+
+        While the loop was blocked the server went on delivering, and gave to others what was not
+        extended. What comes before its answer to a question asked now is not worked on.
+        """
+        if self._unsure is not None and not self._unsure.done():
+            return True
+        if now - self.board.times[LOOP] < self._config.ack_wait_seconds / 2:
+            return False
+        if not self.board.times[LOOP]:
+            return False
+        self._unsure = asyncio.create_task(self._ask_server())
+        return True
+
+    async def _ask_server(self) -> None:
+        with contextlib.suppress(errors.BrokerError):
+            await self._broker.flush()
+
+    def _start(self, held: Held) -> Awaitable[Left]:
+        """Execute a message, unless the keeper has given it back while the loop was blocked."""
+        place = getattr(held.message, "place", -1)
+        if place >= 0 and not self.board.start(place):
+            return _nothing()
+        return self._executor.execute(held)
+
+    def _begun(self, held: Held) -> None:
+        """Its handler is about to start."""
+        place = getattr(held.message, "place", -1)
+        if place >= 0:
+            self.board.name(place, held.run, held.claim.epoch if held.claim else 0)
+
+    def claim_lost(self, run: str) -> None:
+        """Somebody else holds a run: nothing more may be sent about its message."""
+        for held in self._held.values():
+            if held.run == run and isinstance(held.message, Delivery):
+                held.message.abandon()
+
+    def executed_by(self, task: asyncio.Task[Any] | None) -> tuple[str, str]:
+        """The run and the job that a task executes; called from another thread."""
+        for held in list(self._held.values()):
+            if task is not None and held.call is not None and held.call.task is task:
+                return held.run, held.job.spec.name
+        return "", ""
 
     def give_back_waiting(self) -> None:
         """What was taken and cannot be started soon, because the slots are full of long runs."""
@@ -206,6 +262,8 @@ class Intake:
 
     def _freed(self, held: Held) -> None:
         self._held.pop(held.message.reply, None)
+        if isinstance(held.message, Delivery):
+            held.message.abandon()
         self.executed += 1
         self._canary.travelled()
         if self.draining:
@@ -234,6 +292,8 @@ class Intake:
                 for held in list(self._held.values()):
                     if now - held.extended >= every * 2 / 3 and not held.lost:
                         held.extended = now
+                        if (place := getattr(held.message, "place", -1)) >= 0:
+                            self.board.extended[place] = now
                         await held.message.extend()
 
     def index(self) -> tuple[HeldRun, ...]:
@@ -289,3 +349,7 @@ class Intake:
                     self._idle.clear()
                     await self._idle.wait()
         return not self.slots.busy
+
+
+async def _nothing() -> Left:
+    return ()

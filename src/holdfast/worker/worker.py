@@ -21,20 +21,25 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from holdfast import errors
-from holdfast.app import Holdfast, Hook
+from holdfast.app import Holdfast, Hook, Job
 from holdfast.broker import Broker, Received
 from holdfast.broker.grouped import GroupedBucket
+from holdfast.broker.pull import IN_PROGRESS, NAK
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig, WorkerConfig, load
 from holdfast.errors import NodeLost
 from holdfast.health import Health, HealthServer
 from holdfast.identity import RequestRefused
 from holdfast.identity.sparse import Sparse
+from holdfast.keeper.board import Board
 from holdfast.model.liveness import Liveness, from_config
 from holdfast.model.settings import Settings
+from holdfast.names import consumer
 from holdfast.ownership.claims import Claims
-from holdfast.ownership.heartbeat import new_node_id
+from holdfast.ownership.heartbeat import ENDED_TTL_SECONDS, new_node_id
 from holdfast.ownership.membership import Membership
 from holdfast.process import cores
 from holdfast.telemetry import Telemetry
@@ -43,6 +48,7 @@ from holdfast.worker.canary import Canary
 from holdfast.worker.execution import Executor
 from holdfast.worker.held import Interrupt
 from holdfast.worker.intake import Intake
+from holdfast.worker.keeping import SPARE_PLACES, Keeping, login_of
 from holdfast.worker.outbox import NatsOutbox
 
 log = logging.getLogger("holdfast.worker")
@@ -64,8 +70,13 @@ class Worker:
         liveness: Liveness | None = None,
         telemetry: Telemetry | None = None,
         health_path: str = "",
+        whole_process: bool = False,
     ) -> None:
-        """Health is served on the configuration's port, or on a Unix socket at `health_path`."""
+        """Health is served on the configuration's port, or on a Unix socket at `health_path`.
+
+        `whole_process`: the process is nothing but this worker, and may be killed when it is
+        blocked for too long.
+        """
         self.app = app
         self.config = config or WorkerConfig()
         self.jobs = {
@@ -84,6 +95,8 @@ class Worker:
         self._records = records or load(RecordConfig)
         self._liveness = liveness or self._load_liveness()
         self._forced = False
+        self._whole_process = whole_process
+        self._board = Board.create(self.config.concurrency + SPARE_PLACES)
         self._health_path = health_path
         self._broker = Broker(connection or app.connection_config(), name=self.node)
         self._refusals = Sparse(log, self._broker.clock)
@@ -116,10 +129,13 @@ class Worker:
             await self._runs.calibrate()
             self._broker.on_reconnect(self.telemetry.reconnects.inc)
             await self._member.start()
+            self._member.heartbeat.deputy = self._keeping
+            self._keeping.start()
             try:
                 with self.app.bound(self._client):
                     await self._live()
             finally:
+                await self._keeping.stop()
                 await self._member.stop(forced=self._forced)
             if self._member.heartbeat.lost.is_set():
                 raise NodeLost("stopped after this node was declared lost")
@@ -159,6 +175,8 @@ class Worker:
             now=broker.server_now,
             node_alive=self._member.alive,
             in_grace=self._member.in_grace,
+            to_blame=self._member.to_blame,
+            on_lost=lambda run: self._intake.claim_lost(run),
             crash_limit=config.crash_limit,
             keyed_ttl=records.keyed_ttl_seconds,
             keyless_ttl=records.keyless_ttl_seconds,
@@ -183,9 +201,57 @@ class Worker:
             self.jobs.values(),
             self._executor,
             self._canary,
+            self._board,
             enough=self.stop,
             lanes=self._caller.places(self.jobs.values()),
         )
+        self._keeping = Keeping(
+            broker,
+            self._board,
+            self.telemetry,
+            plan=self._keeper_plan,
+            facts=self._keeper_facts,
+            culprit=self._intake.executed_by,
+            heartbeat_seconds=self._liveness.heartbeat_seconds,
+        )
+
+    def _keeper_plan(self) -> dict[str, Any]:
+        """What a keeper has to know of this worker."""
+        names, heartbeat = self._broker.names, self._member.heartbeat
+        config, liveness = self.config, self._liveness
+        return {
+            "node": self.node,
+            "name": f"keeper of {self.node}",
+            "record": msgspec.to_builtins(heartbeat.record),
+            "revision": heartbeat.revision,
+            "acknowledged": heartbeat.acknowledged,
+            "steady": heartbeat.steady_since,
+            "ahead": self._broker.server_now() - self._broker.clock.monotonic(),
+            "heartbeat_seconds": liveness.heartbeat_seconds,
+            "timeout_seconds": liveness.timeout_seconds,
+            "extend_seconds": config.extend_seconds,
+            "blocked_seconds": config.blocked_seconds if liveness.enabled else 0,
+            "kill": self._whole_process,
+            "request_seconds": self._broker.config.request_timeout_seconds,
+            "login": login_of(self._broker.config),
+            "inbox": self._broker.new_inbox(),
+            "ping_subject": names.node(self.node, "ping"),
+            "log_subject": names.log("node", self.node),
+            **self._member.nodes.raw(self.node, heartbeat.lasting_seconds, ENDED_TTL_SECONDS),
+            "progress": IN_PROGRESS.decode(),
+            "nak": NAK.decode(),
+            "jobs": [_job_of(job) for job in self.jobs.values()],
+        }
+
+    def _keeper_facts(self) -> dict[str, Any]:
+        """What is new about this worker, for its record."""
+        server, client = self._broker.connection_id
+        return {
+            "running": self._intake.slots.busy,
+            "metrics": self._figures(),
+            "server": server,
+            "client": client,
+        }
 
     async def _work(self) -> None:
         health = HealthServer(
@@ -329,6 +395,17 @@ class Worker:
             },
             metrics=self.telemetry.render,
         )
+
+
+def _job_of(job: Job[Any, Any]) -> dict[str, Any]:
+    """How a keeper finds a job in a stack, and its runs among what is held."""
+    spec, code = job.spec, getattr(inspect.unwrap(job.func), "__code__", None)
+    return {
+        "name": spec.name,
+        "file": code.co_filename if code else "",
+        "function": code.co_name if code else "",
+        "consumers": [consumer(spec.group, spec.name, event) for event in ("", *spec.on)],
+    }
 
 
 def _settings_of(config: WorkerConfig) -> Callable[[], Settings] | None:

@@ -1,0 +1,440 @@
+"""The keeper's process: one loop that watches a worker and speaks for it.
+
+    worker lives           beats, answers pings, extends what the loop has not extended in time
+    loop does not move     the same; says so in the record and in the log
+      for the timeout      gives back what the worker has not started
+      for blocked_seconds  writes ERROR with the culprit, then kills the worker
+    worker is stopped      does nothing, so that the node's timeout applies
+    worker is gone         says so at once; gives back what it held, unless a coordinator does
+    node is lost           does nothing any more
+
+The loop of the worker extends messages too, and sooner: the keeper sends an extension only where
+none has come in time. So while the worker is well, the two never talk about the same message.
+
+It ends when the worker ends, or when the worker lets go of the control socket. It ignores SIGTERM
+and Ctrl-C, which are for the worker: what that finishes has to be extended until it is finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any, Final
+
+from holdfast.keeper import board as words
+from holdfast.keeper.board import QUICK, REVISION_BITS, STARTED, Board, fence
+from holdfast.keeper.link import Link, LinkError, Message
+from holdfast.keeper.naming import Blockage, Stacks
+from holdfast.keeper.record import Recorder
+from holdfast.keeper.vitals import LATE_SECONDS, Condition, Vitals
+
+TICK_SECONDS: Final = 0.2
+EXTEND_TICK_SECONDS: Final = 0.25
+OVERDUE: Final = 1.5
+"""An extension that is late by half its interval is sent by the keeper. With at most half of
+`ack_wait` as the interval that leaves a quarter of it."""
+ANSWER_SECONDS: Final = 1.0
+TAKEN_SECONDS: Final = 1.0
+"""How long a coordinator has to take over what a dead worker held, before the keeper does it."""
+LAST_SECONDS: Final = 5.0
+"""How long a keeper stays after its worker to say so."""
+UNCLAIMED_MOST: Final = 500
+"""So many messages without a claim are in the index at most, as in the worker's own."""
+LET_GO_SECONDS: Final = 2.0
+"""A worker that closes the control socket and lives on wants no keeper. A dying one may close it a
+moment before its death can be seen."""
+REPLIES, PINGS = 1, 2
+
+Waiting = tuple[float, Callable[[Message | None], None]]
+
+
+class Keeper:
+    """Speaks for one worker."""
+
+    def __init__(self, control: socket.socket, plan: dict[str, Any]) -> None:
+        self.board = Board(plan["board"], plan["places"])
+        self.vitals = Vitals(plan["pid"], self.board)
+        self.record = Recorder(plan, self.board, self.ask)
+        self._control = control
+        self._plan = plan
+        self._inbox: str = plan["inbox"]
+        subjects = {REPLIES: f"{self._inbox}.*", PINGS: plan["ping_subject"]}
+        self._link = Link(plan["login"], plan["name"], subjects)
+        self._stacks = Stacks(plan, self.board, self.vitals)
+        self._waiting: dict[int, Waiting] = {}
+        self._token = 0
+        self._input = b""
+        self._facts: dict[str, Any] = {}
+        self._seen: set[tuple[int, int]] = set()
+        self._extend_at = 0.0
+        self._blockage: Blockage | None = None
+        self._asked = 0.0
+        self._gave_back = False
+        self._ending: float | None = None
+        self._gone: float | None = None
+        self._over = False
+        self._next_look = 0.0
+        self._deaf = False
+        self._let_go = 0.0
+
+    # ---- the loop
+
+    def run(self) -> None:
+        """Keep until the worker has ended, or has let go."""
+        while not self._over:
+            self._wait()
+            now = time.monotonic()
+            self.board.times[words.KEEPER] = now
+            if self._link.keep(now):
+                self._extend_at = 0.0
+            elif not self._link.up:
+                self._fail_waiting()
+            self._expire(now)
+            if self._gone is not None:
+                self._report(now)
+            else:
+                self._look_after(now)
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        if not self._deaf:
+            poll.register(self._control, select.POLLIN)
+        for descriptor in (self.vitals.descriptor, self._stacks.descriptor):
+            if descriptor >= 0 and self._gone is None:
+                poll.register(descriptor, select.POLLIN)
+        if self._link.up:
+            poll.register(self._link.fileno(), select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(TICK_SECONDS * 1000)}
+        if self._link.up and self._link.fileno() in ready:
+            for message in self._link.receive():
+                self._take(message)
+        if self._stacks.descriptor in ready:
+            self._stacks.receive()
+        if self._control.fileno() in ready:
+            self._hear()
+        if self.vitals.descriptor in ready and self._gone is None:
+            self._worker_ended()
+
+    def _hear(self) -> None:
+        """What the worker says; the end of the socket is the end of the worker, or its wish."""
+        data = b""
+        with contextlib.suppress(OSError):
+            data = self._control.recv(65_536)
+        if not data:
+            self._deaf = True
+            self._let_go = time.monotonic() + LET_GO_SECONDS
+            if self.vitals.descriptor < 0:
+                self._worker_ended()
+            return
+        *lines, self._input = (self._input + data).split(b"\n")
+        for line in lines:
+            said = json.loads(line)
+            self._facts |= said.get("facts", {})
+            if "ahead" in said:
+                self._plan["ahead"] = said["ahead"]
+            if "blocked" in said:
+                found = said["blocked"]
+                self._blockage = Blockage(**found) if found else None
+                self.record.next = 0.0
+
+    def _look_after(self, now: float) -> None:
+        condition = self.vitals.look(now)
+        if condition is Condition.GONE:
+            self._worker_ended()
+            return
+        if self._deaf and now > self._let_go:
+            self._over = True
+        if condition is Condition.STOPPED or self.record.lost or self._cut_off():
+            return
+        self.record.trust()
+        self._judge(now)
+        if self._link.up and now >= self.record.next:
+            self.record.write(now, self._fresh(now))
+        if now >= self._extend_at:
+            self._extend_at = now + EXTEND_TICK_SECONDS
+            self._extend(now)
+
+    def _cut_off(self) -> bool:
+        """Whether the worker itself cannot reach NATS: then it must not look alive."""
+        times = self.board.times
+        return bool(times[words.LOOP] - times[words.PROVED] > self._timeout)
+
+    @property
+    def _timeout(self) -> float:
+        return float(self._plan["timeout_seconds"])
+
+    # ---- asking and answering
+
+    def ask(
+        self, subject: str, body: bytes, headers: str, done: Callable[[Message | None], None]
+    ) -> None:
+        """Send a question; `done` hears the answer, or None when none came."""
+        self._token += 1
+        seconds = self._plan["request_seconds"]
+        self._waiting[self._token] = (time.monotonic() + seconds, done)
+        with contextlib.suppress(LinkError):
+            self._link.publish(subject, body, f"{self._inbox}.{self._token}", headers)
+
+    def _take(self, message: Message) -> None:
+        if message.sid == PINGS:
+            self._pong(message)
+            return
+        token = message.subject.rpartition(".")[2]
+        if token.isdigit() and (entry := self._waiting.pop(int(token), None)):
+            entry[1](message)
+
+    def _expire(self, now: float) -> None:
+        for token in [t for t, entry in self._waiting.items() if entry[0] <= now]:
+            self._waiting.pop(token)[1](None)
+
+    def _fail_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for _, done in waiting.values():
+            done(None)
+
+    def _pong(self, message: Message) -> None:
+        now = time.monotonic()
+        if self.record.lost or self.vitals.look(now) in (Condition.STOPPED, Condition.GONE):
+            return
+        if self._cut_off() or not message.reply:
+            return
+        held = self._index()
+        version = zlib.crc32(json.dumps(held).encode())
+        record = self.record.record
+        pong = {"beat": record.get("beat", 0), "state": record["state"], "version": version}
+        pong |= {name: self._facts[name] for name in ("server", "client") if name in self._facts}
+        if message.body != str(version).encode():
+            pong["held"] = held
+        with contextlib.suppress(LinkError):
+            self._link.publish(message.reply, json.dumps(pong).encode())
+
+    # ---- what the worker holds
+
+    def _index(self, *, all_of_it: bool = False) -> list[tuple[str, int, str]]:
+        """What is held for longer than a moment, as it stands in the node's record."""
+        board, claimed, unclaimed = self.board, [], []
+        for place, number in board.taken():
+            if (place, number) not in self._seen and not all_of_it:
+                continue
+            marks, reply, run = board.marks[place], board.reply(place), board.run(place)
+            if board.held[place] != number or board.gave[place] == number:
+                continue
+            if revision := marks >> REVISION_BITS:
+                claimed.append((run, revision, reply))
+            elif marks & QUICK:
+                unclaimed.append(("", 0, reply))
+        return [*claimed, *unclaimed[:UNCLAIMED_MOST]]
+
+    def _fresh(self, now: float) -> dict[str, Any]:
+        trouble = ""
+        if self._blockage is not None and self.vitals.silence(now) >= LATE_SECONDS:
+            trouble = self._trouble(now)
+        return {**self._facts, "held": self._index(), "trouble": trouble}
+
+    def _extend(self, now: float) -> None:
+        """Tell the server that what the worker holds is in good hands, where it does not itself."""
+        board, taken = self.board, self.board.taken()
+        self._seen = set(taken)
+        if not self._link.up or not self.record.trusted(now):
+            return
+        overdue = self._plan["extend_seconds"] * OVERDUE
+        for place, number in taken:
+            if now - board.extended[place] < overdue or board.sending[place]:
+                continue
+            reply = board.reply(place)
+            board.sending[place] = number
+            fence()
+            if board.held[place] != number or board.gave[place] == number:
+                board.sending[place] = 0
+                continue
+            board.extended[place] = now
+            board.numbers[words.EXTENSIONS] += 1
+            self._send(reply, self._plan["progress"], place)
+
+    def _send(self, reply: str, word: str, place: int) -> None:
+        """Send a sign about a message; it counts as sent once the server has confirmed it."""
+        board = self.board
+
+        def confirmed(_: Message | None) -> None:
+            board.sending[place] = 0
+
+        self._token += 1
+        self._waiting[self._token] = (time.monotonic() + ANSWER_SECONDS, confirmed)
+        try:
+            self._link.publish(reply, word.encode(), f"{self._inbox}.{self._token}")
+        except LinkError:
+            self._waiting.pop(self._token, None)
+            confirmed(None)
+
+    # ---- a loop that does not move
+
+    def _judge(self, now: float) -> None:
+        silence = self.vitals.silence(now)
+        if silence < LATE_SECONDS:
+            if self._blockage is not None:
+                self._blockage, self.record.next = None, 0.0
+            self._asked, self._gave_back = 0.0, False
+            return
+        self._name(now)
+        if silence > self._timeout and not self._gave_back:
+            self._gave_back = True
+            self._give_back_waiting()
+        limit = self._plan["blocked_seconds"]
+        if limit and silence > limit:
+            self._end(now)
+
+    def _name(self, now: float) -> None:
+        """The worker's own thread names the culprit; while the interpreter is held we do."""
+        if self._blockage is not None:
+            return
+        if now - self.board.times[words.THREAD] < LATE_SECONDS:
+            return
+        if not self._asked:
+            self._asked = now
+        elif self._asked > 0 and now - self._asked > LATE_SECONDS:
+            self._asked = -now
+            self._stacks.ask()
+        elif self._asked < 0 and now + self._asked > LATE_SECONDS:
+            self._blockage = self._stacks.blockage()
+            self.record.next = 0.0
+            self._log(f"{self._trouble(now)}\n{self._blockage.stack}".rstrip())
+
+    def _trouble(self, now: float) -> str:
+        found = self._blockage or Blockage()
+        silence = self.vitals.silence(now)
+        return f"its event loop has not moved for {silence:.0f} s: {found.describe()}"
+
+    def _log(self, text: str) -> None:
+        """A line in the worker's log, for which the worker itself cannot find the time."""
+        now = time.time()
+        milliseconds = int(now * 1000) % 1000
+        if self._plan["log_style"] == "json":
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
+            line = json.dumps(
+                {
+                    "time": f"{stamp}.{milliseconds:03d}Z",
+                    "level": "warning",
+                    "logger": "holdfast.keeper",
+                    "message": text,
+                    "node": self._plan["node"],
+                }
+            )
+        else:
+            stamp = time.strftime("%H:%M:%S", time.localtime(now))
+            line = f"{stamp}.{milliseconds:03d} WARNING keeper: {text}  [node={self._plan['node']}]"
+        with contextlib.suppress(OSError):
+            os.write(2, f"{line}\n".encode())
+
+    def _give_back_waiting(self) -> None:
+        """What was taken and not started is for others to have."""
+        board = self.board
+        for place, number in board.taken():
+            reply = board.reply(place)
+            if board.marks[place] & STARTED or board.sending[place]:
+                continue
+            board.gave[place] = number
+            fence()
+            if board.held[place] != number or board.marks[place] & STARTED:
+                continue  # the worker finds that it was given back, or has let it go itself
+            self._send(reply, self._plan["nak"], place)
+
+    def _end(self, now: float) -> None:
+        """The worker has been blocked for too long: say so, then end it."""
+        if self._ending is not None:
+            if now > self._ending:
+                self._kill()
+            return
+        self._ending = now + LAST_SECONDS
+        found = self._blockage or Blockage()
+        self._log(f"{self._trouble(now)}; the worker is ended")
+        changes = {"state": "ERROR", "reason": self._trouble(now), "by": self._plan["node"]}
+        changes["culprits"] = list(found.runs)
+        self.record.move(changes, lambda _: self._kill())
+
+    def _kill(self) -> None:
+        if self._plan["kill"]:
+            with contextlib.suppress(OSError):
+                self.vitals.kill()
+        else:  # somebody's program, of which the worker is a part
+            self._worker_ended()
+
+    # ---- a worker that is gone
+
+    def _worker_ended(self) -> None:
+        if self._gone is not None:
+            return
+        if self.board.numbers[words.ENDING] or self.record.lost:
+            self._over = True
+            return
+        self._gone = time.monotonic()
+        record = self.record.record
+        before, why = record["state"], "its process is gone: its keeper saw it end"
+        if before == "ERROR":
+            why = record["reason"]
+        after = "DISCONNECTED" if before in ("CREATED", "RUNNING") else "NOT_RUNNING"
+        held = self._index(all_of_it=True)
+        changes = {"state": after, "reason": why, "by": self._plan["node"], "held": held}
+        self.record.move(changes, self._reported)
+
+    def _report(self, now: float) -> None:
+        """Keep trying to say it; whoever else says it first relieves us."""
+        if self._gone is None or now - self._gone > LAST_SECONDS:
+            self._over = True
+        elif self._link.up and now >= self.record.next:
+            self.record.write(now, {})
+        elif self._next_look and now >= self._next_look:
+            self._next_look = 0.0
+            self.record.move({"by": f"{self._plan['node']}.keeper"}, self._recover)
+            self.record.next = 0.0
+
+    def _reported(self, written: bool) -> None:
+        if not written:
+            self._finish()
+            return
+        self.record.next = float("inf")
+        self._next_look = time.monotonic() + TAKEN_SECONDS
+
+    def _recover(self, ours: bool) -> None:
+        """No coordinator has taken it over: give back what the worker held."""
+        if ours:
+            for place, number in self.board.taken():
+                reply = self.board.reply(place)
+                if self.board.gave[place] != number:
+                    with contextlib.suppress(LinkError):
+                        self._link.publish(reply, self._plan["nak"].encode())
+            self._link.flush(LATE_SECONDS)
+        self._finish()
+
+    def _finish(self) -> None:
+        """All was said; a worker that lives after all must know it."""
+        self.board.numbers[words.LOST] = 1
+        self._over = True
+
+
+def main() -> None:
+    """Speak for the worker that has started this process."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    control = socket.socket(fileno=int(sys.argv[1]))
+    data = b""
+    while b"\n" not in data:
+        more = control.recv(65_536)
+        if not more:
+            return
+        data += more
+    first, _, rest = data.partition(b"\n")
+    keeper = Keeper(control, json.loads(first))
+    keeper._input = rest
+    keeper.run()
+
+
+if __name__ == "__main__":
+    main()

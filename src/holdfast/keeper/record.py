@@ -1,0 +1,208 @@
+"""The node's record, written by its keeper.
+
+The rules are those of `holdfast.ownership.heartbeat`, which says why: each write expects the
+revision of the last one; one that is refused reads who was first. A record that somebody else has
+ended means that the node is lost. One that the worker itself has moved is taken over with its
+state. One that has lapsed without a verdict is made again, and is trusted only when the worker has
+looked at its claims.
+
+Trust counts from before a confirmed write was sent. One write is under way at a time; one without
+an answer is settled by the next, which is refused if it was applied.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from holdfast.keeper import board as words
+from holdfast.keeper.board import Board
+from holdfast.keeper.link import Message
+
+RETRY_SECONDS: Final = 0.5
+STEADY: Final = 0.75
+"""The part of a timeout without a renewal after which a series of heartbeats counts as broken."""
+FORGOTTEN_SECONDS: Final = 1_800.0
+"""Silent for longer than this, a node cannot know whether it was judged: it is lost."""
+ALIVE: Final = frozenset({"CREATED", "RUNNING", "ERROR", "TERMINATING"})
+
+Ask = Callable[[str, bytes, str, Callable[[Message | None], None]], None]
+Record = dict[str, Any]
+
+
+class Recorder:
+    """Keeps one node's record."""
+
+    def __init__(self, plan: dict[str, Any], board: Board, ask: Ask) -> None:
+        self.record: Record = plan["record"]
+        self.acknowledged: float = plan["acknowledged"]
+        self.next = 0.0
+        """When to write again."""
+        self._plan = plan
+        self._board = board
+        self._ask = ask
+        self._timeout: float = plan["timeout_seconds"]
+        self._revision: int = plan["revision"]
+        self._writing = False
+        self._move: tuple[Record, Callable[[bool], None]] | None = None
+        self._gap = False
+        self._confirmed = 0.0
+        board.times[words.STEADY] = plan["steady"]
+        board.times[words.ACKNOWLEDGED] = self.acknowledged
+        board.numbers[words.REVISION] = self._revision
+
+    @property
+    def lost(self) -> bool:
+        return bool(self._board.numbers[words.LOST])
+
+    def trusted(self, now: float) -> bool:
+        """Nobody can have seen this node as gone yet."""
+        return not self.lost and now - self.acknowledged < self._timeout
+
+    def server_now(self, now: float) -> float:
+        """The server's clock, as the worker has measured it."""
+        return now + float(self._plan["ahead"])
+
+    # ---- writing
+
+    def move(self, changes: Record, done: Callable[[bool], None]) -> None:
+        """Write another state as soon as possible; `done` hears whether it was written."""
+        self._move = (changes, done)
+        self.next = 0.0
+
+    def write(self, now: float, fresh: Record) -> None:
+        """Renew the record with what is new, or make the move that is due."""
+        if self._writing or self.lost:
+            return
+        self._writing = True
+        self.next = now + self._plan["heartbeat_seconds"]
+        record = {**self.record, **fresh, "beat": self.record.get("beat", 0) + 1}
+        if self._move:
+            record |= {"since": self.server_now(now), **self._move[0]}
+        lasting = "ended_ttl" if record["state"] not in ALIVE else "ttl"
+        headers = self._plan["headers"].format(expected=self._revision, ttl=self._plan[lasting])
+        body = json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode()
+
+        def answered(answer: Message | None) -> None:
+            self._answered(record, now, answer)
+
+        self._ask(self._plan["record_subject"], body, headers, answered)
+
+    def _answered(self, record: Record, sent: float, answer: Message | None) -> None:
+        self._writing = False
+        found = _read(answer)
+        if found is None:
+            self.next = min(self.next, sent + RETRY_SECONDS)
+        elif found.get("error"):
+            self.next = min(self.next, sent + RETRY_SECONDS)
+            if found["error"].get("err_code") in self._plan["refused"]:
+                self._resolve()
+        else:
+            self._revision = int(found["seq"])
+            self._board.numbers[words.REVISION] = self._revision
+            self._written(record, sent)
+
+    def _written(self, record: Record, sent: float) -> None:
+        before, self.record = self.record, record
+        if self._gap:
+            self._gap = False
+            self._board.numbers[words.GAP] += 1
+        self._confirmed = sent
+        self.trust()
+        move, self._move = self._move, None
+        if move and record["state"] == move[0].get("state", record["state"]):
+            if record["state"] != before["state"]:
+                self._ledger(before, record)
+            move[1](True)
+        elif move:
+            self._move = move  # it came while another write was under way
+            self.next = 0.0
+
+    def trust(self) -> None:
+        """Count the last confirmed write, unless claims have to be looked at first."""
+        board = self._board
+        if self._confirmed <= self.acknowledged:
+            return
+        if board.numbers[words.GAP] != board.numbers[words.VERIFIED]:
+            return
+        if self._confirmed - self.acknowledged > self._timeout * STEADY:
+            board.times[words.STEADY] = self._confirmed
+        self.acknowledged = self._confirmed
+        board.times[words.ACKNOWLEDGED] = self.acknowledged
+
+    def _ledger(self, before: Record, after: Record) -> None:
+        step = {
+            "node": after["id"],
+            "role": after["role"],
+            "group": after.get("group", ""),
+            "before": before["state"],
+            "after": after["state"],
+            "reason": after["reason"],
+            "by": after["by"],
+            "at": after["since"],
+            "host": after.get("host", ""),
+            "pid": after.get("pid", 0),
+        }
+        self._ask(self._plan["log_subject"], json.dumps(step).encode(), "", lambda _: None)
+
+    # ---- the key is not where it was left
+
+    def _resolve(self) -> None:
+        self._writing = True
+        question = json.dumps({"last_by_subj": self._plan["record_subject"]}).encode()
+        self._ask(self._plan["read_subject"], question, "", self._found)
+
+    def _found(self, answer: Message | None) -> None:
+        self._writing = False
+        found = _read(answer)
+        if found is None:
+            return
+        if error := found.get("error"):
+            if error.get("code") == 404 and "stream" not in str(error.get("description")):
+                self._vanished()
+            return
+        message = found["message"]
+        if any(mark in base64.b64decode(message.get("hdrs", "")) for mark in self._markers()):
+            self._vanished()
+            return
+        other = json.loads(base64.b64decode(message["data"]))
+        if other.get("state", "CREATED") not in ALIVE:
+            self._ended(other)
+            return
+        self._revision = int(message["seq"])
+        for name in ("state", "reason", "since", "by"):
+            if name in other:
+                self.record[name] = other[name]
+        self.record["beat"] = max(self.record.get("beat", 0), other.get("beat", 0))
+        self.next = 0.0
+
+    def _markers(self) -> list[bytes]:
+        return [name.encode() for name in self._plan["markers"]]
+
+    def _vanished(self) -> None:
+        silent = self._confirmed and self._board.times[words.KEEPER] - self._confirmed
+        if silent and silent > FORGOTTEN_SECONDS:
+            self._board.numbers[words.LOST] = 1
+            return
+        self._revision, self._gap, self.next = 0, True, 0.0
+
+    def _ended(self, other: Record) -> None:
+        self._board.numbers[words.LOST] = 1
+        self.record["state"] = other["state"]
+        self.record["by"] = other.get("by", "")
+        move, self._move = self._move, None
+        if move:
+            move[1](False)
+
+
+def _read(answer: Message | None) -> dict[str, Any] | None:
+    """An answer of the server's; None for none, or for "nobody listens"."""
+    if answer is None or not answer.body:
+        return None
+    try:
+        found = json.loads(answer.body)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

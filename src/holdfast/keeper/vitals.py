@@ -1,0 +1,114 @@
+"""A worker's vital signs, as its keeper sees them from outside.
+
+    ok       the event loop moves
+    busy     it does not, and the process computes: the interpreter is held
+    blocked  it does not, though the interpreter runs: something waits inside the loop
+    hung     neither moves, and the process does not compute
+    stopped  by a signal or a debugger: nothing of it can move
+    gone     the process has ended
+
+A worker that is busy, blocked or hung is alive: it holds what it holds, and may end it. Whether it
+takes too long is another question (`process`). One that is stopped must not look alive.
+
+From the kernel: a descriptor of the process that becomes readable when it ends, whoever inherited
+its sockets, and `/proc/<pid>/stat`. Where there is neither, silence on both ticks counts as
+stopped, and the control socket tells the end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from enum import Enum
+from typing import Final
+
+from holdfast.keeper import board as words
+from holdfast.keeper.board import Board
+
+FRESH_SECONDS: Final = 0.6
+"""Ticks come every quarter of a second; one that is late is no news yet."""
+LATE_SECONDS: Final = 1.0
+"""From here on a loop that does not move is told of."""
+COMPUTED_SECONDS: Final = 1.0
+
+
+class Condition(Enum):
+    """How a worker is."""
+
+    OK = "ok"
+    BUSY = "busy"
+    BLOCKED = "blocked"
+    HUNG = "hung"
+    STOPPED = "stopped"
+    GONE = "gone"
+
+
+class Vitals:
+    """Watches one process."""
+
+    def __init__(self, pid: int, board: Board) -> None:
+        self.pid = pid
+        self.descriptor = -1
+        """Readable when the process has ended; -1 where the system has no such thing."""
+        self._board = board
+        self._stat = f"/proc/{pid}/stat"
+        self._known = os.path.exists(self._stat)
+        self._computed = (0, 0.0)
+        if hasattr(os, "pidfd_open"):
+            self.descriptor = os.pidfd_open(pid)
+
+    def silence(self, now: float) -> float:
+        """How long the loop has not moved."""
+        return now - self._board.times[words.LOOP]
+
+    def look(self, now: float) -> Condition:
+        """How the process is now."""
+        if self.silence(now) < FRESH_SECONDS:
+            return Condition.OK
+        ticking = now - self._board.times[words.THREAD] < LATE_SECONDS
+        if not self._known:
+            return Condition.BLOCKED if ticking else Condition.STOPPED
+        try:
+            with open(self._stat, "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            return Condition.GONE
+        if fields[0] in b"Tt":
+            return Condition.STOPPED
+        if fields[0] in b"ZXx":
+            return Condition.GONE
+        if ticking:
+            return Condition.BLOCKED
+        return Condition.BUSY if self._computes(fields, now) else Condition.HUNG
+
+    def _computes(self, fields: list[bytes], now: float) -> bool:
+        spent = int(fields[11]) + int(fields[12])  # utime and stime
+        if spent != self._computed[0]:
+            self._computed = (spent, now)
+        return fields[0] == b"R" or now - self._computed[1] < COMPUTED_SECONDS
+
+    def busiest(self) -> int:
+        """The thread that computes now; 0 when it cannot be told."""
+        found = (0, 0)
+        try:
+            for name in os.listdir(f"/proc/{self.pid}/task"):
+                with open(f"/proc/{self.pid}/task/{name}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+                if fields[0] == b"R":
+                    found = max(found, (int(fields[11]), int(name)))
+        except OSError:
+            return 0
+        return found[1]
+
+    def signal_thread(self, thread: int, number: int) -> None:
+        """Send a signal to one thread of the process."""
+        import ctypes
+
+        ctypes.CDLL(None).tgkill(self.pid, thread, number)
+
+    def kill(self) -> None:
+        """End the process, and surely not another one that got its number."""
+        if self.descriptor >= 0:
+            signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
+        else:
+            os.kill(self.pid, signal.SIGKILL)

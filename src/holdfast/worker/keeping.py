@@ -1,0 +1,419 @@
+"""A worker's keeper, as the worker sees it: started, told, replaced when it dies, and believed.
+
+The keeper (`holdfast.keeper`) beats, answers pings and extends messages for the worker, through its
+own connection. The worker's part is small: a tick of the event loop, a tick of a thread (so that a
+blocked loop can be told from a held interpreter), and a place on the board for each message. What
+the keeper found out is read from the board; `Keeping` is the heartbeat's `Deputy`.
+
+If the keeper dies it is started again; until then, and where none can be started, the worker beats
+from its loop. The thread also notices a loop that does not move, keeper or not: it logs the run,
+the job and the stack, and tells the keeper, which shows it in the node's record.
+
+The child ends with the worker: it watches the worker's process. A program in which a worker is
+embedded keeps its signal handlers: the signal that makes a thread write its stack is one that
+nobody handles, and is given back at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.broker import Broker
+from holdfast.config import ConnectionConfig
+from holdfast.forks import closed_in_children
+from holdfast.keeper import board as words
+from holdfast.keeper.board import Board
+from holdfast.keeper.naming import Blockage
+from holdfast.telemetry import JsonFormatter, Telemetry
+
+log = logging.getLogger("holdfast.keeper")
+
+TICK_SECONDS: Final = 0.25
+LATE_SECONDS: Final = 1.0
+"""A loop that has not moved for this long is told of."""
+DEAD_SECONDS: Final = 2.0
+"""A keeper that has not moved for this long is not relied on."""
+STUCK_SECONDS: Final = 10.0
+"""And after this long it is replaced."""
+MISSED: Final = 1.6
+"""Heartbeats that the keeper may be late by before the worker beats itself."""
+WAIT_SECONDS: Final = 0.25
+WAIT_MOST_SECONDS: Final = 10.0
+QUIET_SECONDS: Final = 10.0
+"""How often a blocked loop is logged at most: threads that compute block it again and again."""
+STOP_SECONDS: Final = 2.0
+PIPE_BYTES: Final = 1 << 20
+"""Room for the stacks of many threads: a signal handler must not wait for a reader."""
+SPARE_PLACES: Final = 2_048
+"""Places on the board beyond those that can run: what is delivered in advance."""
+
+_START: Final = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from holdfast.keeper.process import main
+main()
+"""
+
+Plan = dict[str, Any]
+
+
+class Keeping:
+    """Keeps a keeper for one worker while the worker runs."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        board: Board,
+        telemetry: Telemetry,
+        *,
+        plan: Callable[[], Plan],
+        facts: Callable[[], dict[str, Any]],
+        culprit: Callable[[asyncio.Task[Any] | None], tuple[str, str]],
+        heartbeat_seconds: float,
+    ) -> None:
+        """`culprit` tells the run and the job that a task of the loop executes."""
+        self.board = board
+        self.process: subprocess.Popen[bytes] | None = None
+        self._broker = broker
+        self._telemetry = telemetry
+        self._plan = plan
+        self._facts = facts
+        self._culprit = culprit
+        self._heartbeat = heartbeat_seconds
+        self._control: socket.socket | None = None
+        self._stacks = (-1, -1)
+        self._signal = 0
+        self._stop = threading.Event()
+        self._said = b""
+        self._next_start = 0.0
+        self._wait = WAIT_SECONDS
+        self._started = 0.0
+        self._blockage: Blockage | None = None
+        self._blocked_at = 0.0
+        self._next_log = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._thread: threading.Thread | None = None
+        self._plan_now: Plan = {}
+        self._facts_now: dict[str, Any] = {}
+
+    # ---- what the heartbeat asks
+
+    @property
+    def active(self) -> bool:
+        process, now = self.process, time.monotonic()
+        return (
+            process is not None
+            and process.returncode is None
+            and now - self.board.times[words.KEEPER] < DEAD_SECONDS
+            and now - self.board.times[words.ACKNOWLEDGED] < self._heartbeat * MISSED + 1
+            and not self.lost
+        )
+
+    @property
+    def acknowledged(self) -> float:
+        return self.board.times[words.ACKNOWLEDGED]
+
+    @property
+    def steady_since(self) -> float:
+        return self.board.times[words.STEADY]
+
+    @property
+    def revision(self) -> int:
+        return self.board.numbers[words.REVISION]
+
+    @property
+    def lost(self) -> bool:
+        return bool(self.board.numbers[words.LOST])
+
+    @property
+    def gap(self) -> bool:
+        return self.board.numbers[words.GAP] != self.board.numbers[words.VERIFIED]
+
+    def verified(self) -> None:
+        self.board.numbers[words.VERIFIED] = self.board.numbers[words.GAP]
+
+    def proved(self) -> None:
+        self.board.times[words.PROVED] = time.monotonic()
+
+    # ---- the loop's part
+
+    def start(self) -> None:
+        """Begin to tick, and start the keeper; returns at once."""
+        self.proved()
+        self._loop = asyncio.get_running_loop()
+        self._loop_ident = threading.get_ident()
+        self._loop_thread = threading.get_native_id()
+        self._tick()
+        closed_in_children(self)
+        if why := unavailable(self._broker.config):
+            log.warning("%s: this worker beats from its event loop, which handlers can block", why)
+        self._alone = bool(why)
+        if not why:
+            self._open_stacks()
+        self._thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the keeper: from here on the worker speaks for itself."""
+        self.board.numbers[words.ENDING] = 1
+        self._stop.set()
+        if self._timer:
+            self._timer.cancel()
+        self._kill()
+        deadline = time.monotonic() + STOP_SECONDS
+        while self._thread and self._thread.is_alive() and time.monotonic() < deadline:  # noqa: ASYNC110 - a thread sets no event of the loop's
+            await asyncio.sleep(0.005)
+
+    def _tick(self) -> None:
+        self.board.times[words.LOOP] = time.monotonic()
+        if self.board.leaving:
+            self.board.reclaim()
+        self._plan_now = self._plan() if self.process is None else self._plan_now
+        self._facts_now = self._facts()
+        self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+
+    def filenos(self) -> list[int]:
+        """Descriptors that a forked child must not keep."""
+        found = [self._control.fileno()] if self._control is not None else []
+        return [*found, *(d for d in self._stacks if d >= 0)]
+
+    # ---- the thread's part
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self.board.times[words.THREAD] = time.monotonic()
+                if not self._alone:
+                    self._keep()
+                self._watch_loop()
+                self._tell()
+                self._stop.wait(TICK_SECONDS)
+        except Exception:
+            log.exception("the keeper cannot be kept: this worker beats from its event loop")
+        finally:
+            self._close()
+
+    def _keep(self) -> None:
+        """Start the keeper, or another one when it has died or does not move."""
+        now = time.monotonic()
+        if self.process is not None and self.process.poll() is None:
+            moved = max(self.board.times[words.KEEPER], self._started)
+            if now - moved > STUCK_SECONDS:
+                log.warning("the keeper (pid %d) does not move: replaced", self.process.pid)
+                self._kill()
+            return
+        if self.process is not None:
+            self._died(now)
+        if now < self._next_start or self.lost or not self._plan_now or self._stop.is_set():
+            return
+        try:
+            self._spawn(now)
+        except OSError as error:
+            self._next_start = now + WAIT_MOST_SECONDS
+            log.warning("no keeper can be started (%s): this worker beats from its loop", error)
+
+    def _died(self, now: float) -> None:
+        assert self.process is not None
+        if not self._stop.is_set() and not self.lost:
+            code = self.process.returncode
+            log.warning("the keeper (pid %d) ended (%d): started again", self.process.pid, code)
+        lived = now - self._started
+        self._wait = (
+            WAIT_SECONDS if lived > STUCK_SECONDS else min(self._wait * 2, WAIT_MOST_SECONDS)
+        )
+        self._next_start = now + (0 if lived > STUCK_SECONDS else self._wait)
+        self.process = None
+        self._plan_now = {}
+        self.board.forget_keeper()
+
+    def _spawn(self, now: float) -> None:
+        ours, theirs = socket.socketpair()
+        root = str(Path(__file__).parents[2])
+        command = [sys.executable, "-I", "-S", "-c", _START, root, str(theirs.fileno())]
+        descriptors = [theirs.fileno(), self.board.descriptor]
+        descriptors += [d for d in self._stacks[:1] if d >= 0]
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=descriptors,
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        old, self._control = self._control, ours
+        if old is not None:
+            old.close()
+        ours.settimeout(1.0)
+        self._started, self._said = now, b""
+        self._telemetry.keeper_starts.inc()
+        self._say(self._whole_plan())
+        if self._stop.is_set():
+            self._kill()
+
+    def _whole_plan(self) -> Plan:
+        return {
+            **self._plan_now,
+            "pid": os.getpid(),
+            "board": self.board.descriptor,
+            "places": self.board.places,
+            "stacks": self._stacks[0],
+            "signal": self._signal,
+            "loop_thread": self._loop_thread,
+            "log_style": _log_style(),
+        }
+
+    def _say(self, said: dict[str, Any]) -> None:
+        if self._control is not None:
+            with contextlib.suppress(OSError):  # it has died: noticed at the next tick
+                self._control.sendall(json.dumps(said).encode() + b"\n")
+
+    def _tell(self) -> None:
+        """Tell the keeper what is new about the worker."""
+        facts = self._facts_now
+        said = json.dumps(facts).encode()
+        if said != self._said and self.process is not None:
+            self._said = said
+            ahead = self._broker.server_now() - time.monotonic()
+            self._say({"facts": facts, "ahead": ahead})
+
+    def _kill(self) -> None:
+        process = self.process
+        if process is not None:
+            with contextlib.suppress(OSError):
+                process.kill()
+
+    def _close(self) -> None:
+        self._kill()
+        if self.process is not None:
+            self.process.wait()
+        if self._signal:
+            faulthandler.unregister(self._signal)
+        if self._control is not None:
+            self._control.close()
+        for descriptor in self._stacks:
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._stacks, self._control = (-1, -1), None
+
+    # ---- a loop that does not move
+
+    def _open_stacks(self) -> None:
+        """Let a signal write a thread's stack into a pipe, also while the interpreter is held."""
+        self._signal = _free_signal()
+        if not self._signal:
+            return
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        with contextlib.suppress(OSError, AttributeError, ImportError):
+            import fcntl
+
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._stacks = (reading, writing)
+        faulthandler.register(self._signal, file=writing, all_threads=False, chain=False)
+
+    def _watch_loop(self) -> None:
+        now, moved = time.monotonic(), self.board.times[words.LOOP]
+        if now - moved >= LATE_SECONDS:
+            if self._blockage is None:
+                self._blocked_at = moved
+                self._blockage = self._name()
+                self._log_blocked(now)
+                self._say({"blocked": self._blockage._asdict()})
+        elif self._blockage is not None:
+            lasted = moved - self._blocked_at
+            self._telemetry.loop_blocked.inc(max(0.0, lasted))
+            if self._logged:
+                log.warning(
+                    "the event loop moves again after %.1f s: %s",
+                    lasted,
+                    self._blockage.describe(),
+                )
+            self._blockage = None
+            self._say({"blocked": None})
+
+    def _name(self) -> Blockage:
+        frame = sys._current_frames().get(self._loop_ident)
+        task = asyncio.current_task(self._loop)
+        run, job = self._culprit(task)
+        if frame is None:
+            return Blockage(job, (run,) if run else ())
+        code = frame.f_code
+        where = f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
+        stack = "".join(traceback.format_stack(frame)[-12:])
+        return Blockage(job, (run,) if run else (), where, stack)
+
+    def _log_blocked(self, now: float) -> None:
+        found = self._blockage
+        self._logged = found is not None and now >= self._next_log
+        if found is None or not self._logged:
+            return
+        self._next_log = now + QUIET_SECONDS
+        fields = {"run": found.runs[0], "job": found.job} if found.runs else {}
+        log.warning(
+            "the event loop has not moved for %.1f s: %s\n%s",
+            now - self._blocked_at,
+            found.describe(),
+            found.stack.rstrip(),
+            extra=fields,
+        )
+
+
+def login_of(config: ConnectionConfig) -> dict[str, Any]:
+    """How a keeper connects: as the worker does."""
+    return {
+        "servers": config.servers,
+        "tls": config.encrypted,
+        "tls_first": config.tls_handshake == "first",
+        "paths": [path for path in sys.path if path],
+        **{
+            name: getattr(config, name)
+            for name in (
+                *("user", "password", "token", "credentials_file", "nkey_seed_file", "creds_file"),
+                *("tls_ca", "tls_cert", "tls_key", "tls_hostname"),
+            )
+        },
+    }
+
+
+def unavailable(config: ConnectionConfig) -> str:
+    """Why there can be no keeper here, or nothing."""
+    if any(url.startswith(("ws://", "wss://")) for url in config.servers):
+        return "a keeper cannot connect over websockets"
+    if not sys.executable or getattr(sys, "frozen", False):
+        return "there is no Python to start a keeper with"
+    return ""
+
+
+def _free_signal() -> int:
+    """A real-time signal that nobody handles; 0 where there is none."""
+    if not hasattr(signal, "SIGRTMAX"):
+        return 0
+    for number in range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            return int(number)
+    return 0
+
+
+def _log_style() -> str:
+    formatters = [handler.formatter for handler in logging.getLogger().handlers]
+    return "json" if any(isinstance(f, JsonFormatter) for f in formatters) else "text"
