@@ -54,7 +54,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
             record.role,
             record.group,
             record.state,
-            record.reason,
+            (record.trouble if record.alive else "") or record.reason,
             record.host,
             record.pid,
             record.version,

@@ -56,7 +56,7 @@ def run_consumer(
     config = load(WorkerConfig, group=app.jobs[job_name].spec.group)
     port = health_port if health_port is not None else (config.health_port or HEALTH_PORT)
     config = dataclasses.replace(config, health_port=port)
-    sys.exit(run_role(lambda: Worker(app, config, records=load(RecordConfig))))
+    sys.exit(run_role(lambda: Worker(app, config, records=load(RecordConfig), whole_process=True)))
 
 
 def _url() -> str | None:

@@ -152,6 +152,8 @@ def _of_nodes(nodes: Sequence[NodeInfo]) -> list[Finding]:
     found = [
         Finding("bad", f"{n.id} is {n.state}: {n.reason}", f"/cluster/{n.id}") for n in lost[:3]
     ]
+    blocked = [n for n in nodes if n.trouble and n.state not in TROUBLE]
+    found += [Finding("warn", f"{n.id}: {n.trouble}", f"/cluster/{n.id}") for n in blocked[:3]]
     if len(lost) > 3:
         found.append(Finding("bad", f"{len(lost) - 3} more nodes are in trouble", "/cluster"))
     alive = {n.role for n in nodes if n.state == "RUNNING"}
