@@ -28,7 +28,7 @@ SEND_SECONDS: Final = 1.0
 PING_SECONDS: Final = 2.0
 """As the worker's own: a server that froze is noticed after two to three of these."""
 RETRY_SECONDS: Final = 0.1
-RETRY_MOST_SECONDS: Final = 2.0
+RETRY_MOST_SECONDS: Final = 0.5
 PORT: Final = 4222
 
 
@@ -123,7 +123,7 @@ class Link:
             "protocol": 1,
             "headers": True,
             "no_responders": True,
-            "echo": False,
+            "echo": self._login.get("echo", False),
             "name": self._name,
             **self._credentials(info, user, password),
         }
