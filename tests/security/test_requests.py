@@ -20,6 +20,7 @@ from holdfast.model import fleet as model
 from holdfast.model.fleet import FleetRequest
 from holdfast.names import H_TTL, kv_stream, kv_subject
 from holdfast.status.agents import Agents
+from holdfast.status.audit import Action, Audit
 from holdfast.status.nodes import Nodes
 from tests.integration.auth_support import Site, guarded, running
 from tests.integration.test_fleet_identity import Fleetlet, fleetlet
@@ -175,3 +176,18 @@ async def test_revoked_agent_is_forgotten(site: Site, tmp_path: Path) -> None:
         assert "ghost" not in {info.id for info in await agents.list()}
         gone = fleet.dispatcher._index
         await until(lambda: "ghost" not in gone.facts, 10, "the dispatcher's index")
+
+
+async def test_audit_names_the_login(site: Site, tmp_path: Path) -> None:
+    """Entries of the operators' ledger carry the login that signed them; forged ones say so."""
+    async with fleetlet(site, tmp_path) as fleet:
+        audit = Audit(store_of(fleet.operator), who="dana")
+        await audit.write("pause", detail="genuine")
+        subject = site.names.log("operator", "pause")
+        forged = Action("pause", "dana", "h", 0.0, detail="forged")
+        body = msgspec.json.encode(forged)
+        await fleet.operator.store(subject, body)
+        other = fleet.operator.signature(subject, b"something else") or {}
+        await fleet.operator.store(subject, body, other)
+        found = [a.who for a in await audit.actions() if a.verb == "pause"]
+        assert found == ["forged: dana", "unsigned: dana", "operator: dana"]

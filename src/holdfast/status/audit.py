@@ -1,6 +1,7 @@
 """The audit of what operators do: one record in the ledger stream for each action.
 
-An action is written down after it took place, with what it changed. When the ledger cannot be
+Where there are logins an entry is signed by the one that wrote it, and readers name that login. An
+action is written down after it took place, with what it changed. When the ledger cannot be
 written the action stands all the same; a log line says that it is missing there.
 """
 
@@ -16,9 +17,10 @@ import msgspec
 
 from holdfast.client import Client
 from holdfast.errors import BrokerError
+from holdfast.identity import RequestRefused
 from holdfast.model.codec import Codec, Count, Instant
 from holdfast.names import H_MSG_ID, IdMaker
-from holdfast.status.messages import newest
+from holdfast.status.messages import Kept, newest
 
 log = logging.getLogger("holdfast.audit")
 
@@ -44,6 +46,10 @@ Verb = Literal[
 
 NAMED_MOST = 500
 """Runs named in one record; the count is always complete."""
+
+FORGED, UNSIGNED = "forged", "unsigned"
+"""In place of a login, in front of whom an entry names: its signature does not fit, or it has none
+though this reader could verify one, as those of earlier versions."""
 
 _make_id = IdMaker()
 
@@ -89,7 +95,8 @@ class Audit:
         subject = self._broker.names.log("operator", verb)
         try:
             body = msgspec.json.encode(action)
-            await self._client.store_surely(subject, body, {H_MSG_ID: _make_id("o")})
+            signature = self._broker.signature(subject, body) or {}
+            await self._client.store_surely(subject, body, {**signature, H_MSG_ID: _make_id("o")})
         except BrokerError as error:
             log.warning("%s is done, but not written to the ledger: %s", verb, error)
 
@@ -112,8 +119,19 @@ class Audit:
             place = str(kept.sequence)
             action = self._broker.unreadable.read(ACTION.decode, ledger, place, kept.body)
             if action is not None and (not run or run in action.runs):
-                found.append(action)
+                found.append(msgspec.structs.replace(action, who=self._named(kept, action.who)))
         return found, 0
+
+    def _named(self, kept: Kept, declared: str) -> str:
+        """The login that signed an entry, and whom it says to act for."""
+        guard = self._broker.guard
+        try:
+            sender = guard.identify(kept.headers, kept.subject, kept.body)
+        except RequestRefused:
+            return f"{FORGED}: {declared}"
+        if guard.strict and not sender.user:
+            return f"{UNSIGNED}: {declared}"
+        return sender.named(declared)
 
 
 def operator() -> str:
