@@ -249,6 +249,11 @@ def event_run(group: str, job: str, event_id: str) -> str:
     return f"{prefix}/=e{encode(event_id)}"
 
 
+def is_event_run(run: str) -> bool:
+    """Whether a run id is that of a subscriber."""
+    return run.rpartition("/")[2].startswith("=e")
+
+
 def slot_run(schedule: str, time: str) -> str:
     """The run id of a slot: `<schedule>/=t<UTC time>`.
 
@@ -273,20 +278,37 @@ def schedule_key(schedule: str) -> str:
     return f"schedule.{schedule}"
 
 
+APPS = "app"
+"""The first part of the keys of registrations."""
+
+
 def app_key(app: str) -> str:
     """The key under which an app's registration of its schedules is kept."""
-    return f"app.{app}"
+    return f"{APPS}.{app}"
+
+
+REFUSALS = "refused"
+"""The first part of the keys of refused registrations."""
+
+
+def refusal_key(app: str) -> str:
+    """The key that says why the schedules of an app could not be registered."""
+    return f"{REFUSALS}.{app}"
+
+
+PAUSES = "pause"
+"""The first part of the keys of pauses."""
 
 
 def pause_key(group: str, job: str) -> str:
     """The key, in the schedules' bucket, that says a job is paused."""
-    return f"pause.{group}.{job}"
+    return f"{PAUSES}.{group}.{job}"
 
 
 def parse_pause_key(key: str) -> tuple[str, str] | None:
     """Group and job of a pause's key, or None."""
     parts = key.split(".")
-    return (parts[1], parts[2]) if len(parts) == 3 and parts[0] == "pause" else None
+    return (parts[1], parts[2]) if len(parts) == 3 and parts[0] == PAUSES else None
 
 
 def slot_key(schedule: str, time: str) -> str:

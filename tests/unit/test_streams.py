@@ -21,6 +21,10 @@ class YoungCluster:
 
     config = ConnectionConfig(replicas=3)
     names = Names("hf")
+    knows_time = True
+
+    def server_now(self) -> float:
+        return 1.5
 
     def __init__(self, words: str, refusals: int) -> None:
         self.clock = FakeClock()
@@ -39,6 +43,7 @@ class YoungCluster:
             self.left -= 1
             raise api_error(ApiError(400, 10005, self.words))
         self.made.append(body["name"])
+        self.first = body.get("first_seq")
         return {}
 
 
@@ -47,6 +52,7 @@ async def test_server_that_is_not_known_yet_is_waited_for() -> None:
     broker: Any = YoungCluster(STARTING, refusals=3)
     await Topology(broker, RecordConfig()).ensure_bucket("nodes")
     assert broker.made == ["KV_hf_nodes"]
+    assert broker.first == 1_500_000, "sequences begin at the server's time, so that they only grow"
 
 
 async def test_server_that_does_not_come_is_told() -> None:

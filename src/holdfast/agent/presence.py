@@ -140,6 +140,7 @@ class Presence:
             if now - read >= self._config.facts_seconds:
                 read = now
                 self._facts.refresh()
+                self._published = None  # again, in case their bucket was deleted
                 beat = self.measure_clock
             if now - looked >= self._config.facts_file_seconds:
                 looked = now

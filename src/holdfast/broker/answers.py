@@ -27,6 +27,8 @@ CAS_REFUSED: Final = frozenset({10071, 10164, 10077})
 _ID_IN_PROCESS: Final = 10158
 """A first copy of the message was taken in and is not stored yet: it may be, or not."""
 _NO_SEQUENCE: Final = 10043
+NO_STREAM: Final = 10059
+"""The server's number for a stream that does not exist."""
 
 
 class Stored(msgspec.Struct, frozen=True):

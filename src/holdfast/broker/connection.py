@@ -32,6 +32,7 @@ from nats.aio.subscription import Subscription
 
 from holdfast import errors
 from holdfast.broker.answers import (
+    NO_STREAM,
     ApiError,
     Received,
     Stored,
@@ -120,6 +121,7 @@ class Broker:
         self._waiting: dict[int, tuple[Future[Received], float, str]] = {}
         self._reconnected: list[Callable[[], None]] = []
         self._disconnected: list[Callable[[], None]] = []
+        self._missed: list[Callable[[], None]] = []
         self.denied: dict[str, str] = {}
         """What the server refused to let us publish or subscribe to, in lower case: its words."""
         self._sweeper: asyncio.Task[None] | None = None
@@ -303,6 +305,11 @@ class Broker:
         """Whether the server wants to know who we are."""
         return bool(self._nc._server_info.get("auth_required"))
 
+    @property
+    def knows_time(self) -> bool:
+        """Whether the server's clock was ever read."""
+        return self._ahead is not None
+
     def server_now(self) -> float:
         """The server's clock, as far as this process knows it: the only one to compare with.
 
@@ -333,6 +340,15 @@ class Broker:
         self._disconnected.append(callback)
         return lambda: self._disconnected.remove(callback)
 
+    def on_missing(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back when a stream seems to be missing; returns the way to stop that."""
+        self._missed.append(callback)
+        return lambda: self._missed.remove(callback)
+
+    def _tell_missing(self) -> None:
+        for callback in list(self._missed):
+            callback()
+
     # ---- publishing
 
     async def publish(
@@ -354,7 +370,11 @@ class Broker:
 
     async def store(self, subject: str, body: bytes, headers: Headers | None = None) -> Stored:
         """Write to a stream and wait for its confirmation."""
-        stored = await read_ack(await self.send(subject, body, headers))
+        try:
+            stored = await read_ack(await self.send(subject, body, headers))
+        except errors.Unavailable:
+            self._tell_missing()
+            raise
         self._confirmed = self.clock.monotonic()
         return stored
 
@@ -458,7 +478,10 @@ class Broker:
         except msgspec.DecodeError:
             raise errors.BrokerError(f"unreadable answer from $JS.API.{subject}") from None
         if error := result.get("error"):
-            raise api_error(msgspec.convert(error, ApiError))
+            refusal = msgspec.convert(error, ApiError)
+            if refusal.err_code == NO_STREAM:
+                self._tell_missing()
+            raise api_error(refusal)
         return result
 
     async def _account(self) -> dict[str, Any]:

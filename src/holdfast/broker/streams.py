@@ -4,10 +4,17 @@ Missing ones are created; existing ones are never changed behind an operator's b
 how they differ and `holdfast doctor` shows it. One exception: in the buckets that agents write, the
 headers by which one agent could touch another's keys are switched off wherever they are on.
 Creating is idempotent, so any number of processes may start at once.
+
+Sequences only grow, also over a deletion. A revision is an epoch, a term or the position up to
+which somebody has read, and a stream sequence is part of the address that acknowledges a message.
+If a stream that was deleted began at 1 again, old numbers would be higher than new ones, and an
+acknowledgement from before would remove somebody else's message. So these streams begin at the
+microsecond, by the server's clock, at which they are made: nothing writes a million times a second.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Awaitable, Callable
@@ -47,15 +54,40 @@ delete everybody's, and open batches would keep others from writing."""
 QUIET: Final = ("secrets",)
 """Buckets whose writes are repeated without their content."""
 
+APP_LABEL: Final = "holdfast-app"
+"""The label of a consumer that names the app whose job it serves."""
+MICROSECONDS: Final = 1_000_000
+"""First sequences are microseconds: below 2**53 until the year 2255, so every JSON reader is exact,
+and faster than any server stores."""
+
 Config = dict[str, Any]
 
 
 def stream_configs(names: Names, records: RecordConfig, replicas: int) -> list[Config]:
-    """Every stream that a namespace consists of, buckets included."""
+    """Every stream that a namespace consists of, buckets included.
+
+    Those whose sequences may begin at 1 come first: from them the server's clock is read.
+    """
     window = int(records.dedup_window_seconds * NANO)
     ns = names.namespace
     base: Config = {"storage": "file", "num_replicas": replicas, "allow_direct": True}
     plain = [
+        base
+        | {
+            "name": names.dead,
+            "subjects": [f"{ns}.dead.>"],
+            "retention": "limits",
+            "max_age": int(records.dead_days * DAY * NANO),
+            "duplicate_window": window,
+        },
+        base
+        | {
+            "name": names.ledger,
+            "subjects": [f"{ns}.log.>"],
+            "retention": "limits",
+            "max_age": int(records.ledger_days * DAY * NANO),
+            "duplicate_window": window,
+        },
         base
         | {
             "name": names.jobs,
@@ -75,22 +107,6 @@ def stream_configs(names: Names, records: RecordConfig, replicas: int) -> list[C
             "max_age": int(records.event_days * DAY * NANO),
             "duplicate_window": window,
             "max_consumers": MAX_CONSUMERS,
-        },
-        base
-        | {
-            "name": names.dead,
-            "subjects": [f"{ns}.dead.>"],
-            "retention": "limits",
-            "max_age": int(records.dead_days * DAY * NANO),
-            "duplicate_window": window,
-        },
-        base
-        | {
-            "name": names.ledger,
-            "subjects": [f"{ns}.log.>"],
-            "retention": "limits",
-            "max_age": int(records.ledger_days * DAY * NANO),
-            "duplicate_window": window,
         },
     ]
     return plain + [bucket_config(names, noun, replicas) for noun in BUCKETS]
@@ -172,7 +188,7 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         if not self.key:
-            return f"{self.stream} does not exist yet: a worker creates it"
+            return f"{self.stream} does not exist: a worker or 'holdfast control' makes it"
         return f"{self.stream}: {self.key} is {self.actual!r}, not {self.wanted!r}"
 
 
@@ -180,9 +196,10 @@ class Topology:
     """Makes and inspects what a namespace needs on the server."""
 
     def __init__(self, broker: Broker, records: RecordConfig) -> None:
+        self.broker = broker
+        self.records = records
         self._broker = broker
         self._names = broker.names
-        self._records = records
 
     async def wanted_replicas(self) -> int:
         """As configured, else as many as the cluster has nodes, up to three."""
@@ -200,7 +217,7 @@ class Topology:
     async def ensure(self) -> None:
         """Create every stream and bucket that is missing; measure the server's clock."""
         replicas = await self.wanted_replicas()
-        for config in stream_configs(self._names, self._records, replicas):
+        for config in stream_configs(self._names, self.records, replicas):
             await self._patiently(functools.partial(self.ensure_stream, config))
         await self._patiently(self.measure_clock)
 
@@ -231,7 +248,8 @@ class Topology:
         except errors.NotFound:
             pass
         try:
-            await self._broker.api(f"STREAM.CREATE.{config['name']}", config)
+            first = await self._first_sequence(config["name"])
+            await self._broker.api(f"STREAM.CREATE.{config['name']}", config | first)
         except (errors.OutcomeUnknown, errors.Unavailable, errors.NotConnected):
             raise
         except errors.PermissionDenied:
@@ -263,11 +281,25 @@ class Topology:
                 " and ".join(changes),
             )
 
+    async def _first_sequence(self, stream: str) -> Config:
+        """Where the sequences of a new stream begin: above all that a deleted one can have had."""
+        if stream in (self._names.dead, self._names.ledger) or stream == self._names.taskiq_dead:
+            return {}  # nothing compares their numbers, and people type those of dead letters
+        if not self._broker.knows_time:
+            for known in (self._names.jobs, self._names.ledger):
+                with contextlib.suppress(errors.NotFound):
+                    await self._measure(known)
+                    break
+        return {"first_seq": int(self._broker.server_now() * MICROSECONDS)}
+
     async def measure_clock(self) -> float:
         """The difference between the server's clock and ours, good to half a round trip."""
+        return await self._measure(self._names.jobs)
+
+    async def _measure(self, stream: str) -> float:
         clock = self._broker.clock
         before = clock.monotonic()
-        info = await self._broker.api(f"STREAM.INFO.{self._names.jobs}", timeout=LOOK_SECONDS)
+        info = await self._broker.api(f"STREAM.INFO.{stream}", timeout=LOOK_SECONDS)
         middle = (before + clock.monotonic()) / 2
         if "ts" in info:
             self._broker.learn_time(parse_time(info["ts"]), middle, self.measure_clock)
@@ -282,7 +314,7 @@ class Topology:
         found = []
         replicas = await self.wanted_replicas()
         later = [bucket_config(self._names, n, replicas) for n in FLEET_BUCKETS + SETTINGS_BUCKETS]
-        for wanted in stream_configs(self._names, self._records, replicas) + later:
+        for wanted in stream_configs(self._names, self.records, replicas) + later:
             name = wanted["name"]
             try:
                 actual = (await self._broker.api(f"STREAM.INFO.{name}"))["config"]
@@ -317,19 +349,21 @@ class Topology:
         *,
         new: bool = False,
         since: float | None = None,
+        app: str = "",
     ) -> None:
         """Create a job's consumer unless it is there; that of a paused job is made paused.
 
         `new`: messages from now on, not all that are kept; `since`: from that instant on, for one
-        that was there and has vanished.
+        that was there and has vanished; `app`: whose it is, for its label.
         """
         try:
-            await self._broker.api(f"CONSUMER.INFO.{stream}.{name}", timeout=LOOK_SECONDS)
+            info = await self._broker.api(f"CONSUMER.INFO.{stream}.{name}", timeout=LOOK_SECONDS)
+            await self._label(stream, info["config"], app)
             return
         except errors.NotFound as error:
             if "stream not found" in str(error):
                 await self.ensure()
-        config = consumer_config(name, subject, ack_wait)
+        config = consumer_config(name, subject, ack_wait) | _labels(app)
         if new and since is None:
             config["deliver_policy"] = "new"
         elif new and since is not None:
@@ -338,17 +372,19 @@ class Topology:
             config["pause_until"] = FOREVER
         await self.create_consumer(stream, config)
 
+    async def _label(self, stream: str, config: Config, app: str) -> None:
+        """Say whose consumer it is, on one that a version before labels has made."""
+        labels = config.get("metadata") or {}
+        if app and APP_LABEL not in labels:
+            metadata = {**labels, APP_LABEL: app}
+            await self.create_consumer(stream, config | {"metadata": metadata})
+
     async def _is_paused(self, name: str) -> bool:
         """Whether somebody paused the job of a consumer, as `status.jobs` writes it down."""
         job = parse_consumer(name)
         if job is None:
             return False
-        try:
-            return (
-                await Bucket(self._broker, self._names.schedules).get(pause_key(*job)) is not None
-            )
-        except errors.NotFound:  # no bucket, no pauses
-            return False
+        return await Bucket(self._broker, self._names.schedules).get(pause_key(*job)) is not None
 
     async def create_consumer(self, stream: str, config: Config) -> None:
         """Create one consumer; doing it twice is harmless."""
@@ -379,6 +415,10 @@ class Topology:
         """Remove every message of a subject; returns how many."""
         answer = await self._broker.api(f"STREAM.PURGE.{stream}", {"filter": subject})
         return int(answer.get("purged", 0))
+
+
+def _labels(app: str) -> Config:
+    return {"metadata": {APP_LABEL: app}} if app else {}
 
 
 def _same(key: str, wanted: object, actual: object) -> bool:

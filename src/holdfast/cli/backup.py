@@ -91,6 +91,7 @@ async def restore(
                 note(f"{stream}: {made[stream]} messages")
             if epochs_above:
                 note(f"the next epoch is above {await raise_epochs(broker, epochs_above)}")
+            await _reconcile(broker)
     _tell("restored", folder, made)
 
 
@@ -107,6 +108,30 @@ def _as_backup() -> Iterator[None]:
             "'holdfast auth user backup', let the servers take it, and name its file with "
             "--credentials; take it back afterwards with 'holdfast auth revoke backup'"
         ) from None
+
+
+async def _reconcile(broker: Broker) -> None:
+    """Let records expect what the restored queue has; say what could not be brought back."""
+    from collections import Counter
+
+    from holdfast.client import Client
+    from holdfast.config import RecordConfig
+    from holdfast.config import load as configured
+    from holdfast.errors import NotFound
+    from holdfast.status.stranded import Stranded, repair_all
+
+    async def alive(_: str) -> bool:
+        return False  # whoever held something was part of another server's life
+
+    client = Client(broker, configured(RecordConfig))
+    try:
+        await client.topology.measure_clock()
+        stranded = Stranded(client, alive)
+        done = await repair_all(stranded, await stranded.look(quiet=0.0))
+    except NotFound:
+        return  # without runs or without a queue there is nothing to compare
+    for what, count in Counter(done.values()).most_common():
+        note(f"{count} runs waited for a message that the backup does not have: {what}")
 
 
 async def _to_restore(broker: Broker, folder: Path, missing: bool) -> list[str]:

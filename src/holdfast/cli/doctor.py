@@ -33,7 +33,7 @@ async def doctor(
         ),
     ] = None,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Put drifted streams right where nothing can be lost.")
+        bool, typer.Option("--fix", help="Put drifted streams and stranded runs right.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before --fix.")] = False,
 ) -> None:
@@ -63,20 +63,35 @@ async def doctor(
 
 async def _fix(connection: ConnectionConfig, records: RecordConfig, yes: bool) -> None:
     from holdfast.broker import Broker
-    from holdfast.broker.streams import Topology
+    from holdfast.client import Client
+    from holdfast.errors import NotFound
+    from holdfast.status.namespace_checks import stranded
+    from holdfast.status.stranded import repair_all
     from holdfast.status.stream_fixes import fix, is_safe
 
     async with Broker(connection, name="holdfast doctor") as broker:
-        topology = Topology(broker, records)
-        planned = [one for one in await topology.differences() if is_safe(one)]
+        client = Client(broker, records)
+        planned = [one for one in await client.topology.differences() if is_safe(one)]
         for one in planned:
             note(f"will change {one}")
-        if not planned:
+        finder, cases = stranded(client), []
+        try:
+            await client.topology.measure_clock()
+            cases = await finder.look()
+        except NotFound:
+            note("runs are not looked at: streams are missing")
+        for case in cases:
+            note(f"will repair run {case.run}, whose message is gone")
+        if not planned and not cases:
             note("nothing to fix")
             return
         if not yes:
-            confirm(f"Change {len({one.stream for one in planned})} streams?")
-        note(f"changed {', '.join(await fix(topology))}")
+            streams = len({one.stream for one in planned})
+            confirm(f"Change {streams} streams and repair {len(cases)} runs?")
+        if planned:
+            note(f"changed {', '.join(await fix(client.topology))}")
+        for run, what in (await repair_all(finder, cases)).items():
+            note(f"run {run}: {what}")
 
 
 def _show(found: Sequence[Finding]) -> None:

@@ -6,8 +6,14 @@
 The layout is meant to be that of the `nats` command line; exchange with it was not tried.
 
 Guaranteed: a stream's folder has its final name only once it is whole. Each stream is as it was at
-one moment. Not guaranteed: that moment is the same for all. Queues are read before records, so that
-a run which ends in between is in the queue and has a record that says it is done: the record wins.
+one moment. Not guaranteed: that moment is the same for all. What causes runs is read first (slots,
+events), then the queue, then the records, and what runs leave behind last (dead letters, results).
+So whatever a record says to be done has its consequences in the backup, and what it says to be
+open has its message there, or an older one, which carries the run as well.
+
+The queue is read without the state of its consumers: that is packed after the messages, and could
+call a message acknowledged whose successor is not in the backup. They are made again, and deliver
+everything that is there; what was done is known by its record.
 
 On failure nothing half-written counts: a stream that was not wholly received is removed by the
 server after a restore, and its folder is left with the name `<stream>.part` after a backup.
@@ -25,8 +31,18 @@ import msgspec
 
 from holdfast.broker import Broker
 from holdfast.broker.answers import Received
+from holdfast.broker.streams import Topology
+from holdfast.config import RecordConfig
 from holdfast.errors import BrokerError, ConfigError, NotConnected
-from holdfast.names import EPOCHS_RAISED, H_KV_OPERATION, H_TTL, Names, kv_subject
+from holdfast.names import (
+    EPOCHS_RAISED,
+    H_KV_OPERATION,
+    H_TTL,
+    Names,
+    kv_stream,
+    kv_subject,
+    parse_consumer,
+)
 
 META: Final = "backup.json"
 DATA: Final = "stream.tar.s2"
@@ -45,6 +61,8 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     config: dict[str, Any]
     state: dict[str, Any]
+    consumers: list[dict[str, Any]] = []
+    """The configurations of consumers that are not in the data."""
 
     @property
     def messages(self) -> int:
@@ -58,8 +76,11 @@ def belongs(names: Names, stream: str) -> bool:
 
 
 def rank(names: Names, stream: str) -> tuple[int, str]:
-    """Queues first, then what depends on them."""
-    return (stream != names.jobs) + stream.startswith(("KV_", "OBJ_")), stream
+    """Causes first, then the queue, then records, then what runs leave behind."""
+    causes = (kv_stream(names.schedules), kv_stream(names.slots), names.events)
+    order = (*causes, names.jobs, kv_stream(names.runs))
+    place = order.index(stream) if stream in order else len(order)
+    return place, stream
 
 
 async def streams_of(broker: Broker) -> list[str]:
@@ -95,14 +116,23 @@ async def save(broker: Broker, stream: str, folder: Path) -> Snapshot:
     part = folder / f"{stream}.part"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True, mode=0o700)
+    queue = stream == broker.names.jobs
+    consumers = await _consumers(broker, stream) if queue else []
     with (part / DATA).open("wb") as file:
-        snapshot = await _receive(broker, stream, file)
+        snapshot = await _receive(broker, stream, file, no_consumers=queue)
+    snapshot = msgspec.structs.replace(snapshot, consumers=consumers)
     (part / META).write_bytes(msgspec.json.format(msgspec.json.encode(snapshot), indent=2))
     part.rename(folder / stream)
     return snapshot
 
 
-async def _receive(broker: Broker, stream: str, file: IO[bytes]) -> Snapshot:
+async def _consumers(broker: Broker, stream: str) -> list[dict[str, Any]]:
+    """The configurations of the jobs' consumers; a canary's ends with its worker."""
+    found = await Topology(broker, RecordConfig()).consumers(stream)
+    return [info["config"] for info in found if parse_consumer(info.get("name", ""))]
+
+
+async def _receive(broker: Broker, stream: str, file: IO[bytes], *, no_consumers: bool) -> Snapshot:
     chunks: asyncio.Queue[Received | None] = asyncio.Queue()
     inbox = broker.new_inbox()
 
@@ -112,7 +142,11 @@ async def _receive(broker: Broker, stream: str, file: IO[bytes]) -> Snapshot:
     forget = broker.on_disconnect(lambda: chunks.put_nowait(None))
     subscription = await broker.subscribe(inbox, keep)
     try:
-        wanted = {"deliver_subject": inbox, "chunk_size": CHUNK_BYTES}
+        wanted = {
+            "deliver_subject": inbox,
+            "chunk_size": CHUNK_BYTES,
+            "no_consumers": no_consumers,
+        }
         answer = await broker.api(f"STREAM.SNAPSHOT.{stream}", wanted)
         while (chunk := await _next(chunks, stream)).body:
             file.write(chunk.body)
@@ -158,6 +192,9 @@ async def load(broker: Broker, stream: str, folder: Path, replicas: int) -> int:
     made = msgspec.json.decode(answer.body) if answer.body else {}
     if refused := made.get("error"):
         raise BrokerError(f"{stream} was not restored: {refused.get('description', refused)}")
+    topology = Topology(broker, RecordConfig())
+    for consumer in snapshot.consumers:
+        await topology.create_consumer(stream, consumer | {"num_replicas": 0})
     return int(made.get("state", {}).get("messages", 0))
 
 

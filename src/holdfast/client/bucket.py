@@ -190,10 +190,17 @@ class NatsData:
             return None
 
     async def delete(self, key: str) -> None:
-        await self._records.delete(key)
+        try:
+            await self._records.delete(key)
+        except errors.NotFound:  # the bucket itself
+            await self.ensure()
 
-    def entries(self, prefix: str = "") -> AsyncIterator[StoredEntry]:
-        return self._records.entries(prefix)
+    async def entries(self, prefix: str = "") -> AsyncIterator[StoredEntry]:
+        try:
+            async for found in self._records.entries(prefix):
+                yield found
+        except errors.NotFound:  # the bucket itself
+            await self.ensure()
 
     def pass_over(self, entry: StoredEntry, error: errors.Unreadable) -> None:
         self._broker.unreadable.note(self._records.name, entry.key, error, entry.value)

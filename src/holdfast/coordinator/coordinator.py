@@ -29,6 +29,8 @@ import msgspec
 
 from holdfast.broker import Broker
 from holdfast.broker.streams import Topology
+from holdfast.broker.upkeep import Upkeep
+from holdfast.client import Client
 from holdfast.config import ConnectionConfig, RecordConfig
 from holdfast.coordinator.detection import Detection
 from holdfast.coordinator.inboxes import DeadInboxes
@@ -43,6 +45,7 @@ from holdfast.model.liveness import Liveness
 from holdfast.model.node import NodeRecord
 from holdfast.ownership.heartbeat import ENDED_TTL_SECONDS
 from holdfast.ownership.membership import Membership
+from holdfast.status.stranded import Stranded, repair_all
 from holdfast.telemetry import Telemetry
 
 log = logging.getLogger("holdfast.coordinator")
@@ -55,6 +58,10 @@ FRESH_SECONDS = 3.0
 SETTLE_SECONDS = 1.5
 """After a break of its own connection a coordinator judges nobody for so long."""
 INACTIVE_TTL_SECONDS = 3_600.0
+STRANDED_SECONDS = 30.0
+"""How often to look for runs whose message is gone: nothing but a deletion by hand makes them."""
+SHARE = 20
+"""A look that takes long is followed by a pause of this many times as much."""
 
 
 class Coordinator:
@@ -81,6 +88,10 @@ class Coordinator:
         self._detection = Detection(self._broker, self._view)
         self._recovery = Recovery(self._broker, self.telemetry)
         self._inboxes = DeadInboxes(self._broker)
+        self._client = Client(self._broker, records or RecordConfig(), self.telemetry)
+        self._stranded = Stranded(self._client, self._member.alive)
+        self._next_look = 0.0
+        self._upkeep = Upkeep(self._topology, on_made=self._made_again)
         self._stop = asyncio.Event()
         self._settled = 0.0
         self._look_for_orphans = True
@@ -106,6 +117,7 @@ class Coordinator:
                 asyncio.create_task(self._member.heartbeat.run(), name="holdfast-heartbeat"),
                 asyncio.create_task(self._watch(), name="holdfast-watch"),
                 asyncio.create_task(self._keep_listed(), name="holdfast-nodes"),
+                asyncio.create_task(self._upkeep.run(), name="holdfast-upkeep"),
                 asyncio.create_task(self._stop.wait(), name="holdfast-stop"),
                 asyncio.create_task(self._broker.closed.wait(), name="holdfast-closed"),
             ]
@@ -123,6 +135,11 @@ class Coordinator:
             if self._member.heartbeat.lost.is_set():
                 raise NodeLost("stopped after this node was declared lost")
 
+    def _made_again(self, _: str) -> None:
+        """A stream was deleted: runs may wait for what was in it."""
+        self._look_for_orphans = True
+        self._next_look = 0.0
+
     def _start_over(self) -> None:
         self._settled = self._broker.clock.monotonic() + SETTLE_SECONDS
         self._look_for_orphans = True
@@ -136,8 +153,11 @@ class Coordinator:
                 await self._view.refresh()
                 await self._detection.look_around()
             due = self._look_for_orphans or self._recovery.unfinished
-            if due and self.may_judge and self._member.heartbeat.may_judge:
-                await self._adopt()
+            if self.may_judge and self._member.heartbeat.may_judge:
+                if due:
+                    await self._adopt()
+                if due or self._broker.clock.monotonic() >= self._next_look:
+                    await self._look_for_stranded()
 
     async def _adopt(self) -> None:
         """Look for runs that nobody else would ever end; again later when that fails."""
@@ -148,6 +168,25 @@ class Coordinator:
         except BrokerError as error:
             self._look_for_orphans = True
             log.debug("orphans not looked for: %s", error)
+
+    async def _look_for_stranded(self) -> None:
+        """Look for runs whose message is gone; seldom enough to cost little of anybody's time."""
+        clock = self._broker.clock
+        began = clock.monotonic()
+        pause = STRANDED_SECONDS * (1 if self._is_first else 3)
+        try:
+            if done := await repair_all(self._stranded, await self._stranded.look()):
+                log.warning("%d runs waited for a message that was gone: repaired", len(done))
+        except BrokerError as error:
+            log.debug("stranded runs not looked for: %s", error)
+        took = clock.monotonic() - began
+        self._next_look = clock.monotonic() + max(pause, SHARE * took)
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether this coordinator does what one of them is enough for; the others do it seldom."""
+        alive = [s.record for s in self._view.nodes.values() if s.record.alive]
+        return all(r.id >= self.node for r in alive if r.role == "coordinator")
 
     @property
     def may_judge(self) -> bool:
@@ -163,6 +202,7 @@ class Coordinator:
         problems = [] if self._broker.connected else ["not connected to NATS"]
         if self._broker.connected and not self.may_judge:
             problems.append("its own heartbeat is not confirmed: it judges nobody")
+        problems += self._upkeep.problems
         facts = {**self._member.describe(), "nodes": len(self._view.nodes)}
         return Health(not problems, problems, self.telemetry.render, facts)
 

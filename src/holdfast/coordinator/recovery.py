@@ -11,6 +11,7 @@ reply subjects are certainly those of their last delivery.
 Afterwards all records are looked through once for claims that the index did not have. Whatever is
 missed by both comes back when `ack_wait` is over, if it has a message. What has none, of nodes that
 died while no coordinator was there, or whose recovery failed half-way, is looked for by `orphans`.
+Runs whose message ought to exist and does not are found by `status.stranded`.
 """
 
 from __future__ import annotations

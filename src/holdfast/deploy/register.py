@@ -40,7 +40,7 @@ async def register(
         for stream, subject, event in wanted:
             name = consumer(spec.group, spec.name, event)
             await topology.ensure_consumer(
-                stream, name, subject, worker.ack_wait_seconds, new=bool(event)
+                stream, name, subject, worker.ack_wait_seconds, new=bool(event), app=app.name
             )
             made.append(name)
     synced = await Schedules(client).sync(

@@ -19,7 +19,8 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from holdfast.broker import Broker, Received
-from holdfast.broker.streams import FLEET_BUCKETS, Topology
+from holdfast.broker.streams import FLEET_BUCKETS, SETTINGS_BUCKETS, Topology
+from holdfast.broker.upkeep import Upkeep
 from holdfast.config import ConnectionConfig, DispatcherConfig, RecordConfig
 from holdfast.dispatcher.adoption import Adoption
 from holdfast.dispatcher.agents import AgentIndex
@@ -34,6 +35,7 @@ from holdfast.identity.seed import generations_near
 from holdfast.model.fleet import FleetRun
 from holdfast.model.liveness import Liveness
 from holdfast.model.node import NodeRecord
+from holdfast.names import kv_stream
 from holdfast.ownership.membership import Membership
 from holdfast.telemetry import Telemetry
 
@@ -95,6 +97,12 @@ class Dispatcher:
             self._own,
             self.config.kept_seconds,
         )
+        self._upkeep = Upkeep(
+            self._topology,
+            buckets=FLEET_BUCKETS,
+            optional=SETTINGS_BUCKETS,
+            on_made=self._made_again,
+        )
         self._stop = asyncio.Event()
         self._look = asyncio.Event()
         self._watches: dict[str, tuple[Watch, asyncio.Task[None]]] = {}
@@ -125,6 +133,7 @@ class Dispatcher:
             tasks = [
                 asyncio.create_task(self._member.heartbeat.run(), name="holdfast-heartbeat"),
                 asyncio.create_task(self._adopt(), name="holdfast-adopt"),
+                asyncio.create_task(self._upkeep.run(), name="holdfast-upkeep"),
                 asyncio.create_task(self._stop.wait(), name="holdfast-stop"),
                 asyncio.create_task(self._broker.closed.wait(), name="holdfast-closed"),
             ]
@@ -217,6 +226,11 @@ class Dispatcher:
         self._spawn(self._index.refresh())
         self._look.set()
 
+    def _made_again(self, stream: str) -> None:
+        """A bucket was deleted: what we own is written again, and what was in it read again."""
+        if stream in {kv_stream(self._broker.names.bucket(noun)) for noun in FLEET_BUCKETS}:
+            self._come_back()
+
     # ---- hearing
 
     async def _on_request(self, message: Received) -> None:
@@ -258,5 +272,6 @@ class Dispatcher:
         problems = [] if self._broker.connected else ["not connected to NATS"]
         if self._broker.connected and not self._member.heartbeat.trusted:
             problems.append("its own heartbeat is not confirmed: it sends nothing")
+        problems += self._upkeep.problems
         facts = {**self._member.describe(), "runs": len(self._watches)}
         return Health(not problems, problems, self.telemetry.render, facts)

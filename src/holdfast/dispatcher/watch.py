@@ -224,14 +224,22 @@ class Watch:
     async def _look(self) -> None:
         """Ask whether the run is still ours; `Lost` when it is not.
 
-        A record that cannot be read names no other owner: our next write replaces it.
+        A record that cannot be read names no other owner: our next write replaces it. One that
+        vanished with its bucket is written again.
         """
         try:
-            self._check_owner(await self._records.read(self.run_id))
+            found = await self._records.read(self.run_id)
         except Unreadable:
             self._revision = await self._records.revision(self.run_id)
+            return
+        self._check_owner(found)
+        if found is None:
+            await self._write()
 
     def _check_owner(self, found: tuple[FleetRun, int] | None) -> None:
+        if found is None and self._trusted():
+            self._revision = 0  # nobody has ended it, nor taken it from a node that is trusted
+            return
         if found is None:
             raise Lost("its record is gone")
         record, revision = found

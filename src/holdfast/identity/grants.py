@@ -182,8 +182,8 @@ def scheduler(names: Names) -> Grants:
     """Fires slots while it leads."""
     found = _core(names).join([_founder(names), _node(names), _holder(names)])
     found.may_publish(f"{names.namespace}.job.>", names.cancel("*"))
-    found.stream(names.jobs, "read list")
-    found.stream(names.events, "list")
+    found.stream(names.jobs, "read list pause")
+    found.stream(names.events, "list pause")
     found.bucket(names.schedules, "read write").bucket(names.slots, "read write purge")
     found.bucket(names.runs, "read write")
     return found.may_hear(
@@ -198,7 +198,8 @@ def coordinator(names: Names) -> Grants:
     ns = names.namespace
     found = _core(names).join([_founder(names), _node(names), _holder(names)])
     found.may_publish(f"{ns}.job.>", f"{ns}.dead.>")
-    found.stream(names.jobs, "read ack").stream(names.events, "read ack")
+    found.stream(names.jobs, "read ack").stream(names.events, "read ack list")
+    found.stream(names.dead, "read").bucket(names.schedules, "read")
     found.may_publish(CONNECTIONS, INBOX_PROBES).may_hear(PULL_INBOXES)
     return found.bucket(names.runs, "read write").join([_objects(names, write=True)])
 
@@ -210,6 +211,8 @@ def dispatcher(names: Names) -> Grants:
     for bucket in (names.fleet, names.returns, names.facts, names.agents):
         found.bucket(bucket, "info create update read write purge")
         found.may_hear(names.changed(bucket, ">"))
+    for bucket in (names.settings, names.secrets, names.applied):
+        found.bucket(bucket, "info create")
     found.may_publish(names.agent("*", "*"), names.log("fleet", ">"), names.handover)
     found.may_hear(
         names.dispatch("*"),

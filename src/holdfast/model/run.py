@@ -9,9 +9,11 @@ Every arrow is one compare-and-swap on the record's revision, made by whoever ho
 says what a worker that was handed the run's message must do; it never writes.
 
 Guaranteed by these rules: one holder at a time; a terminal record never moves again except by an
-operator's replay; a message older than the one the record expects is superseded; a holder that is
-alive is never robbed. Failures (the handler raised) and crashes (the holder vanished) are counted
-apart, and neither a snooze nor a give-back counts as either.
+operator's replay, or by a new send of a run whose message was gone (`vacant`); a message older than
+the one the record expects is superseded, as long as that one exists; a holder that is alive is
+never robbed. An older message of a run that nobody holds may carry it as well as the newest: the
+payload is the same, and the record lets one of them win. Failures (the handler raised) and crashes
+(the holder vanished) are counted apart, and neither a snooze nor a give-back counts as either.
 """
 
 from __future__ import annotations
@@ -99,6 +101,8 @@ class RunRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """Where that payload is, when no record can carry it."""
     cause: str = ""
     """The run that published the event or enqueued this run."""
+    vacant: bool = False
+    """It ended because its message was gone: whatever comes under its id is a new run."""
 
     @property
     def terminal(self) -> bool:
@@ -132,7 +136,7 @@ class Verdict(Enum):
     DUPLICATE = "it has ended: drop the message"
     FOREIGN = "another job uses the same run id: keep the two apart"
     UNREADABLE = "its record cannot be read: give the message back until it can, or is removed"
-    SUPERSEDED = "a newer message carries it: drop this one"
+    SUPERSEDED = "a newer message carries it: drop this one, unless the newer one is gone"
 
 
 def decide(
@@ -152,14 +156,17 @@ def decide(
     if record is None:
         return Verdict.CLAIM
     if record.terminal:
-        return Verdict.DUPLICATE
-    if message < record.message:
-        return Verdict.SUPERSEDED
+        return Verdict.CLAIM if record.vacant else Verdict.DUPLICATE
+    older = message < record.message
     if record.state == "failed":
-        return Verdict.BEGUN if once and _may_not_start_again(record) else Verdict.CLAIM
+        if once and _may_not_start_again(record):
+            return Verdict.BEGUN
+        return Verdict.SUPERSEDED if older else Verdict.CLAIM
     if record.state != "running" or record.restart not in RESTARTS:
         return Verdict.HELD  # a newer version wrote it: its workers know what to do
-    if holder_alive or (in_grace and record.restart == "after_grace"):
+    if holder_alive:
+        return Verdict.SUPERSEDED if older else Verdict.HELD
+    if in_grace and record.restart == "after_grace":
         return Verdict.HELD
     if record.restart == "never" or once:
         return Verdict.LOST

@@ -14,6 +14,10 @@ by its token too, and not mistaken for another holder.
 Each holder that was lost is a crash of the run, unless the holder's node was ended because of
 another run (`to_blame`): then the crash is taken back before it is counted.
 
+A record that is not there at all vanished with its bucket, for that of a held run has no TTL. A
+holder that is trusted writes it again, as its own: nobody else was handed the run meanwhile. One
+that is not trusted may have been replaced by somebody whose record is gone too, and is refused.
+
 Not guaranteed: that a handler runs only once. After a crash between an effect and its settle the
 next holder runs it again, with a higher epoch. `ClaimLost` means: stop, write nothing, and leave
 the message alone, because its reply subject acts on the new holder's delivery.
@@ -35,6 +39,7 @@ from holdfast.errors import (
     Conflict,
     InvalidInput,
     NotConnected,
+    NotFound,
     OutcomeUnknown,
     Unavailable,
     Unreadable,
@@ -86,6 +91,7 @@ class Claims:
         in_grace: Callable[[str], Awaitable[bool]] = _no_grace,
         to_blame: Callable[[str, str], bool] = lambda node, run: True,
         on_lost: Callable[[str], None] = lambda run: None,
+        trusted: Callable[[], bool] = lambda: False,
         crash_limit: int = 3,
         keyed_ttl: float = 86_400.0,
         keyless_ttl: float = 3_600.0,
@@ -99,6 +105,7 @@ class Claims:
         self._in_grace = in_grace
         self._to_blame = to_blame
         self._on_lost = on_lost
+        self._trusted = trusted
         self._crash_limit = crash_limit
         self._ttl = {True: keyed_ttl, False: keyless_ttl}
         self._tokens = itertools.count(1)
@@ -243,6 +250,14 @@ class Claims:
             record = msgspec.structs.replace(claim.record, progress=progress, token=self._token())
             await self._write_own(claim, record, None)
 
+    async def restore(self, claim: Claim) -> None:
+        """Write the record again if it vanished with its bucket."""
+        async with claim.turn:
+            if claim.settled or claim.lost or await self.read(claim.run) is not None:
+                return
+            if won := await self._write(claim.run, claim.record, 0, None, claim.tokens):
+                claim.revision = won
+
     async def give_up(
         self, run: str, record: RunRecord, revision: int, *, state: State, error: str
     ) -> RunRecord | None:
@@ -264,9 +279,9 @@ class Claims:
                 return False
             try:
                 found = await self.read(claim.run)
+                mine = found[0].token in claim.tokens if found else self._trusted()
             except Unreadable:
-                found = None
-            mine = found is not None and found[0].token in claim.tokens
+                mine = False
             if not mine:
                 self._lose(claim)
             return mine
@@ -276,7 +291,7 @@ class Claims:
         self._on_lost(claim.run)
 
     async def read(self, run: str) -> tuple[RunRecord, int] | None:
-        """A run's record and revision, waiting out a lost connection."""
+        """A run's record and revision, waiting out a lost connection and a deleted bucket."""
         entry: Any = await self._patiently(lambda: self._store.get(run))
         if entry is None:
             return None
@@ -334,6 +349,8 @@ class Claims:
                     delay = min(delay * 2, RETRY_MOST_SECONDS)
                 elif found and found[0].token in own:
                     expected = revision
+                elif not found and own and self._trusted():
+                    expected = 0
                 else:
                     return 0
             except BrokerError as error:
@@ -347,7 +364,7 @@ class Claims:
         while True:
             try:
                 return await call()
-            except _UNSURE:
+            except (*_UNSURE, NotFound):
                 await self._clock.sleep(delay)
                 delay = min(delay * 2, RETRY_MOST_SECONDS)
 
@@ -371,7 +388,7 @@ def _base(record: RunRecord | None, fresh: RunRecord) -> RunRecord:
 
     A definition may have changed since, and the record of a replay knows neither.
     """
-    if record is None:
+    if record is None or record.vacant:
         return fresh
     return msgspec.structs.replace(
         record,

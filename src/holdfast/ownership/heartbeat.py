@@ -290,7 +290,11 @@ class Heartbeat:
                 )
             )
         self._revision = await self._put(body, 0, ttl)
-        log.warning("this node's heartbeat had lapsed and nobody had judged it: registered again")
+        self._steady_since = self._clock.monotonic()  # if the bucket is new, others are missing too
+        log.warning(
+            "this node's record had lapsed, or was deleted, and nobody had judged it: registered "
+            "again"
+        )
         if self._on_gap:
             await self._on_gap()
 

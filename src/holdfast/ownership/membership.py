@@ -175,8 +175,8 @@ class Membership:
             if record.culprits and not record.alive:
                 self._culprits[node] = record.culprits
             return record.alive
-        if not self.heartbeat.may_judge:
-            return True
+        if not self.heartbeat.may_judge or await self._read(self.node) is None:
+            return True  # without our own record the bucket is a new one, and misses everybody
         await self._declare_lapsed(node)
         return False
 

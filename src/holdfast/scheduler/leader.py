@@ -47,8 +47,13 @@ class Leader:
         epoch: int,
         now: Callable[[], float],
         seen: Callable[[], int] = lambda: 0,
+        known: Progress | None = None,
     ) -> None:
-        """`now` is the server's time, `seen` the newest change of a schedule that is in effect."""
+        """`now` is the server's time, `seen` the newest change of a schedule that is in effect.
+
+        `known` is the progress that this process has followed: it counts where what is stored is
+        older, because the bucket was deleted.
+        """
         self.epoch = epoch
         self.progress = Progress()
         self._store = store
@@ -57,6 +62,7 @@ class Leader:
         self._node = node
         self._now = now
         self._seen = seen
+        self._known = known or Progress()
         self._newest = 0
         self._unsent: dict[str, Planned] = {}
         """Planned and not sent yet, by id."""
@@ -87,7 +93,8 @@ class Leader:
 
     async def begin(self) -> None:
         """Take over where the leader before stopped."""
-        self.progress = await self._store.progress()
+        stored = await self._store.progress()
+        self.progress = stored if stored.watermark >= self._known.watermark else self._known
         self._planner.follow(self.progress.watermark)
         self._newest = self.progress.settled
         for planned in await self._store.left_over(self.progress.settled, self.epoch):

@@ -19,7 +19,6 @@ node that was declared lost.
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -27,8 +26,8 @@ from typing import Any, TypeVar
 from holdfast import errors
 from holdfast.app import Holdfast
 from holdfast.broker import Broker, Received
+from holdfast.broker.upkeep import Upkeep
 from holdfast.client import Client
-from holdfast.client.schedules import Schedules
 from holdfast.config import ConnectionConfig, RecordConfig, SchedulerConfig
 from holdfast.errors import NodeLost
 from holdfast.health import Health, HealthServer
@@ -42,10 +41,12 @@ from holdfast.ownership.heartbeat import new_node_id
 from holdfast.ownership.membership import Membership
 from holdfast.scheduler.leader import Leader, until_next
 from holdfast.scheduler.ready import ReadyFile
+from holdfast.scheduler.registering import Registering
 from holdfast.scheduler.store import KEPT_LEAST_SECONDS, ROLE, NatsSlots, Planned, StaleTerm
 from holdfast.scheduler.time import ServerTime
 from holdfast.scheduler.view import ScheduleView
 from holdfast.status.figures import Figures
+from holdfast.status.jobs import Jobs
 from holdfast.telemetry import Telemetry
 
 log = logging.getLogger("holdfast.scheduler")
@@ -62,6 +63,8 @@ FINISH_SECONDS = 2.0
 PATIENCE_SECONDS = 30.0
 SILENT_SECONDS = 30.0
 """A slot overdue for so long is a problem of its own, whoever ought to have fired it."""
+PAUSES_SECONDS = 5.0
+"""How often the consumers of paused jobs are looked at, while there are any."""
 
 
 class Scheduler:
@@ -138,6 +141,8 @@ class Scheduler:
         self._time = ServerTime(broker, config.clock_tolerance_seconds)
         self._view = ScheduleView(broker, self._changed, self._gone)
         self._store = NatsSlots(broker, self._kept_seconds, self._cancel)
+        self._upkeep = Upkeep(self._client.topology, on_made=lambda _: self._view.look_soon())
+        self._registration = Registering(self._client, self.app, self.config, self._time.now)
         self._election = LeaderElection(
             broker,
             ROLE,
@@ -154,22 +159,13 @@ class Scheduler:
     async def _prepare(self) -> None:
         """Everything that must be known before a role is taken."""
         await self._patiently(self._time.measure)
-        if self.app is not None:
-            await self._patiently(functools.partial(self._register, self.app))
+        await self._patiently(self._registration.register)
         subject = self._broker.names.changed(self._broker.names.slots, progress_key(ROLE))
         await self._broker.subscribe(subject, self._heard)
         self._follow(await self._patiently(self._store.progress))
         await self._view.load()
         self._started = True
         log.info("%s: %d schedules", self.node, len(self._view.schedules))
-
-    async def _register(self, app: Holdfast) -> None:
-        """The app's own schedules; a set that is refused must not keep the others from firing."""
-        registry = Schedules(self._client, now=self._time.now)
-        try:
-            await registry.sync(app.name, app.schedules, release=self.config.release)
-        except errors.InvalidInput as error:
-            log.error("the schedules of app %s were not registered: %s", app.name, error)
 
     async def _live(self, ready: ReadyFile) -> None:
         working = self._spawn(self._work(), "scheduler")
@@ -180,6 +176,9 @@ class Scheduler:
             self._spawn(self._member.heartbeat.run(), "heartbeat"),
             self._spawn(self._tell(ready), "tell"),
             self._spawn(self._figures.run(), "figures"),
+            self._spawn(self._upkeep.run(), "upkeep"),
+            self._spawn(self._registration.run(), "registration"),
+            self._spawn(self._keep_paused(), "pauses"),
         ]
         try:
             async with HealthServer(self.config.health_host, self.config.health_port, self.health):
@@ -278,6 +277,7 @@ class Scheduler:
             epoch=self._election.epoch,
             now=self._time.now,
             seen=lambda: self._view.seen,
+            known=self._progress,
         )
         await leader.begin()
         self._leader = leader
@@ -361,6 +361,17 @@ class Scheduler:
         self._cancelling.add(task := asyncio.create_task(cancel()))
         task.add_done_callback(self._cancelling.discard)
 
+    async def _keep_paused(self) -> None:
+        """A consumer that was made again while nobody could read of its pause is paused again."""
+        jobs = Jobs(self._client)
+        while True:
+            await self._broker.clock.sleep(PAUSES_SECONDS)
+            try:
+                if self._view.paused:
+                    await jobs.pause_again(self._view.paused)
+            except errors.BrokerError as error:
+                log.debug("paused jobs not looked at: %s", error)
+
     # ---- telling
 
     async def _tell(self, ready: ReadyFile) -> None:
@@ -388,7 +399,7 @@ class Scheduler:
             found.append(f"{self._leader.unsent} slots are recorded and could not be sent yet")
         if self._overdue() > SILENT_SECONDS:
             found.append(f"a slot is due for {self._overdue():.0f} s and was not fired")
-        return found
+        return found + self._upkeep.problems + self._registration.problems
 
     def health(self) -> Health:
         """For `/health` and `/metrics`."""

@@ -6,6 +6,9 @@ the next revision extends it; a gap, a reconnect and a regular look at the bucke
 make the view read on from where it stopped. So what a lost message hid is found by counting, and
 an empty bucket, which has nothing to count, makes no noise.
 
+The view is a copy of the bucket, and puts back what it knows when the bucket was deleted and made
+again: schedules, the pauses of jobs, the registrations of apps.
+
 A schedule leaves the view only when its record says so (`removed`), or when its key is gone and
 the stream's leader confirms that; the latter is logged, since nobody but an operator does it. A
 listing that a lagging replica answered is recognised by its newest revision and repeated.
@@ -14,6 +17,7 @@ listing that a lagging replica answered is recognised by its newest revision and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -21,10 +25,19 @@ from typing import Any
 
 from holdfast.broker import Broker, Bucket, Received
 from holdfast.broker.kv import direct_page
-from holdfast.errors import BrokerError
+from holdfast.errors import BrokerError, Conflict
 from holdfast.model import schedule as schedules
 from holdfast.model.schedule import Schedule
-from holdfast.names import H_KV_OPERATION, H_MARKER, kv_key, kv_subject, schedule_key
+from holdfast.names import (
+    APPS,
+    H_KV_OPERATION,
+    H_MARKER,
+    PAUSES,
+    kv_key,
+    kv_subject,
+    parse_pause_key,
+    schedule_key,
+)
 
 log = logging.getLogger("holdfast.scheduler")
 
@@ -48,6 +61,9 @@ class ScheduleView:
         self._broker = broker
         self._bucket = Bucket(broker, broker.names.schedules)
         self._revisions: dict[str, int] = {}
+        self._created = ""
+        self._others: dict[str, bytes] = {}
+        """The bucket's other keys, as they were when they were last looked at."""
         self._on_change = on_change
         self._on_gone = on_gone
         self._look = asyncio.Event()
@@ -60,6 +76,7 @@ class ScheduleView:
         await self._broker.subscribe(names.changed(self._bucket.name, ">"), self._heard)
         self._broker.on_reconnect(self._look.set)
         await self._catch_up(self._state_last(await self._state()))
+        await self._look_at_others()
         self.loaded = True
 
     async def run(self) -> None:
@@ -76,9 +93,22 @@ class ScheduleView:
             except BrokerError as error:
                 log.debug("the schedules could not be looked at: %s", error)
 
+    def look_soon(self) -> None:
+        """Something may have been missed."""
+        self._look.set()
+
+    @property
+    def paused(self) -> set[tuple[str, str]]:
+        """Group and job of every job that is written down as paused."""
+        return {found for key in self._others if (found := parse_pause_key(key))}
+
     async def look(self) -> None:
         """Compare the view with the bucket, and read what is missing."""
+        created = self._created
         state = await self._state()
+        if created and created != self._created:
+            state = await self._put_back()
+        await self._look_at_others()
         last = self._state_last(state)
         if last < self.seen or int(state.get("messages", 0)) < len(self.schedules):
             await self._confirm_gone(last)
@@ -88,7 +118,31 @@ class ScheduleView:
     async def _state(self) -> dict[str, Any]:
         info = await self._broker.api(f"STREAM.INFO.{self._bucket.stream}", timeout=2.0)
         state: dict[str, Any] = info["state"]
+        self._created = info.get("created", "")
         return state
+
+    async def _look_at_others(self) -> None:
+        """Pauses and registrations: few, and removed without a word."""
+        found: dict[str, bytes] = {}
+        for prefix in (PAUSES, APPS):
+            found |= {e.key: e.value async for e in self._bucket.entries(prefix)}
+        self._others = found
+
+    async def _put_back(self) -> dict[str, Any]:
+        """Another bucket has the name of ours: write what we know of into it."""
+        known = {schedule_key(n): schedules.encode(s) for n, s in self.schedules.items()}
+        known |= self._others
+        log.warning("the schedules' bucket was deleted: putting %d records back", len(known))
+        try:
+            for key, body in known.items():
+                with contextlib.suppress(Conflict):  # another scheduler was faster
+                    await self._bucket.put(key, body, expected=0)
+        except BrokerError:
+            self._created = "unfinished"  # again at the next look
+            raise
+        self._revisions.clear()
+        self.seen = 0
+        return await self._state()
 
     def _state_last(self, state: dict[str, Any]) -> int:
         return int(state.get("last_seq", 0))

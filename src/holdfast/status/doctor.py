@@ -39,6 +39,9 @@ NAMESPACE_CHECKS: Final[dict[str, Check]] = {
     "nodes": namespace_checks.node_records,
     "jobs": namespace_checks.jobs,
     "records": namespace_checks.records,
+    "runs": namespace_checks.stranded_runs,
+    "schedules": namespace_checks.registrations,
+    "subscriptions": namespace_checks.subscriptions,
 }
 
 

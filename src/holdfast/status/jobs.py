@@ -11,7 +11,7 @@ which belong to every job that subscribes to them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -233,6 +233,12 @@ class Jobs:
                 await switch(one.stream, one.name)
         await self._audit.write(verb, job=job, group=group, count=len(targets))
         return [i for i in await self.list(job, group) if (i.group, i.job) in targets]
+
+    async def pause_again(self, paused: Set[tuple[str, str]]) -> None:
+        """Pause the consumers of these jobs that are not."""
+        for one in await self._consumers():
+            if (one.group, one.job) in paused and not one.paused:
+                await self._client.topology.pause(one.stream, one.name)
 
     async def _write_down(self, verb: Literal["pause", "resume"], group: str, job: str) -> None:
         key = pause_key(group, job)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from holdfast import errors
 from holdfast.broker import Bucket
 from holdfast.broker.streams import stream_configs
+from holdfast.client import Client
 from holdfast.durations import text as duration
 from holdfast.model import node as nodes
 from holdfast.model.node import NodeRecord
+from holdfast.names import REFUSALS, parse_consumer
 from holdfast.status.checkup import Finding, Site, few
 from holdfast.status.jobs import Jobs
+from holdfast.status.stranded import Stranded
 from holdfast.status.stream_fixes import is_grave, is_safe, why_by_hand
 from holdfast.status.unreadable import UnreadableRecords
 
 MOST_TOLD = 10
 """Unreadable records that are told of one by one."""
+
+MOST_RUNS: Final = 100_000
+"""Records that a check looks through: more of them take longer than anybody waits for it."""
 
 
 async def replicas(site: Site) -> list[Finding]:
@@ -73,9 +81,14 @@ async def streams(site: Site) -> list[Finding]:
         if one.key
     ]
     site.missing = [one.stream for one in differences if not one.key]
-    if site.missing:
+    every = len(stream_configs(site.broker.names, site.records, 1))
+    if len(site.missing) == every:
         text = f"not there yet, the first worker creates them: {few(site.missing)}"
         found.append(Finding("streams", "ok", text))
+    elif site.missing:
+        text = f"missing, though the namespace is in use: {few(site.missing)}"
+        todo = "a running worker or 'holdfast control' makes them again: start one, or see its log"
+        found.append(Finding("streams", "fail", text, todo))
     return found or [Finding("streams", "ok", "every stream is as Holdfast would create it")]
 
 
@@ -97,6 +110,67 @@ async def jobs(site: Site) -> list[Finding]:
             text = f"{count} runs of {job.job} (group {job.group}) wait because it is paused"
             found.append(Finding("jobs", "warn", text, f"holdfast jobs resume {job.job}"))
     return found or [Finding("jobs", "ok", "no job waits for want of a worker")]
+
+
+async def registrations(site: Site) -> list[Finding]:
+    """Schedules that an app's code defines and that were not taken."""
+    bucket = Bucket(site.broker, site.broker.names.schedules)
+    found = []
+    if bucket.stream not in site.missing:
+        async for entry in bucket.entries(REFUSALS):
+            refusal = msgspec.json.decode(entry.value)
+            text = f"the schedules of app {refusal['app']} are not registered: {refusal['reason']}"
+            todo = "rename them in the code, or remove those of the other app"
+            found.append(Finding("schedules", "fail", text, f"{todo}: holdfast schedules list"))
+    return found or [Finding("schedules", "ok", "no app's schedules were refused")]
+
+
+async def stranded_runs(site: Site) -> list[Finding]:
+    """Runs that wait for a message that does not exist."""
+    if {site.client.runs.stream, site.broker.names.jobs} & {*site.missing}:
+        return [Finding("runs", "ok", "there are none yet")]
+    info = await site.broker.api(f"STREAM.INFO.{site.client.runs.stream}")
+    count = int(info["state"]["messages"])
+    if count > MOST_RUNS:
+        text = f"{count:,} records are too many to look through; coordinators do, bit by bit"
+        return [Finding("runs", "ok", text)]
+    cases = await stranded(site.client).look()
+    if not cases:
+        return [Finding("runs", "ok", "no run waits for a message that is gone")]
+    text = f"{len(cases)} runs wait for a message that is gone: {few([c.run for c in cases])}"
+    todo = "a coordinator repairs them within minutes; or run 'holdfast doctor --fix'"
+    return [Finding("runs", "fail", text, todo)]
+
+
+async def subscriptions(site: Site) -> list[Finding]:
+    """Consumers that collect events for a job which is served in another group by now."""
+    names = site.broker.names
+    if names.events in site.missing:
+        return [Finding("subscriptions", "ok", "there are none yet")]
+    alive = [node for node, _ in await _nodes(site) if node.alive and node.role == "worker"]
+    served = {(node.group, job) for node in alive for job in node.jobs}
+    found = []
+    for info in await site.client.topology.consumers(names.events):
+        where = parse_consumer(info.get("name", ""))
+        groups = sorted(group for group, job in served if where and job == where[1])
+        if where is None or where in served or not groups:
+            continue
+        text = f"{info['name']} collects events ({info.get('num_pending', 0)} wait) and no live "
+        text += f"worker has it; job {where[1]} is served in group {', '.join(groups)}"
+        todo = f"its own app's workers take it over; else: nats consumer rm {names.events} "
+        found.append(Finding("subscriptions", "warn", text, f"{todo}'{info['name']}'"))
+    return found or [Finding("subscriptions", "ok", "every subscriber is in one group")]
+
+
+def stranded(client: Client) -> Stranded:
+    """Finds stranded runs, and judges no node by itself."""
+    bucket = Bucket(client.broker, client.broker.names.nodes)
+
+    async def alive(node: str) -> bool:
+        entry = await bucket.get(node)
+        return entry is not None and nodes.decode(entry.value).alive
+
+    return Stranded(client, alive)
 
 
 async def node_records(site: Site) -> list[Finding]:

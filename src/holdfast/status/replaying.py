@@ -25,11 +25,19 @@ from holdfast.errors import Conflict, OutcomeUnknown, PayloadTooLarge
 from holdfast.model import run as runs
 from holdfast.model.replay import MARK, Refused, again, decide_replay
 from holdfast.model.run import RunRecord
-from holdfast.names import H_ATTEMPT, H_MSG_ID, H_RUN, attempt_message_id
+from holdfast.names import H_ATTEMPT, H_MSG_ID, H_REASON, H_RUN, attempt_message_id
 from holdfast.status.finding import Finder
 from holdfast.status.messages import Kept
 
 TRIES: Final = 20
+GONE: Final = "gone"
+"""The reason of a dead letter that has no payload: the message of its run was gone."""
+PAYLOAD_GONE: Final = "its payload is gone: enqueue it again"
+
+
+def is_gone(letter: Kept) -> bool:
+    """Whether a dead letter has no payload to send."""
+    return letter.headers.get(H_REASON) == GONE
 
 
 class Replayer:
@@ -43,12 +51,16 @@ class Replayer:
 
     async def refusal(self, letter: Kept) -> str:
         """Why a letter would be refused as things stand now; empty when it would not."""
+        if is_gone(letter):
+            return PAYLOAD_GONE
         record, _ = await self._finder.record(letter.run)
         decision = decide_replay(record, letter.stamp)
         return decision.why if isinstance(decision, Refused) else ""
 
     async def replay(self, letter: Kept, group: str, job: str, body: bytes) -> str:
         """Send it again; returns why not, or nothing."""
+        if is_gone(letter) and not body:
+            return PAYLOAD_GONE
         self._check_size(letter, body)
         for _ in range(TRIES):
             record, revision = await self._finder.record(letter.run)

@@ -44,6 +44,7 @@ from holdfast.status.dead import DeadLetters
 from holdfast.status.finding import Carrier, Finder, Found, read_record, replayed
 from holdfast.status.jobs import Jobs
 from holdfast.status.messages import Kept, delete, newest
+from holdfast.status.stranded import Stranded
 
 STATES: Final = (
     "queued",
@@ -259,7 +260,7 @@ class Runs:
             return place + await self._hint(carrier)
         if record and replayed(record):
             return "replayed; its message is gone: it was executed by a job that keeps no records"
-        return "waiting, but its message is gone: it was purged, or is just being delivered"
+        return "waiting, but its message is gone: a coordinator sends it again, or ends the run"
 
     async def _how(self, record: RunRecord) -> str:
         """How the node is that holds a run, and what that means for the run."""
@@ -331,7 +332,25 @@ class Runs:
             return await self._replay(found, found.letter)
         if state == "failed" and carrier:
             return await self._attempt_now(found, carrier)
+        if state == "failed":
+            return await self._bring_back(found)
         raise RunError(f"run {found.run} {_refusal(state, found)}", run=found.run)
+
+    async def _bring_back(self, found: Found) -> str:
+        """It waits for a message that is nowhere to be seen: send it again, or end the run."""
+
+        async def alive(node: str) -> bool:
+            return await Bucket(self._broker, self._names.nodes).get(node) is not None
+
+        stranded = Stranded(self._client, alive)
+        case = await stranded.one(found.run)
+        done = await stranded.repair(case) if case else ""
+        if not done:
+            raise RunError(f"run {found.run} has just moved on: look again", run=found.run)
+        record, _ = await self._finder.record(found.run)
+        if record and record.terminal:
+            raise RunError(f"run {found.run} was not sent again: {record.error}", run=found.run)
+        return done
 
     async def _replay(self, found: Found, letter: Kept) -> str:
         outcome = (await self._dead.replay([letter.sequence]))[0]
@@ -414,8 +433,6 @@ def _refusal(state: str, found: Found) -> str:
         return f"is running on {found.record.node if found.record else '?'}"
     if state == "queued":
         return "has not run yet: it waits in the queue, or for the time it was delayed to"
-    if state == "failed":
-        return "waits for its next attempt, and its message is just being delivered: look again"
     if state == "cancelled":
         return "was cancelled and its payload is not kept: enqueue it again"
     return "has no dead letter (any more), so its payload is gone: enqueue it again"

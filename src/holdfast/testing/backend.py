@@ -86,6 +86,9 @@ class MemoryOutbox:
         subject = self._names.later(group, job, run, mark)
         self._queue.later(subject, Scheduled(group, job, body, headers, due), replace=True)
 
+    async def is_parked(self, group: str, job: str, run: str) -> bool:
+        return self._queue.has_later(self._names.later(group, job, run, ""))
+
     async def event(self, event: str, body: bytes, headers: Headers) -> bool:
         subscribers = self._subscribers(event)
         self.publish(event, body, headers)

@@ -83,13 +83,16 @@ class WebServer:
                 stopping = asyncio.create_task(self._stop.wait(), name="holdfast-stop")
                 try:
                     self._tell(listener)
-                    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                    watched = {serving, stopping, *([services.failed] if services.failed else [])}
+                    await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     stopping.cancel()
                     server.should_exit = True
                     self._close_streams()
                     await asyncio.gather(serving, stopping, return_exceptions=True)
                 if not self._stop.is_set():
+                    if services.failed and services.failed.done():
+                        services.failed.result()
                     serving.result()
         log.info("%s stopped", services.member.node if services.member else "the web")
 
@@ -107,10 +110,10 @@ class WebServer:
 
     def _health(self) -> Health:
         services: Services = self._web.state.services
-        there = services.broker.connected
         facts = services.member.describe() if services.member else {}
-        problems = [] if there else ["not connected to NATS"]
-        return Health(there, problems, services.telemetry.render, facts)
+        problems = [] if services.broker.connected else ["not connected to NATS"]
+        problems += services.upkeep.problems
+        return Health(not problems, problems, services.telemetry.render, facts)
 
 
 class _Server(uvicorn.Server):

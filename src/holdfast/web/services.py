@@ -21,6 +21,7 @@ from fastapi import Depends, Request
 
 from holdfast.app import Holdfast
 from holdfast.broker import Broker
+from holdfast.broker.upkeep import Upkeep
 from holdfast.client import Client
 from holdfast.client.schedules import Schedules
 from holdfast.config import ConnectionConfig, RecordConfig, WebConfig
@@ -40,6 +41,7 @@ from holdfast.status.schedules import SlotHistory
 from holdfast.telemetry import Telemetry
 from holdfast.web.auth import Authenticate, Role, Tokens, User, require
 from holdfast.web.masking import hides, masked_bytes
+from holdfast.web.sessions import BUCKET as SESSIONS
 from holdfast.web.sessions import Sessions
 
 log = logging.getLogger("holdfast.web")
@@ -141,6 +143,7 @@ class Services:
         self.client = Client(self.broker, records or RecordConfig(), self.telemetry)
         self.run_index = RunIndex(self.client)
         self.sessions = Sessions(self.client, self.tokens, config.session_seconds)
+        self.upkeep = Upkeep(self.client.topology, buckets=[SESSIONS])
         self.member: Membership | None = None
         self._liveness = liveness
         self._stop = stop or self._cannot_stop
@@ -161,6 +164,11 @@ class Services:
         most = self.broker.max_message_bytes if self._open else 1024 * 1024
         return 2 * most + BODY_SPARE
 
+    @property
+    def failed(self) -> asyncio.Task[None] | None:
+        """The task that ends, with an error, when something on the server cannot be made again."""
+        return self._tasks[-1] if self._tasks else None
+
     def desk(self, user: User) -> Desk:
         """What a user works with."""
         return Desk(self, user)
@@ -180,7 +188,10 @@ class Services:
             except BaseException:
                 await self.broker.close()
                 raise
-            self._tasks = [asyncio.create_task(self._stay(), name="holdfast-heartbeat")]
+            self._tasks = [
+                asyncio.create_task(self._stay(), name="holdfast-heartbeat"),
+                asyncio.create_task(self.upkeep.run(), name="holdfast-upkeep"),
+            ]
             self._open = True
 
     async def close(self) -> None:

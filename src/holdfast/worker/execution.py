@@ -39,7 +39,7 @@ from holdfast.model import run as runs
 from holdfast.model.run import Outcome, RunRecord, State, Verdict
 from holdfast.model.settings import Settings
 from holdfast.names import body_object
-from holdfast.ownership.claims import Claims
+from holdfast.ownership.claims import Claim, Claims
 from holdfast.payload import Bound
 from holdfast.telemetry import Telemetry
 from holdfast.worker import envelope
@@ -58,6 +58,10 @@ HAS_BEGUN = "it had begun before its job became at_most_once, and may not start 
 UNREADABLE_SECONDS = 30.0
 """When a message whose run's record cannot be read comes again: a person has to act first."""
 ACK_TRIES = 50
+LOOK_AGAIN_SECONDS = 15.0
+"""How long a message waits whose run expects a newer one that is nowhere to be seen."""
+SAME_MESSAGE_SECONDS = 0.01
+"""A record keeps the time of the run's first message with more digits than a header does."""
 
 
 class Executor:
@@ -144,7 +148,7 @@ class Executor:
         )
         if spec.delivery == "at_most_once":
             fresh = await self._with_body(held, fresh)
-        found = await self.claims.claim(
+        found: Claim | Verdict | None = await self.claims.claim(
             held.run, fresh, message=held.stamp, reply=held.message.reply, careful=redelivered
         )
         if found is Verdict.FOREIGN:
@@ -152,10 +156,14 @@ class Executor:
             found = await self.claims.claim(
                 held.run, fresh, message=held.stamp, reply=held.message.reply
             )
+        if found is Verdict.SUPERSEDED:
+            found = await self._superseded(held, fresh)
         if isinstance(found, Verdict):
             if fresh.body_object:
                 await self._outbox.forget(fresh.body_object)
             await self._refused(held, found)
+            return False
+        if found is None:
             return False
         self._won.inc()
         envelope.adopt(held, found)
@@ -176,6 +184,34 @@ class Executor:
             return False
         found = await self.claims.read(held.run)
         return found is not None and runs.waits_for(found[0], held.stamp)
+
+    async def _superseded(self, held: Held, fresh: RunRecord) -> Claim | Verdict | None:
+        """An older message than the one the record expects: dropped only if it is not needed.
+
+        After a restore, or when a stream was deleted, the newer one may not exist. It surely does
+        while it is parked, or while somebody runs it. Else this one waits for the time of the next
+        attempt, and then carries the run itself, if it is the run's own first message; what was
+        sent later under the same key waits until a coordinator has found the newer one to be gone.
+        """
+        found = await self.claims.read(held.run)
+        record = found[0] if found else None
+        if record is not None and record.state != "failed":
+            return Verdict.SUPERSEDED
+        if record and await self._outbox.is_parked(record.group, record.job, held.run):
+            return Verdict.SUPERSEDED
+        if record is None or (wait := self._wait_for_newer(held, record)) > 0:
+            self._telemetry.claims.labels("superseded").inc()
+            await held.message.nak(wait if record else 0.0)
+            return None
+        return await self.claims.claim(
+            held.run, fresh, message=record.message, reply=held.message.reply, careful=True
+        )
+
+    def _wait_for_newer(self, held: Held, record: RunRecord) -> float:
+        """For how long an older message waits for a newer one that may not exist."""
+        wait = record.due - self._now()
+        again = held.stamp == 1 and abs(held.created - record.created) > SAME_MESSAGE_SECONDS
+        return min(wait, LOOK_AGAIN_SECONDS) if wait > 0 else LOOK_AGAIN_SECONDS * again
 
     async def _with_body(self, held: Held, fresh: RunRecord) -> RunRecord:
         """The record of a run whose message is going to be gone: it keeps the payload."""

@@ -59,6 +59,7 @@ class Intake:
         canary: Canary,
         board: Board,
         *,
+        app: str = "",
         enough: Callable[[], None],
         lanes: Mapping[str, int] | None = None,
     ) -> None:
@@ -77,6 +78,7 @@ class Intake:
         self._config = config
         self._executor = executor
         self._canary = canary
+        self._app = app
         self._enough = enough
         self._held: dict[str, Held] = {}
         self._idle = asyncio.Event()
@@ -107,11 +109,12 @@ class Intake:
                 self._config.ack_wait_seconds,
                 new=bool(event),
                 since=self._missed_since(pull),
+                app=self._app,
             )
             self._exists(name)
 
         def deliver(delivery: Delivery) -> None:
-            self._delivered(delivery, job, event)
+            self.delivered(delivery, job, event)
 
         pull = Pull(
             self._broker,
@@ -119,7 +122,7 @@ class Intake:
             name,
             ensure=ensure,
             deliver=deliver,
-            want=lambda: self._wanted(pull, job.lane),
+            want=lambda: self.wanted(pull, job.lane),
         )
         return pull
 
@@ -145,7 +148,7 @@ class Intake:
         away = self._broker.clock.monotonic() - pull.known
         return self._broker.server_now() - away - UNDER_WAY_SECONDS
 
-    def _wanted(self, pull: Pull, lane_name: str) -> int:
+    def wanted(self, pull: Pull, lane_name: str) -> int:
         """How many messages one consumer may have under way: idle ones one, busy ones the rest."""
         if self.draining or self._to_subscribe:
             return 0
@@ -165,7 +168,8 @@ class Intake:
         ahead = SPEED_SECONDS if lane.name == "loop" else LANE_SPEED_SECONDS
         return lane.free + int(lane.speed * ahead) - len(lane.backlog)
 
-    def _delivered(self, delivery: Delivery, job: Job[Any, Any], event: str) -> None:
+    def delivered(self, delivery: Delivery, job: Job[Any, Any], event: str) -> None:
+        """A message of a job has come."""
         now = self._broker.clock.monotonic()
         if self._may_be_old(now):
             return  # it comes again, to whoever has it by then

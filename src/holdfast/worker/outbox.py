@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from holdfast.client import Client
 from holdfast.clock import rfc3339
-from holdfast.errors import PayloadTooLarge
+from holdfast.errors import NotFound, PayloadTooLarge
 from holdfast.names import H_MSG_ID, H_OBJECT, H_SCHEDULE, H_SCHEDULE_TARGET, dead_object
 
 DAY_SECONDS = 86_400.0
@@ -38,6 +38,10 @@ class Outbox(Protocol):
         due: float,
     ) -> None:
         """Store a message that is delivered when it is due; one of the same mark is replaced."""
+        ...
+
+    async def is_parked(self, group: str, job: str, run: str) -> bool:
+        """Whether a message of a run waits until it is due."""
         ...
 
     async def event(self, event: str, body: bytes, headers: dict[str, str]) -> bool:
@@ -91,6 +95,15 @@ class NatsOutbox:
         }
         subject = names.later(group, job, run, mark)
         await self._client.store_surely(subject, body, scheduled)
+
+    async def is_parked(self, group: str, job: str, run: str) -> bool:
+        broker = self._client.broker
+        subject = broker.names.later(group, job, run, "*")
+        try:
+            await broker.api(f"STREAM.MSG.GET.{broker.names.jobs}", {"last_by_subj": subject})
+        except NotFound:
+            return False
+        return True
 
     async def event(self, event: str, body: bytes, headers: dict[str, str]) -> bool:
         await self._client.store_event(event, body, headers)

@@ -28,6 +28,7 @@ from holdfast.app import Holdfast, Hook, Job
 from holdfast.broker import Broker, Received
 from holdfast.broker.grouped import GroupedBucket
 from holdfast.broker.pull import IN_PROGRESS, NAK
+from holdfast.broker.upkeep import Upkeep
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig, WorkerConfig, load
 from holdfast.errors import NodeLost
@@ -49,6 +50,7 @@ from holdfast.worker.execution import Executor
 from holdfast.worker.held import Interrupt
 from holdfast.worker.intake import Intake
 from holdfast.worker.keeping import SPARE_PLACES, Keeping, login_of
+from holdfast.worker.moved import Moved
 from holdfast.worker.outbox import NatsOutbox
 
 log = logging.getLogger("holdfast.worker")
@@ -166,6 +168,7 @@ class Worker:
             metrics=self._figures,
             inbox=broker.pull_inbox,
         )
+        self._upkeep = Upkeep(self._client.topology, on_made=self._made_again)
         self._runs = GroupedBucket(broker, broker.names.runs)
         self._claims = Claims(
             self._runs,
@@ -177,6 +180,7 @@ class Worker:
             in_grace=self._member.in_grace,
             to_blame=self._member.to_blame,
             on_lost=lambda run: self._intake.claim_lost(run),
+            trusted=self._is_trusted,
             crash_limit=config.crash_limit,
             keyed_ttl=records.keyed_ttl_seconds,
             keyless_ttl=records.keyless_ttl_seconds,
@@ -202,9 +206,11 @@ class Worker:
             self._executor,
             self._canary,
             self._board,
+            app=self.app.name,
             enough=self.stop,
             lanes=self._caller.places(self.jobs.values()),
         )
+        self._moved = Moved(self._client, self._intake, self.app.name, self.jobs.values())
         self._keeping = Keeping(
             broker,
             self._board,
@@ -264,6 +270,8 @@ class Worker:
                 self._spawn(self._intake.measure(), "measure"),
                 self._spawn(self._tell(), "gauges"),
                 self._spawn(self._canary.run(), "canary"),
+                self._spawn(self._upkeep.run(), "upkeep"),
+                self._spawn(self._moved.run(), "moved"),
             ]
             pulling = [self._spawn(pull.run(), pull.consumer) for pull in self._intake.pulls]
             self._log_start()
@@ -338,6 +346,17 @@ class Worker:
                 self.telemetry.fenced.labels("heartbeat").inc()
                 held.interrupt(Interrupt.CLAIM_LOST)
 
+    def _made_again(self, stream: str) -> None:
+        """A stream was deleted: if it was the records', ours are written again."""
+        if stream == self._runs.stream:
+            self._restoring = self._spawn(self._restore_claims(), "restore")
+
+    async def _restore_claims(self) -> None:
+        """What we hold is still ours: nobody was handed it, for its messages are extended."""
+        for held in self._intake.held():
+            if held.claim and not held.lost and self._is_trusted():
+                await self._claims.restore(held.claim)
+
     async def _beat(self) -> None:
         """Heartbeat; a node that was declared lost stops like one that was asked to."""
         await self._member.heartbeat.run()
@@ -381,6 +400,7 @@ class Worker:
         if not self._canary.fresh:
             problems.append(f"no message has travelled for {self._canary.age:.0f} s")
         problems += self._intake.blocked
+        problems += self._upkeep.problems
         if self._intake.draining:
             problems.append("stopping")
         return Health(

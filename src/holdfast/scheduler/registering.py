@@ -1,0 +1,90 @@
+"""Registering the schedules that an app's code defines, and saying so when that is refused.
+
+A set that is refused (a name that belongs to another app, a registration of nothing) changes
+nothing, and keeps no other schedule from firing. But the app's own schedules are then not in force,
+so its scheduler is not ready, `holdfast doctor` shows the reason, and it is tried again every so
+often: an operator may have made room. The reason is a key with a TTL, renewed by each refusal, so
+that it goes with the process that was refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from holdfast.app import Holdfast
+from holdfast.broker import Bucket
+from holdfast.client import Client
+from holdfast.client.schedules import Schedules
+from holdfast.config import SchedulerConfig
+from holdfast.errors import BrokerError, InvalidInput
+from holdfast.names import refusal_key
+
+log = logging.getLogger("holdfast.scheduler")
+
+AGAIN_SECONDS: Final = 10.0
+KEPT_SECONDS: Final = 3 * AGAIN_SECONDS
+"""A refusal that is not renewed for this long is nobody's."""
+GONE_SECONDS: Final = 1.0
+"""The server's shortest TTL: how a key is removed by who may only write."""
+
+
+class Registering:
+    """The registration of one app; without an app there is nothing to do."""
+
+    def __init__(
+        self,
+        client: Client,
+        app: Holdfast | None,
+        config: SchedulerConfig,
+        now: Callable[[], float],
+    ) -> None:
+        self._app = app
+        self._release = config.release
+        self._clock = client.broker.clock
+        self._registry = Schedules(client, now=now)
+        self._bucket = Bucket(client.broker, client.broker.names.schedules)
+        self._refused = ""
+
+    @property
+    def problems(self) -> list[str]:
+        """Why the app's schedules are not in force."""
+        if not self._refused or self._app is None:
+            return []
+        return [f"the schedules of app {self._app.name} were not registered: {self._refused}"]
+
+    async def register(self) -> None:
+        """Register the app's whole set; a refusal is kept as a problem."""
+        if self._app is None:
+            return
+        name, before = self._app.name, self._refused
+        try:
+            await self._registry.sync(name, self._app.schedules, release=self._release)
+        except InvalidInput as error:
+            self._refused = str(error)
+            if self._refused != before:
+                log.error("the schedules of app %s were not registered: %s", name, error)
+            await self._write(KEPT_SECONDS)
+            return
+        if before:
+            log.info("the schedules of app %s are registered now", name)
+            await self._write(GONE_SECONDS)
+        self._refused = ""
+
+    async def _write(self, ttl: float) -> None:
+        assert self._app is not None
+        body = msgspec.json.encode({"app": self._app.name, "reason": self._refused})
+        await self._bucket.put(refusal_key(self._app.name), body, expected=None, ttl=ttl)
+
+    async def run(self) -> None:
+        """While it is refused, try again every so often."""
+        while True:
+            await self._clock.sleep(AGAIN_SECONDS)
+            if self._refused:
+                try:
+                    await self.register()
+                except BrokerError as error:
+                    log.debug("schedules not registered: %s", error)

@@ -1,0 +1,324 @@
+"""Stranded runs: those whose record waits for a message that does not exist.
+
+A run that failed waits for its next message; one whose holder is gone waits for its redelivery. If
+that message is gone (the queue's stream was deleted or purged by hand, or a backup was restored
+whose queue is older than its records), nobody will ever deliver it. Coordinators look for such
+runs, `holdfast doctor` shows them, a restore repairs what it brought back.
+
+A run is stranded when its record has not moved for a while, nothing of it is parked, and it is not
+in the queue of its job; then the record is read once more, from the leader, and must be the same.
+Messages are stored before the record that expects them, and removed after it has moved on, so
+whatever exists is seen. A queue that is too long to be searched proves nothing.
+
+Repaired in this order: an older message of the run that is there carries it; a dead letter that was
+being replayed, or the schedule of a slot, has the payload to send again; else the payload is gone,
+and the run ends as dead, with a letter that says so. Its key is free then: what is sent under it
+afterwards is a new run. Each repair is a compare-and-swap: any number may repair, and a run that
+moved meanwhile is left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from holdfast.broker.kv import Bucket, direct_page, parse_time
+from holdfast.client import Client
+from holdfast.errors import BrokerError, Conflict, HoldfastError, NotFound, Unreadable
+from holdfast.model import run as runs
+from holdfast.model import schedule as schedules
+from holdfast.model.dead import dead_headers
+from holdfast.model.run import RunRecord
+from holdfast.names import (
+    H_ATTEMPT,
+    H_CREATED,
+    H_FAILURES,
+    H_MSG_ID,
+    H_RUN,
+    attempt_message_id,
+    is_event_run,
+    keyed_run,
+    kv_key,
+    kv_subject,
+    parse_consumer,
+    parse_slot_run,
+    schedule_key,
+)
+from holdfast.status.dead import DeadLetters
+from holdfast.status.finding import Finder, replayed
+from holdfast.status.messages import oldest, subject_counts
+from holdfast.status.replaying import GONE, is_gone
+
+log = logging.getLogger("holdfast.stranded")
+
+QUIET_SECONDS: Final = 30.0
+"""A record must not have moved for this long: replicas that answer reads lag by far less."""
+SEARCH_MOST: Final = 100_000
+"""Messages of one job's queue that are searched; longer ones take half a minute and more."""
+
+_ENDED: Final = tuple(b'{"state":"%s"' % state.encode() for state in sorted(runs.TERMINAL))
+"""How the records of ended runs begin: they need not be read to be passed over."""
+
+Job = tuple[str, str]
+Alive = Callable[[str], Awaitable[bool]]
+
+
+class Waiting(NamedTuple):
+    """A record that waits for a message, as a listing showed it."""
+
+    record: RunRecord
+    revision: int
+    stored: float
+
+
+class Case(NamedTuple):
+    """A stranded run."""
+
+    run: str
+    record: RunRecord
+    revision: int
+    message: int
+    """The newest message of it that is there, though the record expects a newer one; 0: none."""
+
+
+class Stranded:
+    """Finds and repairs stranded runs of one namespace.
+
+    It remembers where it stopped listing, so that a later look reads only records that were written
+    since; what waits is kept in memory.
+    """
+
+    def __init__(self, client: Client, alive: Alive) -> None:
+        self._client = client
+        self._broker = client.broker
+        self._names = client.broker.names
+        self._alive = alive
+        self._created = ""
+        self._next = 1
+        self._waiting: dict[str, Waiting] = {}
+        self._known: dict[str, bool] = {}
+        """Which holders live, as this look has found."""
+
+    # ---- finding
+
+    async def look(self, quiet: float | None = None) -> list[Case]:
+        """Every run that is stranded, of those whose record has not moved for `quiet` seconds."""
+        await self._list()
+        before = self._broker.server_now() - (QUIET_SECONDS if quiet is None else quiet)
+        return await self._judge({r: w for r, w in self._waiting.items() if w.stored <= before})
+
+    async def one(self, run: str) -> Case | None:
+        """One run, if it is stranded."""
+        entry = await self._client.runs.get(run)
+        if entry is None or (record := runs.decode(entry.value)).terminal:
+            return None
+        found = await self._judge({run: Waiting(record, entry.revision, entry.stored)})
+        return found[0] if found else None
+
+    async def _judge(self, old: dict[str, Waiting]) -> list[Case]:
+        self._known.clear()
+        if not old:
+            return []
+        parked = await self._parked()
+        missing = {r: w for r, w in old.items() if parked.get(r, 0) < w.record.message}
+        missing = {r: w for r, w in missing.items() if await self._is_ours(r, w.record)}
+        queued = await self._queued(missing)
+        cases = []
+        for run, waiting in missing.items():
+            job = waiting.record.group, waiting.record.job
+            if job not in queued:
+                continue  # not searched: nothing is known
+            found = max(queued[job].get(run, 0), parked.get(run, 0))
+            if found < waiting.record.message and await self._stands(run, waiting):
+                cases.append(Case(run, waiting.record, waiting.revision, found))
+        return [c for c in cases if not (c.message and c.record.state == "running")]
+
+    async def _list(self) -> None:
+        """Take in the records that were written since the last look."""
+        bucket = self._client.runs
+        info = await self._broker.api(f"STREAM.INFO.{bucket.stream}")
+        if info.get("created", "") != self._created:
+            self._created, self._next = info.get("created", ""), 1
+            self._waiting.clear()
+        subject = kv_subject(bucket.name, ">")
+        while True:
+            page = await direct_page(self._broker, bucket.stream, subject, self._next)
+            for message in page.messages:
+                self._take(
+                    kv_key(bucket.name, message.headers["Nats-Subject"]),
+                    message.body,
+                    int(message.headers["Nats-Sequence"]),
+                    parse_time(message.headers["Nats-Time-Stamp"]),
+                )
+            self._next = max(self._next, page.last + 1)
+            if not page.more:
+                return
+
+    def _take(self, run: str, body: bytes, revision: int, stored: float) -> None:
+        self._waiting.pop(run, None)
+        if body.startswith(_ENDED):
+            return
+        try:
+            record = runs.decode(body)
+        except Unreadable:
+            return
+        if not record.terminal:
+            self._waiting[run] = Waiting(record, revision, stored)
+
+    async def _is_ours(self, run: str, record: RunRecord) -> bool:
+        """Whether it is a message that the run waits for, and one in the queue of its job."""
+        acked = record.once or record.body
+        if record.state == "running" and (acked or await self._lives(record.node)):
+            return False
+        if record.message == 1 and is_event_run(run):  # the event itself carries it
+            return not await self._has_events(record.group, record.job)
+        return True
+
+    async def _lives(self, node: str) -> bool:
+        if node not in self._known:
+            self._known[node] = await self._alive(node)
+        return self._known[node]
+
+    async def _has_events(self, group: str, job: str) -> bool:
+        for info in await self._client.topology.consumers(self._names.events):
+            if parse_consumer(info.get("name", "")) == (group, job) and (
+                info.get("num_pending") or info.get("num_ack_pending")
+            ):
+                return True
+        return False
+
+    async def _parked(self) -> dict[str, int]:
+        """The newest parked message of each run, as the stream's leader knows it."""
+        found: dict[str, int] = {}
+        pattern = self._names.later("*", "*", "*", "*")
+        for subject in await subject_counts(self._broker, self._names.jobs, pattern):
+            where = self._names.parse_later(subject)
+            number = subject.rpartition(".")[2].partition("-")[0]
+            if where and number.isdigit():
+                found[where[2]] = max(found.get(where[2], 0), int(number))
+        return found
+
+    async def _queued(self, missing: dict[str, Waiting]) -> dict[Job, dict[str, int]]:
+        """For each job that could be searched, the newest queued message of each of these runs."""
+        wanted: dict[Job, set[str]] = {}
+        for run, waiting in missing.items():
+            wanted.setdefault((waiting.record.group, waiting.record.job), set()).add(run)
+        found = {}
+        for (group, job), ids in wanted.items():
+            subject = self._names.job(group, job)
+            counts = await subject_counts(self._broker, self._names.jobs, subject)
+            count = sum(counts.values())
+            if count > SEARCH_MOST:
+                log.info("%d runs wait for %s: too many to look for lost ones", count, job)
+                continue
+            found[group, job] = await self._search(subject, group, job, ids) if count else {}
+        return found
+
+    async def _search(self, subject: str, group: str, job: str, ids: set[str]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        async for kept in oldest(self._broker, self._names.jobs, subject):
+            for run in (kept.run, keyed_run(group, job, kept.run)):  # the latter: an id of two jobs
+                if run in ids:
+                    found[run] = max(found.get(run, 0), kept.stamp)
+        return found
+
+    async def _stands(self, run: str, waiting: Waiting) -> bool:
+        """Whether the record is still the one that was listed; asked of the leader."""
+        entry = await self._client.runs.get(run)
+        return entry is not None and entry.revision == waiting.revision
+
+    # ---- repairing
+
+    async def repair(self, case: Case) -> str:
+        """Bring a stranded run back, or to its end; returns what was done, or nothing."""
+        try:
+            if case.message:
+                return await self._expect(case, case.message)
+            if done := await self._send_again(case):
+                return done
+            return await self._end(case)
+        except Conflict:
+            return ""  # it has moved on: it was not stranded, or somebody else repaired it
+
+    async def _expect(self, case: Case, message: int) -> str:
+        changed = msgspec.structs.replace(case.record, message=message)
+        await self._write(case, changed, None)
+        return f"message {message} of it is there, and is expected now"
+
+    async def _send_again(self, case: Case) -> str:
+        record = case.record
+        if replayed(record):
+            letter = await Finder(self._client).letter(case.run, record.group, record.job)
+            if letter is not None and not is_gone(letter):
+                sent = await DeadLetters(self._client).replay([letter.sequence])
+                if sent and sent[0].result == "replayed":
+                    return "its dead letter was sent again"
+        slot = parse_slot_run(case.run)
+        if slot is None:
+            return ""
+        entry = await Bucket(self._broker, self._names.schedules).get(schedule_key(slot[0]))
+        if entry is None:
+            return ""
+        schedule = schedules.decode(entry.value)
+        if (schedule.group, schedule.job) != (record.group, record.job):
+            return ""
+        number = record.message + 1  # the one that is gone may still be known by its id
+        headers = {
+            **schedule.headers,
+            H_RUN: case.run,
+            H_MSG_ID: attempt_message_id(case.run, number),
+            H_ATTEMPT: str(number),
+            H_FAILURES: str(record.failures),
+            H_CREATED: f"{record.created:.3f}",
+        }
+        subject = self._names.job(record.group, record.job)
+        await self._client.store_surely(subject, bytes(schedule.payload), headers)
+        return "the payload of its schedule was sent again"
+
+    async def _end(self, case: Case) -> str:
+        """Its payload is nowhere: it ends, with a letter that says why, and its key is free."""
+        record, now = case.record, self._broker.server_now()
+        error = "its message is gone, and its payload with it: the queue was deleted or purged, or "
+        error += "a backup was restored that did not have it. Enqueue it again"
+        headers = dead_headers(
+            run=case.run,
+            message=record.message,
+            subject=self._names.job(record.group, record.job),
+            reason=GONE,
+            error=error,
+            now=now,
+            failures=record.failures,
+            crashes=record.crashes,
+            attempts=record.attempts,
+        )
+        headers[H_MSG_ID] = f"{case.run}.{GONE}.{case.revision}"
+        ended = msgspec.structs.replace(
+            record, state="dead", error=error, ended=now, due=0.0, reply="", node="", vacant=True
+        )
+        letters = self._names.dead_letter(record.group, record.job)
+        await self._client.store_surely(letters, b"", headers)
+        await self._write(case, ended, self._client.records.keyed_ttl_seconds)
+        self._client.telemetry.dead.labels(record.group, record.job, GONE).inc()
+        return "its payload is gone: it ended as dead"
+
+    async def _write(self, case: Case, record: RunRecord, ttl: float | None) -> None:
+        body = runs.encode(msgspec.structs.replace(record, token=f"repair.{case.revision}"))
+        await self._client.runs.put(case.run, body, expected=case.revision, ttl=ttl)
+
+
+async def repair_all(stranded: Stranded, cases: list[Case]) -> dict[str, str]:
+    """Repair every one of them; what was done with each that had not moved on."""
+    done: dict[str, str] = {}
+    for case in cases:
+        try:
+            if what := await stranded.repair(case):
+                done[case.run] = what
+                log.info("run %s was stranded: %s", case.run, what)
+        except NotFound:
+            raise
+        except (BrokerError, HoldfastError) as error:
+            log.warning("run %s is stranded and could not be repaired: %s", case.run, error)
+    return done
