@@ -10,9 +10,12 @@ import pytest
 
 from holdfast import Backoff, Context, Holdfast
 from holdfast.broker.kv import direct_batch
+from holdfast.broker.streams import Topology
 from holdfast.config import RecordConfig
 from holdfast.errors import InvalidName, InvalidPayload, PayloadTooLarge, RunFailed
 from holdfast.names import consumer
+from holdfast.server import Server
+from holdfast.worker import moved
 from tests.integration.support import (
     Seen,
     all_records,
@@ -411,3 +414,42 @@ async def test_several_workers_share_a_subscription(app: Holdfast, seen: Seen) -
 
 async def _no_lag(app: Holdfast, job: str, event: str) -> bool:
     return await lag(app, job, event) == 0
+
+
+async def test_subscriber_in_another_group_takes_over_what_the_old_one_left(
+    nats: Server, namespace: str, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that subscribes moves to another group: events that waited for the old one are executed
+    in the new one, each event once, and the old consumer is removed."""
+    monkeypatch.setattr(moved, "LOOK_SECONDS", 0.2)
+
+    def version(group: str) -> Holdfast:
+        app = Holdfast("shop", nats_url=nats.url, namespace=namespace)
+
+        @app.job(on="sold", group=group)
+        async def book(n: int) -> None:
+            seen.append((group, n))
+
+        return app
+
+    old = version("first")
+    async with old:
+        async with working(old, group="first"):
+            await old.publish("sold", {"n": 1})
+            await seen.wait(1)
+        await old.publish("sold", {"n": 2})
+        new = version("second")
+        async with new, working(new, group="second"):
+            await new.publish("sold", {"n": 3})
+            await seen.wait(3, 30)
+            broker = await broker_of(new)
+            topology = Topology(broker, RecordConfig())
+
+            async def left() -> list[str]:
+                return [c["name"] for c in await topology.consumers(broker.names.events)]
+
+            async def moved_on() -> bool:
+                return await left() == ["second=book=sold"]
+
+            await until(moved_on, 30, "the old consumer's end")
+    assert sorted(seen) == [("first", 1), ("second", 2), ("second", 3)]

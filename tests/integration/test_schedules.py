@@ -16,14 +16,16 @@ from holdfast.broker import Bucket
 from holdfast.client import Client
 from holdfast.client.backfill import backfill
 from holdfast.client.schedules import Schedules, UnknownSchedule
-from holdfast.config import SchedulerConfig
-from holdfast.errors import DefinitionError, InvalidInput
+from holdfast.config import RecordConfig, SchedulerConfig
+from holdfast.errors import DefinitionError, HoldfastError, InvalidInput
 from holdfast.model.schedule import define
 from holdfast.model.slot import Progress, Slot
-from holdfast.names import schedule_key, term_key
-from holdfast.scheduler import Scheduler
+from holdfast.names import consumer, kv_stream, schedule_key, term_key
+from holdfast.scheduler import Scheduler, registering
 from holdfast.scheduler.store import NatsSlots, Planned, StaleTerm
 from holdfast.scheduler.view import ScheduleView
+from holdfast.status.doctor import examine
+from holdfast.status.jobs import Jobs
 from holdfast.status.schedules import SlotHistory
 from tests.integration.support import Seen, working
 from tests.support import until
@@ -336,4 +338,69 @@ async def test_overlap_policies(app: Holdfast, seen: Seen) -> None:
         assert mine[:4] == ["start", "end", "start", "end"], policy
     allowed = [what for name, what in seen if name == "allow"]
     assert allowed[:3] == ["start", "start", "end"] or allowed[:2] == ["start", "start"]
+    await app.close()
+
+
+async def test_refused_registration_is_told_until_there_is_room(
+    app: Holdfast, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schedule's name belongs to another app: the scheduler is not ready, the doctor says why,
+    other schedules fire; once the name is free, it is registered without a restart."""
+    monkeypatch.setattr(registering, "AGAIN_SECONDS", 0.2)
+    client = await client_of(app)
+    registry = Schedules(client)
+    await registry.sync("other", [define("tick", job="work", every="1h")])
+
+    @app.every("1h", name="tick")
+    async def work() -> None: ...
+
+    scheduler = Scheduler(app, SchedulerConfig())
+    task = asyncio.create_task(scheduler.run())
+    try:
+        await until(lambda: scheduler._started and scheduler.problems(), 20, "a problem")
+        assert "schedules of app shop were not registered" in scheduler.problems()[-1]
+        assert not scheduler.health().ready
+        found = await examine(client.broker.config, RecordConfig())
+        told = [f for f in found if f.check == "schedules"]
+        assert [f.level for f in told] == ["fail"]
+        assert "app shop" in told[0].text
+        await registry.sync("other", [], allow_empty=True)
+        await until(lambda: not scheduler.problems(), 20, "the registration")
+        assert (await registry.show("tick")).app == "shop"
+    finally:
+        scheduler.stop()
+        await task
+        await app.close()
+
+
+async def test_schedules_and_pauses_outlive_their_bucket(app: Holdfast, seen: Seen) -> None:
+    """The bucket is deleted, and a paused job's consumer too: a scheduler puts back what it knows,
+    and the job stays paused."""
+
+    @app.job
+    async def quiet() -> None:
+        seen.append("quiet")
+
+    async with working(app), scheduling(app) as scheduler:
+        client = await client_of(app)
+        names, registry = client.broker.names, Schedules(client)
+        await registry.add(define("hand-made", job="quiet", every="1h"))
+        await Jobs(client).pause("quiet")
+        await until(lambda: "hand-made" in scheduler._view.schedules, what="the schedule")
+        await until(lambda: scheduler._view.paused, what="the pause")
+        await client.broker.api(f"STREAM.DELETE.{kv_stream(names.schedules)}")
+        name = consumer("default", "quiet")
+        await client.broker.api(f"CONSUMER.DELETE.{names.jobs}.{name}")
+
+        async def put_back() -> bool:
+            try:
+                await registry.show("hand-made")
+                info = await client.broker.api(f"CONSUMER.INFO.{names.jobs}.{name}")
+                return bool(info.get("paused"))
+            except HoldfastError:
+                return False
+
+        await until(put_back, 40, "schedule and pause")
+        assert (await Jobs(client).list("quiet"))[0].paused
+        await Jobs(client).resume("quiet")
     await app.close()

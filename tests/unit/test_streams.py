@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from holdfast.broker.answers import ApiError, api_error
 from holdfast.broker.streams import Topology
+from holdfast.broker.upkeep import GIVE_UP_SECONDS, Upkeep
 from holdfast.config import ConnectionConfig, RecordConfig
 from holdfast.errors import BrokerError, NotFound, Unavailable
 from holdfast.names import Names
@@ -68,3 +70,47 @@ async def test_placement_that_can_never_be_is_told_at_once() -> None:
     with pytest.raises(BrokerError, match="cannot create KV_hf_nodes"):
         await Topology(broker, RecordConfig()).ensure_bucket("nodes")
     assert not broker.made
+
+
+class Without(YoungCluster):
+    """A server on which one bucket was deleted and cannot be made again."""
+
+    connected = True
+
+    def __init__(self, missing: str, why: str) -> None:
+        super().__init__(why, refusals=10_000)
+        self.missing = missing
+
+    def on_missing(self, callback: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
+
+    async def api(self, subject: str, body: Any = None, timeout: float = 0) -> dict[str, Any]:
+        if subject == f"STREAM.INFO.{self.missing}":
+            raise NotFound("stream not found (10059)")
+        if subject.startswith("STREAM.INFO."):
+            return {"created": "2026-01-01T00:00:00Z", "config": {}}
+        return await super().api(subject, body, timeout)
+
+
+async def test_bucket_that_cannot_be_made_again_ends_the_role() -> None:
+    """First it is a problem, for which the role is not ready; after a minute it is the end."""
+    broker: Any = Without("KV_hf_runs", "subjects overlap with an existing stream")
+    upkeep = Upkeep(Topology(broker, RecordConfig()))
+    await upkeep._round()
+    assert upkeep.problems[0].startswith("KV_hf_runs is missing: cannot create KV_hf_runs: subj")
+    broker.clock.advance(GIVE_UP_SECONDS + 1)
+    with pytest.raises(Unavailable, match="KV_hf_runs could not be brought back"):
+        await upkeep._round()
+
+
+async def test_bucket_that_is_another_one_is_told() -> None:
+    """Who had records in it hears that they are gone, once."""
+    told: list[str] = []
+    broker: Any = Without("", "")
+    upkeep = Upkeep(Topology(broker, RecordConfig()), on_made=told.append)
+    await upkeep._round()
+    assert told == []
+    upkeep._created["KV_hf_runs"] = "before"
+    await upkeep._round()
+    await upkeep._round()
+    assert told == ["KV_hf_runs"]

@@ -117,7 +117,7 @@ async def _reconcile(broker: Broker) -> None:
     from holdfast.client import Client
     from holdfast.config import RecordConfig
     from holdfast.config import load as configured
-    from holdfast.errors import NotFound
+    from holdfast.errors import NotFound, PermissionDenied
     from holdfast.status.stranded import Stranded, repair_all
 
     async def alive(_: str) -> bool:
@@ -130,6 +130,9 @@ async def _reconcile(broker: Broker) -> None:
         done = await repair_all(stranded, await stranded.look(quiet=0.0))
     except NotFound:
         return  # without runs or without a queue there is nothing to compare
+    except PermissionDenied:
+        note("records and queue are compared by the first coordinator: this login may not do it")
+        return
     for what, count in Counter(done.values()).most_common():
         note(f"{count} runs waited for a message that the backup does not have: {what}")
 

@@ -33,7 +33,7 @@ from holdfast.broker import Broker
 from holdfast.broker.answers import Received
 from holdfast.broker.streams import Topology
 from holdfast.config import RecordConfig
-from holdfast.errors import BrokerError, ConfigError, NotConnected
+from holdfast.errors import BrokerError, ConfigError, InvalidInput, NotConnected
 from holdfast.names import (
     EPOCHS_RAISED,
     H_KV_OPERATION,
@@ -52,6 +52,8 @@ SILENCE_SECONDS: Final = 60.0
 HEARD_SECONDS: Final = 10.0
 WINDOW: Final = 16
 """Chunks of a restore that may be unconfirmed."""
+FURTHEST: Final = 100_000_000
+"""Writes by which epochs are raised at most: about an hour's."""
 _MORE: Final = 1000
 _WELL: Final = ("", "204")
 
@@ -235,6 +237,12 @@ async def raise_epochs(broker: Broker, epoch: int) -> int:
     subject = kv_subject(broker.names.runs, EPOCHS_RAISED)
     headers = {H_KV_OPERATION: "PURGE", H_TTL: "1s"}
     reached = (await broker.store(subject, b"", headers)).seq
+    if epoch - reached > FURTHEST:
+        raise InvalidInput(
+            f"epoch {epoch} is {epoch - reached:,} writes away: it was won in a bucket that is "
+            f"younger than the backup. Delete {kv_stream(broker.names.runs)}: it is made again "
+            "above every epoch there was. The claims and results of the backup go with it"
+        )
     while reached < epoch:
         more = min(_MORE, epoch - reached) - 1
         await broker.publish_all([(subject, b"", headers)] * more)

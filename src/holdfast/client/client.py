@@ -282,11 +282,15 @@ class Client:
             changed.clear()
             try:
                 record = await self.read(run)
-                if record is not None and record.terminal:
+                if (
+                    record is not None
+                    and record.terminal
+                    and not (record.vacant and sequence and await self._stored(sequence))
+                ):  # else it is that of an earlier run, and the message of this one waits
                     return record
                 if record is None:
                     await self._check_still_queued(run, sequence)
-            except _UNSURE:
+            except (*_UNSURE, errors.NotFound):  # the bucket itself: it is made again
                 await self.broker.clock.sleep(0.2)
             try:
                 async with asyncio.timeout(LOOK_AGAIN_SECONDS):

@@ -262,6 +262,7 @@ def backup(names: Names) -> Grants:
     found = Grants().may_publish(f"{_API}INFO", f"{_API}STREAM.NAMES")
     found.may_publish(*(f"{_API}STREAM.{verb}.*" for verb in ("INFO", "SNAPSHOT", "RESTORE")))
     found.may_publish("$JS.SNAPSHOT.ACK.*.*", "$JS.SNAPSHOT.RESTORE.*.*")
+    found.may_publish(f"{_API}CONSUMER.LIST.{names.jobs}", f"{_API}CONSUMER.CREATE.{names.jobs}.>")
     return found.may_publish(kv_subject(names.runs, EPOCHS_RAISED))
 
 

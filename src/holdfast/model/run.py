@@ -159,9 +159,9 @@ def decide(
         return Verdict.CLAIM if record.vacant else Verdict.DUPLICATE
     older = message < record.message
     if record.state == "failed":
-        if once and _may_not_start_again(record):
-            return Verdict.BEGUN
-        return Verdict.SUPERSEDED if older else Verdict.CLAIM
+        if older:
+            return Verdict.SUPERSEDED
+        return Verdict.BEGUN if once and _may_not_start_again(record) else Verdict.CLAIM
     if record.state != "running" or record.restart not in RESTARTS:
         return Verdict.HELD  # a newer version wrote it: its workers know what to do
     if holder_alive:

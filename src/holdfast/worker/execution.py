@@ -158,12 +158,11 @@ class Executor:
             )
         if found is Verdict.SUPERSEDED:
             found = await self._superseded(held, fresh)
-        if isinstance(found, Verdict):
+        if not isinstance(found, Claim):
             if fresh.body_object:
                 await self._outbox.forget(fresh.body_object)
-            await self._refused(held, found)
-            return False
-        if found is None:
+            if found is not None:
+                await self._refused(held, found)
             return False
         self._won.inc()
         envelope.adopt(held, found)
@@ -203,8 +202,9 @@ class Executor:
             self._telemetry.claims.labels("superseded").inc()
             await held.message.nak(wait if record else 0.0)
             return None
+        held.stamp = record.message  # it stands for that one from here on
         return await self.claims.claim(
-            held.run, fresh, message=record.message, reply=held.message.reply, careful=True
+            held.run, fresh, message=held.stamp, reply=held.message.reply, careful=True
         )
 
     def _wait_for_newer(self, held: Held, record: RunRecord) -> float:

@@ -77,8 +77,8 @@ class Moved:
         if not found:
             return []
         bucket = Bucket(self._broker, self._broker.names.nodes)
-        alive = [nodes.decode(e.value) async for e in bucket.entries()]
-        served = {(n.group, job) for n in alive if n.alive and n.role == "worker" for job in n.jobs}
+        known = [node async for _, node in bucket.records(nodes.decode)]
+        served = {(n.group, job) for n in known if n.alive and n.role == "worker" for job in n.jobs}
         return [c for c in found if parse_consumer(c["name"]) not in served]
 
     def _is_old(self, info: dict[str, Any]) -> bool:
