@@ -109,6 +109,7 @@ class Recorder:
         if self._gap:
             self._gap = False
             self._board.numbers[words.GAP] += 1
+            self._board.times[words.STEADY] = sent  # if the bucket is new, it misses others too
         self._confirmed = sent
         self.trust()
         move, self._move = self._move, None
