@@ -66,7 +66,8 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "claims",
         "holdfast_claims",
         "counter",
-        "Claims asked for, by what was found: won, duplicate, superseded, held, poison, lost.",
+        "Claims asked for, by what was found: won, duplicate, superseded, held, crowded, poison, "
+        "lost.",
         ("verdict",),
     ),
     Metric(

@@ -408,7 +408,7 @@ async def test_last_chances_are_taken_one_at_a_time(place: Place) -> None:
         answers = await asyncio.gather(second.claim("poison"), second.claim("bystander"))
         poison = next(answer for answer in answers if isinstance(answer, Claim))
         assert poison.run == "poison"
-        assert answers[1] is Verdict.HELD
+        assert answers[1] is Verdict.CROWDED
         assert isinstance(await second.claim("fresh"), Claim)
         second.claims.release(poison)
         assert isinstance(await second.claim("bystander"), Claim)

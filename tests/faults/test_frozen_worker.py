@@ -124,5 +124,39 @@ async def test_poison_run_is_stopped_by_the_crash_limit(
     assert "3 workers died" in status.error
 
 
+async def test_poison_runs_close_together_kill_no_bystander(
+    nats: Server, namespace: str, tmp_path: Path
+) -> None:
+    """Several runs that kill their workers, one after the other: only they become dead letters.
+
+    Bystanders are in many of the crashes, and on their last chance are executed alone.
+    """
+    effects = Effects(tmp_path / "effects")
+    app = sender(nats.url, namespace)
+    with worker_fleet(1, nats.url, namespace, tmp_path, **QUICK) as [worker]:
+        await worker.ready()
+        good = await app.jobs["work"].enqueue_many(
+            [app.jobs["work"].request(key=str(n), seconds=0.7) for n in range(10)]
+        )
+        bad = []
+
+        async def over() -> bool:
+            """Replaces the worker when it has died; sends the next poison when one has killed."""
+            if not worker.running:
+                worker.replace()
+                if len(bad) < 3:
+                    bad.append(await app.jobs["poison"].enqueue(how="exit"))
+            return len(bad) == 3 and all([await _dead(run) for run in bad])
+
+        bad.append(await app.jobs["poison"].enqueue(how="exit"))
+        await until(over, 150, "three dead letters")
+        for run in good:
+            assert await run.result(timeout=60) is not None
+        statuses = [await run.status() for run in bad]
+    await app.close()
+    assert [status.crashes for status in statuses] == [3, 3, 3]
+    assert {run.id for run in bad} < set(effects.starts_per_run())
+
+
 async def _dead(run: Run[Any]) -> bool:
     return (await run.status()).state == "dead"

@@ -140,7 +140,13 @@ class World:
                 return
             base = record or RunRecord("running", "g", "j", restart=self.restart)
             mine = runs.claimed(
-                base, node=me.node, token=self.token(), reply="", message=msg.stamp, now=1.0
+                base,
+                node=me.node,
+                token=self.token(),
+                reply="",
+                message=msg.stamp,
+                now=1.0,
+                alone=runs.is_suspect(base, CRASH_LIMIT),
             )
             me.epoch = me.revision = self.cas(mine, revision)
             if me.epoch:

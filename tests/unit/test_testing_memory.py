@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -85,6 +86,26 @@ async def test_result_of_what_is_not_due_says_so(app: Holdfast) -> None:
             await run.result()
         with pytest.raises(ResultTimeout):
             await run.result(timeout=1)
+
+
+async def test_at_by_the_wall_clock_is_due_as_long_from_now(app: Holdfast) -> None:
+    """Code under test knows only the wall clock: its instants are moved to the test's clock."""
+
+    @app.job
+    async def job(n: int) -> int:
+        return n
+
+    async with memory(app) as mem:
+        now = await job.enqueue(1, at=datetime.now(UTC))
+        past = await job.enqueue(2, at=datetime.now(UTC) - timedelta(hours=1))
+        later = await job.enqueue(3, at=datetime.now(UTC) + timedelta(minutes=5))
+        await mem.drain()
+        assert (await now.result(), await past.result()) == (1, 2)
+        assert (await later.status()).state == "delayed"
+        await mem.advance("4m")
+        assert (await later.status()).state == "delayed"
+        await mem.advance("1m")
+        assert await later.result() == 3
 
 
 async def test_delayed_run_starts_when_it_is_due(app: Holdfast, seen: list[Any]) -> None:

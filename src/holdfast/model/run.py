@@ -37,6 +37,9 @@ ERROR_CHARS = 2_000
 NO_RESULT = msgspec.Raw(b"null")
 REPLAY_MARK = "replay."
 """How the token of an operator's replay begins."""
+DOUBTFUL_CRASHES = 3
+"""A run that crashed beside others this many times as often as is allowed is given up all the same:
+else one that never gets to run alone would take its workers down for ever."""
 LARGEST_LEAP = 1_000_000
 """More than the attempts of any run: a message's number so far ahead of its record is forged."""
 
@@ -103,6 +106,8 @@ class RunRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """The run that published the event or enqueued this run."""
     vacant: bool = False
     """It ended because its message was gone: whatever comes under its id is a new run."""
+    alone: bool = False
+    """Its holder executes nothing beside it: if that vanishes, this run was the reason."""
 
     @property
     def terminal(self) -> bool:
@@ -133,6 +138,7 @@ class Verdict(Enum):
     LOST = "its holder is gone and it must not be restarted: dead-letter it"
     BEGUN = "it has begun before its job became at_most_once: dead-letter it"
     HELD = "a live node holds it, or a version that knows more: give the message back"
+    CROWDED = "it has crashed workers, and others run here: give the message back for a while"
     DUPLICATE = "it has ended: drop the message"
     FOREIGN = "another job uses the same run id: keep the two apart"
     UNREADABLE = "its record cannot be read: give the message back until it can, or is removed"
@@ -152,7 +158,11 @@ def decide(
 
     `in_grace`: the holder is lost, and may still be finishing within its grace period. `once`: the
     job is `at_most_once` now, whatever it was when the record was written.
+
+    A crash beside other runs may be the fault of any of them: it takes several times the limit to
+    convict a run that never died alone.
     """
+    doubtful = crash_limit * DOUBTFUL_CRASHES
     if record is None:
         return Verdict.CLAIM
     if record.terminal:
@@ -170,7 +180,7 @@ def decide(
         return Verdict.HELD
     if record.restart == "never" or once:
         return Verdict.LOST
-    if record.crashes + 1 >= crash_limit:
+    if record.crashes + 1 >= (crash_limit if record.alone or crash_limit == 1 else doubtful):
         return Verdict.POISON
     return Verdict.TAKE_OVER
 
@@ -196,8 +206,21 @@ def believed(record: RunRecord | None, message: int) -> int:
     return message if 0 < message < expected + LARGEST_LEAP else expected
 
 
+def is_suspect(record: RunRecord, crash_limit: int) -> bool:
+    """Whether one more crash could be a run's last; it is then executed alone."""
+    crashes = record.crashes + (record.state == "running" and record.node != "")
+    return crashes >= max(1, crash_limit - 1)
+
+
 def claimed(
-    record: RunRecord, *, node: str, token: str, reply: str, message: int, now: float
+    record: RunRecord,
+    *,
+    node: str,
+    token: str,
+    reply: str,
+    message: int,
+    now: float,
+    alone: bool = False,
 ) -> RunRecord:
     """The record of a run that `node` is about to execute."""
     taken_over = record.state == "running" and record.node != ""
@@ -212,6 +235,7 @@ def claimed(
         started=now,
         due=0.0,
         progress=None,
+        alone=alone,
     )
 
 

@@ -51,6 +51,12 @@ from holdfast.telemetry import Telemetry
 
 RETRY_SECONDS = 0.1
 RETRY_MOST_SECONDS = 1.0
+ALONE_SECONDS = 5.0
+"""How long a process that is handed a suspect starts nothing else, so that it becomes idle: longer
+than most runs, and short enough to waste little when some are long."""
+OVERDUE_SECONDS = 60.0
+"""A process full of long runs executes a suspect all the same after this long."""
+MOST_CROWDED = 10_000
 
 _UNSURE = (NotConnected, Unavailable, OutcomeUnknown)
 
@@ -74,6 +80,17 @@ class Claim:
 
 async def _no_grace(_: str) -> bool:
     return False
+
+
+class Company:
+    """What else a process executes. This one never executes two runs at once, as in tests."""
+
+    async def leave(self, limit: float) -> bool:
+        """Wait for all others to end, and let nothing start; False: they took too long."""
+        return True
+
+    def join(self) -> None:
+        """Others may start again."""
 
 
 class Claims:
@@ -109,7 +126,11 @@ class Claims:
         self._crash_limit = crash_limit
         self._ttl = {True: keyed_ttl, False: keyless_ttl}
         self._tokens = itertools.count(1)
-        self._suspects: set[str] = set()
+        self.company = Company()
+        self._suspect = ""
+        """The run on its last chance that this process executes, alone."""
+        self._crowded: dict[str, float] = {}
+        """Since when suspects found this process crowded."""
 
     def ttl_of(self, record: RunRecord) -> float:
         """How long a record lives after the end of its run."""
@@ -147,39 +168,58 @@ class Claims:
                 verdict = await self.decide(record, message, once=fresh.once)
             if verdict not in (Verdict.CLAIM, Verdict.TAKE_OVER):
                 return verdict
-            if self._must_wait(run, record, verdict):
-                return Verdict.HELD
+            base = _base(record, fresh)
+            suspect = runs.is_suspect(base, self._crash_limit)
+            alone = suspect and await self._alone(run)
+            if suspect and not alone and not self._overdue(run):
+                return Verdict.CROWDED
             claim = None
             try:
-                number = runs.believed(record, message)
-                claim = await self._try(run, _base(record, fresh), revision, number, reply)
+                claim = await self._try(run, base, revision, message, reply, alone)
             finally:
                 if not claim:
-                    self._suspects.discard(run)
+                    self._let_go(run)
             if claim:
                 if verdict is Verdict.TAKE_OVER:
                     self._telemetry.takeovers.inc()
                 return claim
             found = await self.read(run)
 
-    def _must_wait(self, run: str, record: RunRecord | None, verdict: Verdict) -> bool:
-        """Runs on their last chance are executed one at a time in each process.
+    async def _alone(self, run: str) -> bool:
+        """Runs on their last chance are executed alone, one at a time in each process.
 
-        So a run that kills its process takes down no other suspect with it, and bystanders never
-        reach the crash limit. The place is taken before the claim is written: many are under way
-        at once, and each would find it free.
+        So a run that kills its process takes nothing down with it, and whoever dies alone is to
+        blame. The place is taken before the claim is written: many are under way at once, and each
+        would find it free.
         """
-        crashes = (record.crashes if record else 0) + (verdict is Verdict.TAKE_OVER)
-        if crashes < max(1, self._crash_limit - 1):
+        if self._suspect:
             return False
-        if self._suspects:
+        self._suspect = run
+        if await self.company.leave(ALONE_SECONDS):
             return True
-        self._suspects.add(run)
+        self._let_go(run)
         return False
+
+    def _overdue(self, run: str) -> bool:
+        """Whether a suspect has waited so long that it is executed beside others.
+
+        Its crash then proves nothing, and does not convict it.
+        """
+        now = self._clock.monotonic()
+        since = self._crowded.setdefault(run, now)
+        if len(self._crowded) > MOST_CROWDED:  # others have executed most of them meanwhile
+            del self._crowded[next(iter(self._crowded))]
+        return now - since > OVERDUE_SECONDS
+
+    def _let_go(self, run: str) -> None:
+        if self._suspect == run:
+            self._suspect = ""
+            self.company.join()
 
     def release(self, claim: Claim) -> None:
         """The attempt is over, however it ended."""
-        self._suspects.discard(claim.run)
+        self._crowded.pop(claim.run, None)
+        self._let_go(claim.run)
 
     async def decide(
         self, record: RunRecord | None, message: int, *, once: bool = False
@@ -200,11 +240,16 @@ class Claims:
         )
 
     async def _try(
-        self, run: str, base: RunRecord, revision: int, message: int, reply: str
+        self, run: str, base: RunRecord, revision: int, message: int, reply: str, alone: bool
     ) -> Claim | None:
-        token = self._token()
         record = runs.claimed(
-            base, node=self._node, token=token, reply=reply, message=message, now=self._now()
+            base,
+            node=self._node,
+            token=self._token(),
+            reply=reply,
+            message=message,
+            now=self._now(),
+            alone=alone,
         )
         won = await self._write(run, record, revision)
         return Claim(run, record, won) if won else None

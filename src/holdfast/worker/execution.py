@@ -55,6 +55,8 @@ log = logging.getLogger("holdfast.worker")
 
 HELD_ELSEWHERE_SECONDS = 2.0
 HAS_BEGUN = "it had begun before its job became at_most_once, and may not start again"
+CROWDED_SECONDS = 2.0
+"""A suspect waits for its turn this long: as long as a short run takes."""
 UNREADABLE_SECONDS = 30.0
 """When a message whose run's record cannot be read comes again: a person has to act first."""
 ACK_TRIES = 50
@@ -248,6 +250,8 @@ class Executor:
             await held.message.ack()
         elif verdict is Verdict.HELD:
             await held.message.nak(HELD_ELSEWHERE_SECONDS)
+        elif verdict is Verdict.CROWDED:
+            await held.message.nak(CROWDED_SECONDS)
         elif verdict is Verdict.UNREADABLE:
             await held.message.nak(UNREADABLE_SECONDS)
         else:

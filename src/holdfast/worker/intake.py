@@ -150,7 +150,7 @@ class Intake:
 
     def wanted(self, pull: Pull, lane_name: str) -> int:
         """How many messages one consumer may have under way: idle ones one, busy ones the rest."""
-        if self.draining or self._to_subscribe:
+        if self.draining or self._to_subscribe or self.slots.reserved:
             return 0
         slots, lane = self.slots, self.slots.lanes[lane_name]
         room = slots.limit + int(self.speed * SPEED_SECONDS) - slots.busy - slots.stuck
@@ -174,7 +174,7 @@ class Intake:
         if self._may_be_old(now):
             return  # it comes again, to whoever has it by then
         held = Held(delivery, job, now, event)
-        if self.draining or self.slots.lanes[job.lane].blocked:
+        if self.draining or self.slots.reserved or self.slots.lanes[job.lane].blocked:
             self._give_back_soon(held)
             return
         self._held[delivery.reply] = held

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from holdfast.ownership.claims import Company
 from holdfast.worker.held import Held
 
 YIELD_EVERY = 32
@@ -52,7 +53,7 @@ class Lane:
         return self.stuck >= self.limit
 
 
-class Slots:
+class Slots(Company):
     """Runs `execute` for each submitted message, in order of arrival within its lane."""
 
     def __init__(
@@ -74,6 +75,9 @@ class Slots:
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[None]] = []
         self._closed = False
+        self.reserved = False
+        """Nothing is started: a run that may take this process down is executed alone."""
+        self._empty: asyncio.Future[None] | None = None
 
     @property
     def waiting(self) -> int:
@@ -137,6 +141,8 @@ class Slots:
                 lane.executed += 1
                 if left:
                     lane.stuck += 1
+                if self._empty is not None and self.busy <= 1 and not self._empty.done():
+                    self._empty.set_result(None)
                 self._freed(held)
             if left:
                 await self._outlive(lane, left)
@@ -145,6 +151,8 @@ class Slots:
                 await asyncio.sleep(0)
 
     def _startable(self) -> Lane | None:
+        if self.reserved:
+            return None
         for lane in self.lanes.values():
             if lane.backlog and lane.busy + lane.stuck < lane.limit:
                 return lane
@@ -157,13 +165,29 @@ class Slots:
         finally:
             lane.stuck -= 1
 
+    async def leave(self, limit: float) -> bool:
+        """Start nothing, and wait for all runs but the caller's; False: they took too long."""
+        self.reserved = True
+        if self.busy > 1:
+            self._empty = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._empty], timeout=limit)
+            self._empty = None
+        return self.busy <= 1
+
+    def join(self) -> None:
+        """Start things again."""
+        self.reserved = False
+        for _ in range(min(self.waiting, self.limit)):
+            self._wake_one()
+
     def given_back(self, before: float) -> Iterator[Held]:
         """Take out of the backlogs what came before an instant; all of it where nothing can start.
 
         Lanes keep the order of arrival, so the oldest is always the first.
         """
         for lane in self.lanes.values():
-            while lane.backlog and (lane.blocked or lane.backlog[0].since < before):
+            hopeless = lane.blocked or self.reserved
+            while lane.backlog and (hopeless or lane.backlog[0].since < before):
                 yield lane.backlog.popleft()
 
     async def close(self) -> None:

@@ -211,6 +211,7 @@ class Worker:
             lanes=self._caller.places(self.jobs.values()),
         )
         self._moved = Moved(self._client, self._intake, self.app.name, self.jobs.values())
+        self._claims.company = self._intake.slots
         self._keeping = Keeping(
             broker,
             self._board,
