@@ -38,10 +38,18 @@ class Proxy:
 
     async def cut(self, seconds: float) -> None:
         """Reset every connection and refuse new ones for so long."""
+        self.down()
+        await asyncio.sleep(seconds)
+        await self.up()
+
+    def down(self) -> None:
+        """Reset every connection and refuse new ones."""
         assert self._server
         self._server.close()
         self._drop()
-        await asyncio.sleep(seconds)
+
+    async def up(self) -> None:
+        """Let new connections through again."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
 
     def _burn(self, size: int) -> None:

@@ -242,6 +242,14 @@ class LivenessConfig(Role):
     enabled: str = option(
         "yes", "Whether this node is judged at all; `no` is for debugging.", choices=("yes", "no")
     )
+    cut_off: str = option(
+        "stop",
+        "What a worker does that cannot reach NATS for its timeout. `stop`: it is DISCONNECTED, "
+        "takes nothing, lets handlers end within the grace period, interrupts the others, and "
+        "starts again as a new node when NATS is there. `wait`: handlers go on; when NATS is there "
+        "and nobody has declared it lost, it works on.",
+        choices=("stop", "wait"),
+    )
     heartbeat_seconds: float = option(
         0.0, "How often a node renews its record.", least=0, most=3600
     )

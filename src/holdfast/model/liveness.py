@@ -46,6 +46,8 @@ class Liveness(msgspec.Struct, frozen=True, omit_defaults=False):
     ping_misses: Count = 3
     grace_seconds: Seconds = 10.0
     confirm_seconds: Seconds = 0.25
+    cut_off: str = "stop"
+    """What a worker does that cannot reach NATS for its timeout: `stop` or `wait`."""
 
     def check(self) -> Liveness:
         """Refuse settings that cannot work; a node checks its own, nobody another's."""
@@ -126,4 +128,6 @@ def from_config(config: LivenessConfig, grace_seconds: float = 0.0) -> Liveness:
     }
     if grace_seconds:
         given["grace_seconds"] = grace_seconds
-    return msgspec.structs.replace(profile, enabled=config.enabled == "yes", **given).check()
+    return msgspec.structs.replace(
+        profile, enabled=config.enabled == "yes", cut_off=config.cut_off, **given
+    ).check()

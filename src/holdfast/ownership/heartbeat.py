@@ -123,6 +123,7 @@ class Heartbeat:
         held: Callable[[], tuple[HeldRun, ...]] = lambda: (),
         metrics: Callable[[], dict[str, float]] = dict,
         connection: Callable[[], tuple[str, int]] = lambda: ("", 0),
+        on_cut_off: Callable[[], None] | None = None,
     ) -> None:
         self._now = now or clock.utc
         self.record = msgspec.structs.replace(
@@ -144,6 +145,9 @@ class Heartbeat:
         self._held = held
         self._metrics = metrics
         self._connection = connection
+        self._on_cut_off = on_cut_off
+        self._failing_since: float | None = None
+        self._untold: list[Transition] = []
         self._revision = 0
         self._acknowledged = -1e9
         self._steady_since = 0.0
@@ -182,6 +186,11 @@ class Heartbeat:
     @property
     def _silence(self) -> float:
         return self._clock.monotonic() - self.acknowledged
+
+    @property
+    def _own_silence(self) -> float:
+        """For how long nothing has come through our own connection, whatever our deputy's does."""
+        return self._clock.monotonic() - max(self._proved, self._acknowledged)
 
     @property
     def trusted(self) -> bool:
@@ -244,7 +253,9 @@ class Heartbeat:
             before = self.record
             after = nodes.move(before, state, by=before.id, at=self._now(), reason=reason)
             await self._write(after, ttl=None if after.alive else ENDED_TTL_SECONDS)
-        await self._ledger(nodes.transition(before, after))
+        steps, self._untold = [*self._untold, nodes.transition(before, after)], []
+        for step in steps:
+            await self._ledger(step)
 
     async def _write(self, record: NodeRecord, ttl: float | None = None) -> None:
         """Write what was made of the newest record; one at a time, by `_writing`."""
@@ -313,18 +324,21 @@ class Heartbeat:
         while not self.lost.is_set():
             delay = self.record.liveness.heartbeat_seconds
             try:
+                if self.record.state == "DISCONNECTED":
+                    await self.move("TERMINATING", "NATS can be reached again; it ends")
                 if self._followed:
                     await self._follow()
                     delay = min(FOLLOW_SECONDS, delay)
                 else:
                     await self.beat()
                     self._prove()
-                self._unreachable = False
+                self._unreachable, self._failing_since = False, None
             except NodeLost:
                 return
             except BrokerError as error:
                 log.debug("heartbeat not written: %s", error)
                 self._complain()
+                self._cut_off()
                 await self._try_elsewhere()
                 delay = min(0.5, delay)
             await self._sleep(delay)
@@ -368,16 +382,48 @@ class Heartbeat:
         if abs(leap) > LEAP_SECONDS:
             log.warning("the clock of this machine leapt by %+.1f s", leap)
         if passed - delay > max(FROZEN_SECONDS, 0.1 * self.timeout):
+            self._failing_since = None
             log.warning("this process was frozen for %.1f s", passed - delay)
 
     def _complain(self) -> None:
-        silent = self._clock.monotonic() - max(self._proved, self._acknowledged)
+        silent = self._own_silence
         if not self._unreachable and self._acknowledged > 0 and silent > self.timeout:
             self._unreachable = True
             log.warning(
                 "NATS could not be reached for %s: if others can, this node counts as lost",
                 text(silent),
             )
+
+    def _cut_off(self) -> None:
+        """Say that this node is DISCONNECTED, where it is to stop: nobody else may be able to.
+
+        Only after tries that were made in time and failed for half of the timeout: a process that
+        was frozen has not tried.
+        """
+        now, silent = self._clock.monotonic(), self._own_silence
+        if self._failing_since is None:
+            self._failing_since = now
+        if (
+            self._on_cut_off is None
+            or self.record.liveness.cut_off != "stop"
+            or self.record.state != "RUNNING"
+            or silent <= self.timeout
+            or now - self._failing_since < 0.5 * self.timeout
+        ):
+            return
+        reason = f"it could not reach NATS for {text(silent)}"
+        before = self.record
+        self.record = nodes.move(
+            before, "DISCONNECTED", by=before.id, at=self._now(), reason=reason
+        )
+        self._untold.append(nodes.transition(before, self.record))
+        log.error(
+            "this node is DISCONNECTED: %s. It takes nothing more, and what it runs may take %s; "
+            "others may start that again. liveness.cut_off = wait would let it go on",
+            reason,
+            text(self.record.liveness.grace_seconds),
+        )
+        self._on_cut_off()
 
     async def _try_elsewhere(self) -> None:
         """A server that is there and answers nothing may have lost the others: leave it.

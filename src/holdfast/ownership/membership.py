@@ -74,6 +74,7 @@ class Membership:
         held: Callable[[], tuple[HeldRun, ...]] = lambda: (),
         metrics: Callable[[], dict[str, float]] = dict,
         inbox: str = "",
+        on_cut_off: Callable[[], None] | None = None,
     ) -> None:
         self.node = node or new_node_id(role)
         self.nodes = Bucket(broker, broker.names.nodes)
@@ -101,6 +102,7 @@ class Membership:
             held=held,
             metrics=metrics,
             connection=lambda: broker.connection_id,
+            on_cut_off=on_cut_off,
         )
         self._announcing: asyncio.Task[None] | None = None
 

@@ -31,7 +31,7 @@ from holdfast.broker.pull import IN_PROGRESS, NAK
 from holdfast.broker.upkeep import Upkeep
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig, WorkerConfig, load
-from holdfast.errors import NodeLost
+from holdfast.errors import CutOff, NodeLost
 from holdfast.health import Health, HealthServer
 from holdfast.identity import RequestRefused
 from holdfast.identity.sparse import Sparse
@@ -57,6 +57,7 @@ log = logging.getLogger("holdfast.worker")
 
 SETTLE_SECONDS = 5.0
 GAUGE_SECONDS = 0.5
+BACK_SECONDS = 0.2
 
 
 class Worker:
@@ -103,6 +104,8 @@ class Worker:
         self._broker = Broker(connection or app.connection_config(), name=self.node)
         self._refusals = Sparse(log, self._broker.clock)
         self._stop = asyncio.Event()
+        self._cut = asyncio.Event()
+        """It could not reach NATS for its timeout, and stops by its settings."""
 
     def _load_liveness(self) -> Liveness:
         """As configured; the group's profile where none is."""
@@ -141,6 +144,8 @@ class Worker:
                 await self._member.stop(forced=self._forced)
             if self._member.heartbeat.lost.is_set():
                 raise NodeLost("stopped after this node was declared lost")
+            if self._cut.is_set() and not self._stop.is_set():
+                raise CutOff("stopped after NATS could not be reached")
 
     async def _live(self) -> None:
         await self._broker.subscribe(self._broker.names.cancel("*"), self._on_cancel)
@@ -167,6 +172,7 @@ class Worker:
             held=lambda: self._intake.index(),
             metrics=self._figures,
             inbox=broker.pull_inbox,
+            on_cut_off=self._cut.set,
         )
         self._upkeep = Upkeep(self._client.topology, on_made=self._made_again)
         self._runs = GroupedBucket(broker, broker.names.runs)
@@ -279,6 +285,7 @@ class Worker:
             try:
                 await self._until_stopped([*background, *pulling])
                 await self._drain(pulling)
+                await self._until_back()
             finally:
                 for task in (*pulling, *background):
                     task.cancel()
@@ -300,22 +307,24 @@ class Worker:
     async def _until_stopped(self, tasks: list[asyncio.Task[None]]) -> None:
         """Wait for `stop`; the end of any task before that is a failure of the worker."""
         stopping = asyncio.create_task(self._stop.wait())
+        cut = asyncio.create_task(self._cut.wait())
         closed = asyncio.create_task(self._broker.closed.wait())
         try:
             watched: list[asyncio.Future[Any]] = [
                 stopping,
+                cut,
                 closed,
                 self._intake.slots.failure,
                 *tasks,
             ]
             done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {stopping, closed}:
+            for task in done - {stopping, cut, closed}:
                 task.result()
             if closed in done and not self._stop.is_set():
                 raise errors.NotConnected("the connection to NATS is closed for good")
         finally:
-            stopping.cancel()
-            closed.cancel()
+            for waiting in (stopping, cut, closed):
+                waiting.cancel()
 
     async def _drain(self, pulling: list[asyncio.Task[None]]) -> None:
         self._intake.draining = True
@@ -337,6 +346,12 @@ class Worker:
             self._intake.interrupt_all()
             await self._intake.wait_idle(SETTLE_SECONDS)
         log.info("%s stopped after %d runs", self.node, self._intake.executed)
+
+    async def _until_back(self) -> None:
+        """One that was cut off stays until NATS is there: what it holds is given back then."""
+        while self._cut.is_set() and not self._broker.connected and not self._stop.is_set():
+            await self._broker.clock.sleep(BACK_SECONDS)
+        await self._intake.wait_idle(SETTLE_SECONDS)
 
     # ---- keeping what is held
 
@@ -402,6 +417,8 @@ class Worker:
             problems.append(f"no message has travelled for {self._canary.age:.0f} s")
         problems += self._intake.blocked
         problems += self._upkeep.problems
+        if self._cut.is_set():
+            problems.append("DISCONNECTED: NATS could not be reached for its timeout; it stops")
         if self._intake.draining:
             problems.append("stopping")
         return Health(
@@ -409,6 +426,7 @@ class Worker:
             problems=problems,
             facts={
                 "node": self.node,
+                "state": self._member.heartbeat.record.state,
                 "group": self.config.group,
                 "running": self._intake.slots.busy,
                 "stuck": self._intake.slots.stuck,
