@@ -17,15 +17,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import uvicorn
 
     from holdfast import HoldfastError
-    from holdfast.telemetry import configure_logging
+    from uptime.config import load
     from uptime.web import create_app
 
     parser = argparse.ArgumentParser(prog="holdfast-uptime", description="Serve the status page.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8090)
     given = parser.parse_args(arguments)
-    configure_logging("warning")  # paths and errors are foreign text: it shows what would act
     try:
+        proxies = load().proxies
         app = create_app(host=given.host)
     except ValueError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -39,9 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         app,
         host=given.host,
         port=given.port,
-        log_config=None,
-        access_log=False,
+        log_level="warning",
         server_header=False,
+        proxy_headers=bool(proxies),  # else anybody on this machine could be any address
+        forwarded_allow_ips=proxies or None,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # raised again by the server after an orderly end

@@ -105,6 +105,17 @@ class Check(BaseModel):
         """Whether a status code is good."""
         return any(low <= code <= high for low, high in _ranges(self.status))
 
+    def _place(self) -> tuple[str, int]:
+        if self.kind != "http":
+            return parse_place(self.target)
+        url = parse_url(self.target)
+        return url.raw_host.decode("ascii"), url.port or (443 if url.scheme == "https" else 80)
+
+    def _origin(self) -> tuple[str, str, int]:
+        """Where its headers go."""
+        scheme = parse_url(self.target).scheme if self.kind == "http" else self.kind
+        return (scheme, *self._place())
+
     def shown(self) -> dict[str, Any]:
         """As it is shown to who may manage it: header values may be secrets."""
         return {**self.model_dump(mode="json"), "headers": dict.fromkeys(self.headers, MASK)}
@@ -126,15 +137,20 @@ class CheckInput(Check):
             judge_number(guard, host, port)
         except Refused as error:
             raise ValueError(f"target: {error}") from None
-        before = old.headers if old else {}
-        headers = {k: before.get(k, "") if v == MASK else v for k, v in self.headers.items()}
-        return Check(**(self.model_dump() | {"headers": headers}))
+        return Check(**(self.model_dump() | {"headers": self._filled(old)}))
 
-    def _place(self) -> tuple[str, int]:
-        if self.kind != "http":
-            return parse_place(self.target)
-        url = parse_url(self.target)
-        return url.raw_host.decode("ascii"), url.port or 80
+    def _filled(self, old: Check | None) -> dict[str, str]:
+        """The headers with the stored values filled in: for the place that they were given for."""
+        kept = [name for name, value in self.headers.items() if value == MASK]
+        if kept and (old is None or any(name not in old.headers for name in kept)):
+            raise ValueError(f"headers: {', '.join(kept)} has no stored value: write one")
+        if kept and old is not None and self._origin() != old._origin():
+            raise ValueError(
+                f"headers: the target has changed, so write the value of {', '.join(kept)} again: "
+                "a stored value is sent only where it was meant to go"
+            )
+        before = old.headers if old else {}
+        return {k: before[k] if v == MASK else v for k, v in self.headers.items()}
 
 
 def _ranges(text: str) -> list[tuple[int, int]]:

@@ -34,12 +34,16 @@ class Config:
     ca_file: str = ""
     """Certificates to trust besides the system's, as those of a private authority."""
     smtp_url: str = ""
-    """The mail server: smtp://user:password@host:587 (STARTTLS when offered) or smtps://…"""
+    """The mail server: smtp://user:password@host:587 (with STARTTLS) or smtps://…"""
+    smtp_plain: bool = False
+    """Whether the password may go to a mail server without TLS."""
     mail_from: str = "uptime@localhost"
     token: str = ""
     """Who changes things shows this; needed off loopback."""
     hosts: tuple[str, ...] = ()
     """Names under which the pages are reached; others are refused."""
+    proxies: str = ""
+    """Addresses of proxies in front of the pages: their X-Forwarded-For is believed."""
 
 
 def load(env: Mapping[str, str] | None = None) -> Config:
@@ -58,8 +62,10 @@ def load(env: Mapping[str, str] | None = None) -> Config:
         cache_seconds=_number("CACHE_SECONDS", text("CACHE_SECONDS", "3")),
         ca_file=text("CA_FILE", ""),
         smtp_url=text("SMTP_URL", ""),
+        smtp_plain=text("SMTP_PLAIN", "").lower() in ("1", "yes", "true"),
         mail_from=text("MAIL_FROM", default.mail_from),
         token=text("TOKEN", ""),
+        proxies=text("PROXIES", ""),
         hosts=tuple(part for part in _parts(text("HOSTS", "").lower())),
     )
 

@@ -3,7 +3,9 @@
 Both carry the notice's id, so that a receiver recognises a repeat: the sender died after it had
 sent and before that was written down. `Idempotency-Key` is for programs, `Message-ID` for mail.
 
-Webhooks go through the guard, as checks do: their addresses are somebody's input too.
+Webhooks go through the guard, as checks do: their addresses are somebody's input too. The mail
+server is whom its certificate names; one that offers no TLS gets no password, unless that is
+configured.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import json
 import smtplib
+import ssl
 from dataclasses import asdict
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.utils import parseaddr
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from uptime.config import Config, ConfigError
 from uptime.fetching import fetch
@@ -106,13 +109,25 @@ def _send(message: EmailMessage, config: Config) -> None:
     url = urlsplit(config.smtp_url)
     if url.scheme not in ("smtp", "smtps") or not url.hostname:
         raise ConfigError("UPTIME_SMTP_URL is not set: write smtp://user:password@host:587")
-    kind = smtplib.SMTP_SSL if url.scheme == "smtps" else smtplib.SMTP
-    port = url.port or (465 if url.scheme == "smtps" else 25)
-    with kind(url.hostname, port, timeout=MAIL_SECONDS) as server:
+    with _connected(url, trust(config.ca_file)) as server:
         server.ehlo()
-        if url.scheme == "smtp" and server.has_extn("starttls"):
+        secure = url.scheme == "smtps" or server.has_extn("starttls")
+        if url.username and not secure and not config.smtp_plain:
+            raise NotDelivered(
+                f"{url.hostname} offers no TLS, so it is not given the password: use a server that "
+                "does, or set UPTIME_SMTP_PLAIN=yes if nobody can listen in"
+            )
+        if secure and url.scheme == "smtp":
             server.starttls(context=trust(config.ca_file))
             server.ehlo()
         if url.username:
             server.login(unquote(url.username), unquote(url.password or ""))
         server.send_message(message)
+
+
+def _connected(url: SplitResult, context: ssl.SSLContext) -> smtplib.SMTP:
+    """A conversation with the mail server; by smtps, one whose certificate is good."""
+    host = url.hostname or ""
+    if url.scheme == "smtps":
+        return smtplib.SMTP_SSL(host, url.port or 465, timeout=MAIL_SECONDS, context=context)
+    return smtplib.SMTP(host, url.port or 25, timeout=MAIL_SECONDS)

@@ -25,7 +25,7 @@ from uptime.app import (
 )
 from uptime.check import Check, CheckInput
 from uptime.config import Config
-from uptime.guard import Guard, Refused, parse_url
+from uptime.guard import Guard, Refused, judge_number, parse_url
 from uptime.record import Incident, Result, State
 
 
@@ -162,7 +162,7 @@ class Service:
             channel = Channel.model_validate(given)
         except ValidationError as error:
             raise Refusal(_told(error)) from None
-        _TARGETS[channel.kind](channel.target)
+        _TARGETS[channel.kind](channel.target, Guard(self.config.allow_private))
         await channels.put(channel.id, channel)
         return channel
 
@@ -180,14 +180,15 @@ def _key(id: str) -> str:
     return id
 
 
-def _check_webhook(target: str) -> None:
+def _check_webhook(target: str, guard: Guard) -> None:
     try:
-        parse_url(target)
+        url = parse_url(target)
+        judge_number(guard, url.raw_host.decode("ascii"), url.port or 80)
     except Refused as error:
         raise Refusal(f"target: {error}") from None
 
 
-def _check_mail(target: str) -> None:
+def _check_mail(target: str, _: Guard) -> None:
     local, at, domain = target.partition("@")
     if (
         not (local and at and domain)
@@ -197,4 +198,7 @@ def _check_mail(target: str) -> None:
         raise Refusal("target: write one address, as oncall@example.org")
 
 
-_TARGETS: dict[str, Callable[[str], None]] = {"webhook": _check_webhook, "email": _check_mail}
+_TARGETS: dict[str, Callable[[str, Guard], None]] = {
+    "webhook": _check_webhook,
+    "email": _check_mail,
+}

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import resource
 from collections import Counter
 from typing import Any, Final
@@ -27,6 +28,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from holdfast.config import WebConfig
+from holdfast.web.hosts import source_of
 
 HEAD_SECONDS: Final = 10.0
 """From the first byte, or from the start of a connection, to the end of the headers: a browser on a
@@ -35,6 +37,7 @@ BODY_SECONDS: Final = 30.0
 """For a body, of at most about 2 MB: 70 kB each second."""
 WRITE_SECONDS: Final = 30.0
 """Without a byte being taken of an answer."""
+PROXIES: Final = "proxies"
 SPARE_FILES: Final = 100
 """Descriptors that are left for NATS, files and the health port."""
 
@@ -46,7 +49,7 @@ class Door:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.most = max(10, min(config.connections, files - SPARE_FILES))
         self.most_each = config.connections_per_address
-        self._free = {one.strip() for one in config.proxies.split(",") if one.strip()}
+        self._proxies = [one.strip() for one in config.proxies.split(",") if one.strip()]
         self._open: Counter[str] = Counter()
         self._waiting: dict[str, dict[Connection, None]] = {}
         """By address, those that have not said all, the longest waiting first."""
@@ -60,9 +63,13 @@ class Door:
         self._open[address] += 1
         return True
 
+    def source(self, address: str) -> str:
+        """Under which name an address is counted; all proxies under one, which has no limit."""
+        return PROXIES if any(_is_in(address, one) for one in self._proxies) else source_of(address)
+
     def _full(self, address: str) -> bool:
-        limited = self.most_each and address not in self._free and "*" not in self._free
-        return bool(limited) and self._open[address] >= self.most_each
+        limited = bool(self.most_each) and address != PROXIES
+        return limited and self._open[address] >= self.most_each
 
     def _oldest(self) -> dict[Connection, None]:
         """Those that wait at the address which has most of them."""
@@ -93,6 +100,14 @@ class Door:
             self._waiting.pop(address, None)
 
 
+def _is_in(address: str, place: str) -> bool:
+    """Whether an address is one of `web.proxies`: an address, a network, or `*`."""
+    try:
+        return ipaddress.ip_address(address) in ipaddress.ip_network(place)
+    except ValueError:
+        return place in (address, "*")
+
+
 class Connection(H11Protocol):
     """One connection: uvicorn's, with deadlines, and counted at the door."""
 
@@ -111,7 +126,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._address = self.client[0] if self.client else ""
+        self._address = self.door.source(self.client[0] if self.client else "")
         self._inside = self.door.enter(self, self._address)
         if self._inside:
             self._enter("head", HEAD_SECONDS)

@@ -38,6 +38,18 @@ class Hosts:
         return name in self._own or is_address(name) or any(_fits(name, g) for g in self._given)
 
 
+def source_of(address: str) -> str:
+    """Whom an address stands for in a limit: itself, or the /64 around it, which one owner has."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if found.version == 4:
+        return address
+    inner = found.ipv4_mapped
+    return str(inner) if inner else str(ipaddress.ip_network((found, 64), strict=False))
+
+
 def is_address(name: str) -> bool:
     """Whether a host is an IP address: no name server can let that point elsewhere."""
     try:

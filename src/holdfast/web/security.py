@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.errors import HoldfastError
 from holdfast.web.auth import LOCAL, User
-from holdfast.web.hosts import Hosts, same_origin
+from holdfast.web.hosts import Hosts, same_origin, source_of
 from holdfast.web.limits import Limiter
 from holdfast.web.problems import API, Problem, answer, of_error, path_of, problem, wants_page
 from holdfast.web.services import Services
@@ -230,7 +230,7 @@ class Guard:
 
 
 def _address(request: Request) -> str:
-    return request.client.host if request.client else "unknown"
+    return source_of(request.client.host) if request.client else "unknown"
 
 
 def _login_needed(request: Request) -> Response:

@@ -76,7 +76,7 @@ def _add_errors(app: FastAPI) -> None:
         return _problem(request, str(error), status)
 
     async def away(request: Request, error: Exception) -> Response:
-        log.warning("%s %s: %s", request.method, request.url.path, error)
+        log.warning("%s %a: %a", request.method, request.url.path, str(error))  # foreign text
         return _problem(request, "The store does not answer right now: try again soon.", 503)
 
     async def http(request: Request, error: Exception) -> Response:

@@ -128,7 +128,7 @@ async def login_page(request: Request, then: str = "/checks") -> Response:
 async def login(request: Request, form: Form) -> Response:
     """Take the token, and remember it in a cookie."""
     then = _inside(form.get("then", "/checks"))
-    session = request.app.state.gate.login(form.get("token", ""))
+    session = request.app.state.gate.login(request, form.get("token", ""))
     if session is None:
         return render(request, "login.html", 401, then=then, wrong=True)
     response = RedirectResponse(then, 303)

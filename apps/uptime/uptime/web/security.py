@@ -6,6 +6,7 @@
   attempt to talk to us through a browser); `UPTIME_HOSTS` says which others.
 * A change must come from our own pages or from no page at all: the Origin is ours, or there is none
   and the browser does not say that it comes from elsewhere. Cookies are SameSite=Strict besides.
+* Whoever shows ten wrong tokens within a minute, by login or as a bearer, waits; others do not.
 * Bodies are small. Answers carry a policy that allows nothing from anywhere else.
 """
 
@@ -26,6 +27,7 @@ COOKIE = "uptime_session"
 SESSION_SECONDS = 12 * 3600
 BODY_LIMIT = 64 * 1024
 FAILURES, FAILURES_SECONDS = 10, 60.0
+MOST_ADDRESSES = 10_000
 SAFE = frozenset({"GET", "HEAD"})
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HEADERS = {
@@ -68,7 +70,7 @@ class Gate:
             )
         self._token = config.token.encode()
         self._hosts = (set(config.hosts) | LOOPBACK) if is_loopback(host) else set(config.hosts)
-        self._failures: list[float] = []
+        self._guesses = Guesses()
 
     # ---- every request
 
@@ -80,14 +82,13 @@ class Gate:
         if request.method in SAFE:
             return
         length = request.headers.get("content-length", "0")
-        if "transfer-encoding" in request.headers or not length.isdigit():
+        if "transfer-encoding" in request.headers or not (length.isascii() and length.isdigit()):
             raise Denied("send a body with its length", 411)
         if int(length) > BODY_LIMIT:
             raise Denied(f"the body is larger than {BODY_LIMIT:,} bytes", 413)
         origin = request.headers.get("origin")
         site = request.headers.get("sec-fetch-site", "none")
-        foreign = urlsplit(origin).netloc.lower() != host if origin is not None else False
-        if foreign or site not in ("same-origin", "none"):
+        if (origin is not None and _host_of(origin) != host) or site not in ("same-origin", "none"):
             raise Denied("a change must come from this server's own pages", 403)
 
     # ---- who
@@ -99,21 +100,29 @@ class Gate:
 
     def knows(self, request: Request) -> bool:
         """Whether the request comes from somebody who may manage checks."""
-        if self.open:
+        if self.open or self._is_session(request.cookies.get(COOKIE, "")):
             return True
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token):
-            return True
-        return self._is_session(request.cookies.get(COOKIE, ""))
+        known: bool | None = getattr(request.state, "knows_token", None)
+        if known is None:  # one guess for each request, however often this is asked
+            request.state.knows_token = False
+            kind, _, given = request.headers.get("authorization", "").partition(" ")
+            known = kind.lower() == "bearer" and self._is_token(request, given.strip())
+            request.state.knows_token = known
+        return known
 
-    def login(self, given: str) -> str | None:
-        """A session for the right token; None for a wrong one. Guessing is slowed down."""
-        now = time.monotonic()
-        self._failures = [at for at in self._failures if now - at < FAILURES_SECONDS]
-        if len(self._failures) >= FAILURES:
+    def _is_token(self, request: Request, given: str) -> bool:
+        """Whether this is the token; who has guessed too often is not told."""
+        address = address_of(request)
+        if self._guesses.too_many(address):
             raise Denied("too many wrong tokens: wait a minute", 429)
-        if not hmac.compare_digest(given.encode(), self._token):
-            self._failures.append(now)
+        if hmac.compare_digest(given.encode("utf-8", "surrogatepass"), self._token):
+            return True
+        self._guesses.wrong(address)
+        return False
+
+    def login(self, request: Request, given: str) -> str | None:
+        """A session for the right token; None for a wrong one."""
+        if not self._is_token(request, given):
             return None
         ends = str(int(time.time()) + SESSION_SECONDS)
         return f"{ends}.{self._sign(ends)}"
@@ -127,6 +136,46 @@ class Gate:
 
     def _sign(self, text: str) -> str:
         return hmac.new(self._token, b"session:" + text.encode(), hashlib.sha256).hexdigest()
+
+
+class Guesses:
+    """Wrong tokens of the last minute, by address: one who guesses locks nobody else out."""
+
+    def __init__(self) -> None:
+        self._wrong: dict[str, list[float]] = {}
+
+    def too_many(self, address: str) -> bool:
+        """Whether an address must wait."""
+        now = time.monotonic()
+        recent = [at for at in self._wrong.get(address, ()) if now - at < FAILURES_SECONDS]
+        return len(recent) >= FAILURES
+
+    def wrong(self, address: str) -> None:
+        """Count a wrong token; the address that has been quiet for longest may be forgotten."""
+        recent = self._wrong.pop(address, [])[1 - FAILURES :]
+        self._wrong[address] = [*recent, time.monotonic()]
+        if len(self._wrong) > MOST_ADDRESSES:
+            del self._wrong[next(iter(self._wrong))]
+
+
+def address_of(request: Request) -> str:
+    """Who asks: an address, or the /64 of one, all of which its owner has."""
+    text = request.client.host if request.client else ""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return text
+    if address.version == 4:
+        return text
+    return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+def _host_of(origin: str) -> str:
+    """The host that an Origin names; nothing for one that is no address at all."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def _name(host: str) -> str:
