@@ -12,6 +12,7 @@ Errors of the NATS client never leave `holdfast.broker`: they arrive here as one
     ├── InvalidInput              what a caller passed in is refused; nothing was sent
     │   ├── InvalidName
     │   ├── InvalidPayload
+    │   │   └── UnknownMember     it has a member that this version of the job does not know
     │   ├── PayloadTooLarge
     │   ├── UnknownJob
     │   └── NoWorker              the group has no live worker, and its fallback is `fail`
@@ -75,6 +76,10 @@ class InvalidName(InvalidInput):
 
 class InvalidPayload(InvalidInput):
     """A payload is not JSON, or does not fit the job's parameters."""
+
+
+class UnknownMember(InvalidPayload):
+    """A payload has a member that the job does not know: another version of it may."""
 
 
 class PayloadTooLarge(InvalidInput):

@@ -185,6 +185,13 @@ class WorkerConfig(Role):
     canary_seconds: float = option(
         5.0, "How often a worker sends itself a message to prove that it can.", least=0.5, most=3600
     )
+    unknown_payload_seconds: float = option(
+        600.0,
+        "How long a run whose payload has a member that its job does not know here is left to "
+        "workers of another version, as during a rollout, before it is a dead letter; 0: at once.",
+        least=0,
+        most=86_400,
+    )
     short_wait_seconds: float = option(
         10.0,
         "Retries up to this wait stay with the consumer; longer ones become scheduled messages "

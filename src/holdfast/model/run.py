@@ -262,8 +262,9 @@ def settled(
     due: float = 0.0,
     result: bytes = b"",
     result_object: str = "",
+    begun: bool = True,
 ) -> RunRecord:
-    """The record after its holder has finished the attempt."""
+    """The record after its holder has finished the attempt; one that never began is not told."""
     attempt = Attempt(
         record.attempt, record.node, epoch, record.started, now, outcome, error[:ERROR_CHARS]
     )
@@ -282,7 +283,7 @@ def settled(
         result_object=result_object,
         body=b"",
         body_object="",
-        attempts=_add(record.attempts, attempt),
+        attempts=_add(record.attempts, attempt) if begun else record.attempts,
     )
 
 

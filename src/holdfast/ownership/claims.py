@@ -267,6 +267,7 @@ class Claims:
         due: float = 0.0,
         result: bytes = b"",
         result_object: str = "",
+        begun: bool = True,
     ) -> None:
         """End the attempt; raises `ClaimLost` when somebody else holds the run now."""
         async with claim.turn:
@@ -282,6 +283,7 @@ class Claims:
                 due=due,
                 result=result,
                 result_object=result_object,
+                begun=begun,
             )
             ttl = self.ttl_of(record) if record.terminal else None
             await self._write_own(claim, record, ttl)

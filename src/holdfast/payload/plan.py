@@ -10,12 +10,12 @@ for values that JSON cannot carry, but does not check types: `Signature.encode` 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.errors import DefinitionError, InvalidPayload
+from holdfast.errors import DefinitionError, InvalidPayload, UnknownMember
 from holdfast.payload.annotation import may_be_object
 from holdfast.payload.reading import Reader, reader_of
 from holdfast.payload.refusal import one_line, refused
@@ -83,13 +83,17 @@ class _One:
         raw: bytes | msgspec.Raw = b"null" if empty else body
         prefix = ""
         try:
-            if self._wrappable and not empty:
-                members = _members(body)
+            members = None if empty else _members(body)
+            if self._wrappable and members is not None:
                 if self._optional and members == {}:
                     return {}
-                if members is not None and members.keys() == {self._name}:
+                if members.keys() == {self._name}:
                     raw, prefix = members[self._name], self._name
+            if members is not None and members.keys() > {self._name}:
+                raise _unknown(members.keys() - {self._name}, [self._name])
             return {self._name: self._read(raw)}
+        except UnknownMember:
+            raise
         except Exception as second:
             if empty:
                 raise InvalidPayload(f"payload: empty, but {self._name!r} is needed") from second
@@ -103,6 +107,7 @@ class _Several:
         self, parameters: list[inspect.Parameter], readers: dict[str, Reader], rest: str
     ) -> None:
         named = [p for p in parameters if p.name != rest]
+        self._first = named[0].name if named else ""
         self._readers = {p.name: readers[p.name] for p in named}
         self._reads = {name: reader.read for name, reader in self._readers.items()}
         self._needed = {p.name for p in named if p.default is p.empty}
@@ -122,17 +127,38 @@ class _Several:
     def decode(self, body: bytes) -> dict[str, Any]:
         try:
             members = {} if body.strip() in (b"", b"null") else _MEMBERS.decode(body)
-        except Exception as error:
-            raise refused(error, "") from error
+        except Exception as error:  # noqa: BLE001 - refused, unless it is of an older version
+            return self._decode_alone(body, refused(error, ""))
         if not members.keys() >= self._needed:
-            missing = [
-                repr(name) for name in self._readers if name in self._needed - members.keys()
-            ]
-            raise InvalidPayload(f"payload: missing {', '.join(missing)}")
+            return self._decode_alone(body, self._refusal(members))
         try:
             return {name: self._reads[name](raw) for name, raw in members.items()}
         except Exception:  # noqa: BLE001 - rarer and slower: which one, and why
             return {name: self._read(name, raw) for name, raw in members.items()}
+
+    def _refusal(self, members: Mapping[str, Any]) -> InvalidPayload:
+        missing = [n for n in self._readers if n in self._needed - members.keys()]
+        text = f"payload: missing {', '.join(map(repr, missing))}"
+        if (unknown := members.keys() - self._readers.keys()) and not self._rest:
+            return UnknownMember(f"{text}; {one_line(', '.join(map(repr, unknown)))} unknown")
+        return InvalidPayload(text)
+
+    def _decode_alone(self, body: bytes, refusal: InvalidPayload) -> dict[str, Any]:
+        """A body from when the first parameter was the only one: its bare value.
+
+        An object is taken for one only if not every object would do.
+        """
+        if not self._first or not self._needed <= {self._first} or not body.strip():
+            raise refusal
+        read = self._reads[self._first]
+        try:
+            if _members(body) is not None and _reads(read, b"{}"):
+                raise refusal
+            return {self._first: read(body)}
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001 - the first refusal counts
+            raise refusal from None
 
     def _read(self, name: str, raw: msgspec.Raw) -> Any:
         reader = self._reader_of(name)
@@ -144,15 +170,27 @@ class _Several:
     def _reader_of(self, name: str) -> Reader:
         reader = self._readers.get(name) or self._rest_reader
         if reader is None:
-            known = ", ".join(repr(n) for n in self._readers)
-            raise InvalidPayload(f"payload: {one_line(repr(name))} is unknown; known are {known}")
+            raise _unknown([name], self._readers)
         return reader
+
+
+def _unknown(names: Iterable[str], known: Iterable[str]) -> UnknownMember:
+    unknown = one_line(", ".join(sorted(map(repr, names))))
+    return UnknownMember(f"payload: {unknown} is unknown; known are {', '.join(map(repr, known))}")
+
+
+def _reads(read: Callable[[bytes], Any], body: bytes) -> bool:
+    try:
+        read(body)
+    except Exception:  # noqa: BLE001 - what it says against it does not matter
+        return False
+    return True
 
 
 def _members(body: bytes) -> dict[str, msgspec.Raw] | None:
     try:
         return _MEMBERS.decode(body)
-    except msgspec.ValidationError:
+    except msgspec.DecodeError:  # not an object, or not JSON: whoever reads the value says so
         return None
 
 

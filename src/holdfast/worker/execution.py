@@ -33,6 +33,7 @@ from holdfast.errors import (
     Signal,
     Snooze,
     Unavailable,
+    UnknownMember,
     Unreadable,
 )
 from holdfast.model import run as runs
@@ -54,6 +55,10 @@ from holdfast.worker.slots import Left
 log = logging.getLogger("holdfast.worker")
 
 HELD_ELSEWHERE_SECONDS = 2.0
+LEFT_SECONDS = 2.0
+"""How soon a run that this worker cannot execute comes again, to it or to another one."""
+FOREIGN_MOST = 100_000
+"""Runs of which a worker remembers since when it leaves them to others."""
 HAS_BEGUN = "it had begun before its job became at_most_once, and may not start again"
 CROWDED_SECONDS = 2.0
 """A suspect waits for its turn this long: as long as a short run takes."""
@@ -80,6 +85,7 @@ class Executor:
         node: str,
         now: Callable[[], float],
         short_wait: float = 10.0,
+        unknown_seconds: float = 0.0,
         cleanup: float = 10.0,
         settings: Callable[[], Settings] | None = None,
     ) -> None:
@@ -95,6 +101,8 @@ class Executor:
         self._settings = settings
         self._now = now
         self._cleanup = cleanup
+        self._unknown_seconds = unknown_seconds
+        self._foreign: dict[str, float] = {}
         self._deadlines = Deadlines()
         self._settle = Settler(
             claims, outbox, clock, telemetry, node=node, now=now, short_wait=short_wait
@@ -168,12 +176,33 @@ class Executor:
             return False
         self._won.inc()
         envelope.adopt(held, found)
-        if spec.delivery != "at_most_once":
-            return True
-        if found.record.failures and not found.record.attempts:  # counted without a record
+        counted = found.record.failures and not found.record.attempts  # without a record
+        if spec.delivery == "at_most_once" and counted:
             await self._settle.dead(held, "failed", HAS_BEGUN, "")
             return False
-        return await self._ack_first(held)
+        return True
+
+    async def _unknown(self, held: Held, error: str) -> None:
+        """Leave a payload of another version to its own workers, for as long as a rollout takes."""
+        now = self._clock.monotonic()
+        since = self._foreign.setdefault(held.run, now)
+        if now - since < self._unknown_seconds:
+            if since == now:
+                log.warning(
+                    "run %s is left to other workers for up to %s: %s",
+                    held.run,
+                    durations.text(self._unknown_seconds),
+                    error,
+                )
+            while len(self._foreign) > FOREIGN_MOST:
+                del self._foreign[next(iter(self._foreign))]
+            await self._settle.left(held, error, min(LEFT_SECONDS, self._unknown_seconds))
+            return
+        self._foreign.pop(held.run, None)
+        if self._unknown_seconds:
+            waited = durations.text(self._unknown_seconds)
+            error += f"; no worker that knows it took the run within {waited}"
+        await self._settle.dead(held, "invalid", error, "")
 
     async def _is_expected(self, held: Held) -> bool:
         """Whether a record waits for this very message, though its job keeps none (any more).
@@ -286,6 +315,9 @@ class Executor:
             return
         try:
             bound = held.job.signature.decode(held.message.body)
+        except UnknownMember as error:
+            await self._unknown(held, f"InvalidPayload: {error}")
+            return
         except InvalidPayload as error:
             await self._settle.dead(held, "invalid", f"InvalidPayload: {error}", "")
             return
@@ -293,6 +325,8 @@ class Executor:
             raise
         except BaseException as error:  # noqa: BLE001 - the user's own types are made here
             await self._settle.dead(held, "invalid", line_of(error), story_of(error))
+            return
+        if spec.delivery == "at_most_once" and not await self._ack_first(held):
             return
         tally = self._telemetry.tally(spec.group, spec.name)
         tally.started += 1

@@ -107,6 +107,12 @@ class Settler:
         await quietly(held.message.nak())
         return "given_back"
 
+    async def left(self, held: Held, why: str, delay: float) -> None:
+        """Leave it to a worker that can execute it; nothing has begun here."""
+        if held.claim:
+            await self._claims.settle(held.claim, "failed", "given_back", error=why, begun=False)
+        await quietly(held.message.nak(delay))
+
     async def snoozed(self, held: Held, delay: float) -> Outcome:
         """Come again later; the attempt does not count."""
         await self._again(held, delay, "snoozed", "")

@@ -201,6 +201,7 @@ class Worker:
             node=self.node,
             now=broker.server_now,
             short_wait=config.short_wait_seconds,
+            unknown_seconds=config.unknown_payload_seconds,
             cleanup=config.cleanup_seconds,
             settings=_settings_of(config),
         )
