@@ -100,7 +100,8 @@ async def test_malformed_inputs_stop_nobody(
     """Raw publishes, the API and the command line: all answered, the same worker still runs."""
     dice = random.Random(11)
     app = sender(nats.url, namespace)
-    with worker_fleet(1, nats.url, namespace, tmp_path, HOLDFAST_LOG_LEVEL="error") as [worker]:
+    env = {"HOLDFAST_LOG_LEVEL": "error", "HOLDFAST_WORKER_UNKNOWN_PAYLOAD_SECONDS": "1"}
+    with worker_fleet(1, nats.url, namespace, tmp_path, **env) as [worker]:
         await app.jobs["typed"].options(key="first").enqueue(a=1)
         stored = await _raw(nats.url, namespace, dice)
         refused = await _through_api(app, dice)

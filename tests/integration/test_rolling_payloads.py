@@ -8,6 +8,7 @@ import pytest
 
 from holdfast import Backoff, Holdfast
 from holdfast.server import Server
+from holdfast.worker import execution
 from tests.integration.support import (
     Seen,
     all_records,
@@ -17,6 +18,12 @@ from tests.integration.support import (
     until,
     working,
 )
+
+
+@pytest.fixture(autouse=True)
+def _sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left to others comes again soon; half of the time the old worker gets it again."""
+    monkeypatch.setattr(execution, "LEFT_SECONDS", 0.2)
 
 
 def _app(nats: Server, namespace: str) -> Holdfast:

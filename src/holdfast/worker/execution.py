@@ -186,6 +186,8 @@ class Executor:
         """Leave a payload of another version to its own workers, for as long as a rollout takes."""
         now = self._clock.monotonic()
         since = self._foreign.setdefault(held.run, now)
+        if now - since > 2 * self._unknown_seconds + LEFT_SECONDS:  # an earlier run of the same key
+            since = self._foreign[held.run] = now
         if now - since < self._unknown_seconds:
             if since == now:
                 log.warning(
