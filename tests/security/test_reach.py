@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -24,15 +25,24 @@ from holdfast.broker.streams import (
     bucket_config,
 )
 from holdfast.config import RecordConfig
-from holdfast.errors import Conflict
+from holdfast.coordinator import Coordinator
+from holdfast.errors import BrokerError, Conflict, NotFound
 from holdfast.identity import grants
-from holdfast.names import kv_stream, kv_subject
+from holdfast.identity.grants import program_bucket
+from holdfast.names import Names, kv_stream, kv_subject
 from holdfast.server import Server
 from holdfast.status.stream_fixes import fix
-from tests.integration.auth_support import Site, guarded
+from tests.integration.auth_support import Site, guarded, running
+from tests.support import until
 
 EVERY = [f"HF_{noun}" for noun in ("JOBS", "EVENTS", "DEAD", "LEDGER")]
 EVERY += [f"KV_hf_{noun}" for noun in BUCKETS + FLEET_BUCKETS + SETTINGS_BUCKETS]
+FOUNDED = [
+    s.removeprefix("$JS.API.STREAM.CREATE.")
+    for s in grants.worker(Names("hf")).publish
+    if ".STREAM.CREATE." in s
+]
+"""Streams that a worker may make."""
 CORE = [role for role in grants.ROLES if role not in grants.ISSUED_LATER]
 
 
@@ -172,6 +182,35 @@ async def test_buckets_of_an_older_version_are_hardened(site: Site) -> None:
         assert await fix(topology) == [kv_stream(names.applied)]
         assert await topology.differences() == []
         assert await stored(operator) == before
+
+
+async def test_workers_make_no_stream_of_their_own_design(site: Site) -> None:
+    """Whoever makes a stream has the server repeat its content anywhere: none is left to make."""
+    names = site.names
+    coordinator = Coordinator(site.connection("coordinator"))
+    async with running(coordinator), site.broker("worker") as worker:
+        for stream in FOUNDED:
+            await until(functools.partial(exists, worker, stream), 20, stream)
+        republish = {"src": "$O.hf_objects.C.x", "dest": kv_subject(names.leases, "x")}
+        for stream in FOUNDED:
+            config = {"name": stream, "subjects": ["$O.hf_objects.C.x"], "republish": republish}
+            with pytest.raises(BrokerError):
+                await worker.api(f"STREAM.CREATE.{stream}", config)
+
+
+async def exists(broker: Broker, stream: str) -> bool:
+    try:
+        await broker.api(f"STREAM.INFO.{stream}")
+    except NotFound:
+        return False
+    return True
+
+
+def test_client_makes_no_bucket() -> None:
+    """A client uses a program's bucket that exists; workers and operators make it."""
+    create = "$JS.API.STREAM.CREATE.KV_hf_data_carts"
+    for role in CORE:
+        assert (create in program_bucket(Names("hf"), "carts", role).publish) == (role != "client")
 
 
 def test_agents_share_no_bucket_with_rollup_or_batches(site: Site) -> None:

@@ -15,7 +15,9 @@ from holdfast.agent import Function
 from holdfast.broker import Broker
 from holdfast.client import Client
 from holdfast.client.fleet import Fleet, new_run
-from holdfast.config import RecordConfig, WorkerConfig
+from holdfast.config import ConnectionConfig, RecordConfig, WorkerConfig
+from holdfast.errors import InvalidInput, NotFound
+from holdfast.identity import Credentials
 from holdfast.model import fleet as model
 from holdfast.model.fleet import FleetRequest
 from holdfast.names import H_TTL, kv_stream, kv_subject
@@ -132,6 +134,23 @@ async def test_record_of_a_run_names_the_login(site: Site, tmp_path: Path) -> No
         request = FleetRequest(new_run(), "*", "touch", args=("x",), raw=True, user="root")
         record = await Fleet(fleet.operator).start(request)
         assert record.request.user == "operator: root"
+
+
+async def test_operator_of_an_earlier_version(site: Site, tmp_path: Path) -> None:
+    """Its requests are refused with what to do, and obeyed where that is switched on."""
+    login = Credentials.load(site.file("operator"))
+    earlier = tmp_path / "operator.json"
+    Credentials(user=login.user, role=login.role, nkey_seed=login.nkey_seed).save(earlier)
+    connection = ConnectionConfig(nats_url=site.server.url, credentials_file=str(earlier))
+    request = FleetRequest(new_run(), "L@alpha,beta", "touch", args=("old",), raw=True)
+    async with fleetlet(site, tmp_path) as fleet, Broker(connection) as operator:
+        with pytest.raises(InvalidInput, match="holdfast auth renew"):
+            await Fleet(operator).start(request)
+        with pytest.raises(NotFound, match="does not obey"):
+            await Nodes(store_of(operator)).drain("beta")
+        fleet.dispatcher._broker.guard.accept_unsigned = True
+        record = await Fleet(operator).start(request)
+        assert record.request.function == "touch"
 
 
 async def test_forged_acks_are_one_line(

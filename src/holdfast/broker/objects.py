@@ -82,6 +82,10 @@ class Objects:
             if "already in use" not in str(error):
                 raise
 
+    async def ensure(self) -> None:
+        """Make the bucket unless it exists."""
+        await self._may_expire()
+
     async def _may_expire(self) -> bool:
         """Whether the bucket takes TTLs; it is made, or taught, if that is what it needs."""
         if self._expires is None:

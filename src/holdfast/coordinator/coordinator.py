@@ -28,6 +28,7 @@ from typing import Any
 import msgspec
 
 from holdfast.broker import Broker
+from holdfast.broker.objects import Objects
 from holdfast.broker.streams import Topology
 from holdfast.broker.upkeep import Upkeep
 from holdfast.client import Client
@@ -108,6 +109,10 @@ class Coordinator:
         """Judge until `stop` is called; raises when it was judged itself."""
         async with self._broker:
             await self._topology.ensure()
+            if self._broker.config.credentials_file:
+                # Whoever makes a stream says where the server repeats what is stored in it: workers
+                # must not find this one missing.
+                await Objects(self._broker).ensure()
             self._broker.on_reconnect(self._start_over)
             await self._member.start()
             await self._view.open()

@@ -311,8 +311,14 @@ def _own_key(bucket: str, key: str) -> str:
     return f"{_API}DIRECT.GET.{kv_stream(bucket)}.{kv_subject(bucket, key)}"
 
 
-def program_bucket(names: Names, name: str) -> Grants:
-    """A program's own bucket, granted by name to the users that need it."""
+def program_bucket(names: Names, name: str, role: str) -> Grants:
+    """A program's own bucket, granted by name to the users that need it.
+
+    A client may not make it: whoever makes a stream says where the server repeats what is stored in
+    it, on any subject beside the streams.
+    """
     bucket = names.data(name)
-    found = Grants().bucket(bucket, "info create read write purge")
+    found = Grants().bucket(bucket, "info read write purge")
+    if role != "client":
+        found.bucket(bucket, "create")
     return found.may_hear(names.changed(bucket, ">"))

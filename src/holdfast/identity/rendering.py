@@ -97,7 +97,7 @@ def grants_of(names: Names, user: User) -> Grants:
         found = agent(names, user.agent)
     else:
         found = ROLES[user.role](names)
-        found.join(program_bucket(names, bucket) for bucket in user.buckets)
+        found.join(program_bucket(names, bucket, user.role) for bucket in user.buckets)
     return found.may_hear(f"{inbox_of(user.user, user.role)}.>")
 
 

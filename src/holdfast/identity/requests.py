@@ -152,14 +152,14 @@ class RequestGuard:
     ) -> None:
         self._names = Names(namespace)
         self._anchors = {str(g): VerifyKey(key) for g, key in anchors.items()}
-        self._accept_unsigned = accept_unsigned
+        self.accept_unsigned = accept_unsigned
         self._seen = ReplayCache(REMEMBERED)
         self._may: dict[str, tuple[str, ...]] = {}
 
     @property
     def strict(self) -> bool:
         """Whether requests must be signed."""
-        return bool(self._anchors) and not self._accept_unsigned
+        return bool(self._anchors) and not self.accept_unsigned
 
     def trust(self, anchors: Mapping[int, bytes]) -> None:
         """Public keys of the account that this process has from elsewhere."""
