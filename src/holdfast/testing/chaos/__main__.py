@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import logging
 import secrets
 import shutil
@@ -22,7 +23,7 @@ from holdfast.testing.chaos import report
 from holdfast.testing.chaos.drill import Drill, Size
 from holdfast.testing.chaos.plan import ChaosPlan
 
-SMALL = Size(quick=2, steady=1, coordinators=1, rate=15.0)
+SMALL = Size(quick=2, steady=1, zoo=1, coordinators=1, rate=15.0)
 
 
 def say(text: str) -> None:
@@ -58,9 +59,7 @@ def main(given: Sequence[str] | None = None) -> int:
         return 2
     size = SMALL if args.small else Size()
     if args.rate:
-        size = Size(
-            size.servers, size.schedulers, size.coordinators, size.quick, size.steady, args.rate
-        )
+        size = dataclasses.replace(size, rate=args.rate)
     return asyncio.run(_run(args, seed, out, size))
 
 

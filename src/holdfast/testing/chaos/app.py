@@ -1,5 +1,8 @@
 """The app that a chaos run hammers: two groups, a chain, failures, long runs and schedules.
 
+A third group, `zoo`, has handlers that misbehave in every way we know, beside ordinary ones that
+must not suffer from it.
+
 Each handler writes that it started, takes its time, and writes its effect, under a mark that names
 what was asked for. The environment says where (`HOLDFAST_CHAOS_DIR`), and is read when the first
 handler starts.
@@ -9,21 +12,31 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
+import time
 from typing import Any, Final
 
 from holdfast.app import Holdfast
-from holdfast.context import Context
+from holdfast.context import Context, SyncContext
 from holdfast.model.backoff import Backoff
+from holdfast.testing.chaos import zoo
 from holdfast.testing.chaos.effects import Effects
 
 QUICK: Final = "quick"
 STEADY: Final = "steady"
+ZOO: Final = "zoo"
 LINKED: Final = "chaos-linked"
 ANNOUNCED: Final = "chaos-announced"
 RETRY: Final = Backoff.list(["200ms", "500ms", "1s", "12s"] + ["1s"] * 40)
 """Short waits, and one that is long enough to become a scheduled message."""
 LATER_SECONDS: Final = 2.0
 INTERVALS: Final = (1, 2, 3, 5)
+LARGE_BYTES: Final = 400_000
+"""A result that no message carries: it goes to the object store."""
+STUCK_SECONDS: Final = 8.0
+STUCK_TIMEOUT_SECONDS: Final = 2.0
+POISON_CODE: Final = 77
+"""The exit code by which a worker's end is known as the poison's doing."""
 
 
 class MeantToFail(Exception):
@@ -33,12 +46,21 @@ class MeantToFail(Exception):
 effects = functools.cache(Effects.here)
 
 
-async def _attempt(ctx: Context, mark: str, seconds: float) -> None:
+def _begin(ctx: Context | SyncContext, mark: str) -> None:
     effects().write("start", mark, ctx.run, ctx.epoch, ctx.attempt)
+
+
+async def _attempt(ctx: Context, mark: str, seconds: float) -> None:
+    _begin(ctx, mark)
     await asyncio.sleep(seconds)
 
 
-def _apply(ctx: Context, mark: str) -> None:
+def _fail(ctx: Context | SyncContext, mark: str) -> None:
+    """What follows is a failed attempt, and was meant to be."""
+    effects().write("fail", mark, ctx.run, ctx.epoch, ctx.attempt)
+
+
+def _apply(ctx: Context | SyncContext, mark: str) -> None:
     effects().write("effect", mark, ctx.run, ctx.epoch, ctx.attempt)
 
 
@@ -47,6 +69,7 @@ def make_app(nats_url: str | None = None, namespace: str | None = None) -> Holdf
     app = Holdfast("chaos", nats_url=nats_url, namespace=namespace)
     _define_quick(app)
     _define_steady(app)
+    _define_zoo(app)
     _define_schedules(app)
     return app
 
@@ -64,7 +87,7 @@ def _define_quick(app: Holdfast) -> None:
         """Fails some times before its effect."""
         await _attempt(ctx, mark, 0.01)
         if ctx.attempt <= failures:
-            effects().write("fail", mark, ctx.run, ctx.epoch, ctx.attempt)
+            _fail(ctx, mark)
             raise MeantToFail(f"attempt {ctx.attempt} of {failures} that fail")
         _apply(ctx, mark)
         return mark
@@ -110,6 +133,61 @@ def _define_steady(app: Holdfast) -> None:
         await _attempt(ctx, mark, seconds)
         _apply(ctx, mark)
         return mark
+
+    @app.job(group=STEADY, retry=RETRY)
+    async def bulky(mark: str, seconds: float, ctx: Context) -> dict[str, Any]:
+        """A result that is stored apart from its record, and says whose it is."""
+        await _attempt(ctx, mark, seconds)
+        _apply(ctx, mark)
+        return {"mark": mark, "epoch": ctx.epoch, "filler": "x" * LARGE_BYTES}
+
+    @app.job(group=STEADY, retry=RETRY)
+    def compute(mark: str, seconds: float, ctx: SyncContext) -> None:
+        """A plain function that needs its thread's processor time."""
+        _begin(ctx, mark)
+        zoo.compute(seconds)
+        _apply(ctx, mark)
+
+
+def _define_zoo(app: Holdfast) -> None:
+    @app.job(group=ZOO, retry=RETRY)
+    async def beside(mark: str, seconds: float, ctx: Context) -> None:
+        """An ordinary run beside those that misbehave."""
+        await _attempt(ctx, mark, seconds)
+        _apply(ctx, mark)
+
+    @app.job(group=ZOO, retry=RETRY)
+    async def misbehave(mark: str, how: str, ctx: Context) -> None:
+        """Fails in some strange way at first; its effect comes with the second attempt."""
+        _begin(ctx, mark)
+        if ctx.attempt == 1:
+            _fail(ctx, mark)
+            await zoo.FAILING[how]()
+            raise MeantToFail(f"{how} returned")
+        _apply(ctx, mark)
+
+    @app.job(group=ZOO, retry=RETRY)
+    async def disturb(mark: str, how: str, ctx: Context) -> None:
+        """Troubles its process, and has its effect all the same."""
+        _begin(ctx, mark)
+        await zoo.DISTURBING[how]()
+        _apply(ctx, mark)
+
+    @app.job(group=ZOO, retry=RETRY, timeout=STUCK_TIMEOUT_SECONDS)
+    def stick(mark: str, ctx: SyncContext) -> None:
+        """Holds its thread far beyond its timeout, once."""
+        _begin(ctx, mark)
+        if ctx.attempt == 1:
+            _fail(ctx, mark)
+            time.sleep(STUCK_SECONDS)
+            return
+        _apply(ctx, mark)
+
+    @app.job(group=ZOO, retry=RETRY)
+    async def poison(mark: str, ctx: Context) -> None:
+        """Takes its process down whenever it starts."""
+        await _attempt(ctx, mark, 0.2)
+        os._exit(POISON_CODE)
 
 
 def schedule_name(interval: int) -> str:

@@ -9,6 +9,9 @@ Violations, each a sentence with the names in it:
 * torn        an operation without answer of which only a part happened
 * stale       a settle was accepted from somebody who no longer held the run
 * early       a delayed run that started before its time
+* wrong       a result that was not written by the attempt that ended the run
+* spared      a run that takes every process down was not given up
+* unrestored  accepted before a backup, and missing after its restore
 * unexplained a handler was started again although nothing had happened to the one before, or a
               process ended by itself
 * dead        a run was given up
@@ -23,6 +26,7 @@ Pure: everything comes in as values, so it can be run again over the files of a 
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,9 +99,11 @@ class Checker:
         slots: Iterable[str] = (),
         known: str = "slot ",
         records: Mapping[str, RunRecord] | None = None,
+        results: Mapping[str, int] | None = None,
     ) -> None:
         """`slots` are the marks that had to appear by time; other marks that begin with `known`
-        are slots too, after the end of what is checked. `records` are the runs' own records."""
+        are slots too, after the end of what is checked. `records` are the runs' own records,
+        `results` the epochs that large results name."""
         self._operations = list(operations)
         self._lines = lines
         self._wounds = wounds
@@ -105,6 +111,7 @@ class Checker:
         self._slots = list(slots)
         self._known = known
         self._records = records or {}
+        self._results = results or {}
         self.verdict = Verdict()
 
     def check(self) -> Verdict:
@@ -148,36 +155,54 @@ class Checker:
     # ---- what was asked
 
     def _check_operations(self) -> None:
-        asked: set[str] = set()
+        asked = {mark for operation in self._operations for mark in operation.marks}
         for operation in self._operations:
-            asked.update(operation.marks)
-            missing = [mark for mark in operation.marks if mark not in self._applied]
-            happened = len(missing) < len(operation.marks)
-            if operation.at_most_once and missing and self._written_off(operation):
-                self.verdict.written_off += 1
-            elif operation.required and missing:
-                story = f"accepted as {', '.join(operation.runs) or 'an event'}, never happened"
-                self.verdict.add("lost", missing[0], story)
-            elif operation.forbidden and happened:
-                self.verdict.add(
-                    "phantom", operation.name, "refused or withdrawn, and happened all the same"
-                )
-            elif happened and missing:
-                self.verdict.add("torn", operation.name, f"{', '.join(missing)} did not happen")
-            elif happened and not operation.required:
-                self.verdict.unknown_applied += 1
+            if operation.doomed:
+                self._check_doomed(operation)
+            else:
+                self._check_operation(operation)
             self._check_early(operation)
         for mark in self._applied:
             if mark not in asked and not mark.startswith(self._known):
                 self.verdict.add("phantom", mark, "nobody asked for it")
 
+    def _check_operation(self, operation: Operation) -> None:
+        missing = [mark for mark in operation.marks if mark not in self._applied]
+        happened = len(missing) < len(operation.marks)
+        if operation.at_most_once and missing and self._written_off(operation):
+            self.verdict.written_off += 1
+        elif operation.required and missing:
+            story = f"accepted as {', '.join(operation.runs) or 'an event'}, never happened"
+            self.verdict.add("lost", missing[0], story)
+        elif operation.forbidden and happened:
+            self.verdict.add(
+                "phantom", operation.name, "refused or withdrawn, and happened all the same"
+            )
+        elif happened and missing and operation.kind != "bulk":
+            self.verdict.add("torn", operation.name, f"{', '.join(missing)} did not happen")
+        elif happened and not operation.required:
+            self.verdict.unknown_applied += 1
+
+    def _check_doomed(self, operation: Operation) -> None:
+        if operation.required and not self._written_off(operation):
+            self.verdict.add("spared", operation.name, "it was not given up")
+
     def _written_off(self, operation: Operation) -> bool:
-        """Whether a run that must not start twice was given up, and somebody said so."""
+        """Whether a run was given up, and somebody said so (or the record was deleted)."""
         records = [self._records.get(run) for run in operation.runs]
+        if not any(records) and self._forgotten(operation.invoked):
+            return True
         return any(record is not None and record.state in GIVEN_UP for record in records)
+
+    def _forgotten(self, since: float, until: float = math.inf) -> bool:
+        """Whether the records of all runs were deleted in that time."""
+        dropped = [w for w in self._wounds if w.fault.what == "runs"]
+        return any(w.ended >= since and w.began <= until for w in dropped)
 
     def _check_early(self, operation: Operation) -> None:
         line = self._applied.get(operation.marks[0])
+        if line and self._forgotten(operation.invoked, line.at):
+            return  # who waits is written in the records
         if line and line.at < operation.not_before - EARLY_SECONDS:
             story = f"{operation.not_before - line.at:.1f} s before its time"
             self.verdict.add("early", operation.name, story)
@@ -216,6 +241,8 @@ class Checker:
             fault = causes[-1].fault
             whose = "its worker" if fault.target in mine else "NATS"
             self.verdict.repeats[f"{fault.kind} of {whose}"] += 1
+        elif any(e.member in mine and since <= e.at <= until for e in self._exits):
+            self.verdict.repeats["end of its worker"] += 1
         else:
             story = (
                 f"{before.mark}: started on {before.member} (epoch {before.epoch}) and "
@@ -226,6 +253,8 @@ class Checker:
     def _check_exits(self) -> None:
         """A process ends by itself only after a fault of its own or of the servers."""
         for end in self._exits:
+            if end.expected:
+                continue
             if not self._faults({end.member}, end.at - AFTERMATH_SECONDS, end.at):
                 self.verdict.add("unexplained", end.member, f"it ended with code {end.code}")
 
@@ -239,15 +268,19 @@ class Checker:
 
     def _check_records(self) -> None:
         once = {run for o in self._operations if o.at_most_once for run in o.runs}
+        given_up = once | {run for o in self._operations if o.doomed for run in o.runs}
         for run in once:
             if len(self._starts.get(run, ())) > 1:
                 self.verdict.add("duplicated", run, "started twice, though at most once")
         for run, record in self._records.items():
-            if record.state in GIVEN_UP and run not in once:
+            if record.state in GIVEN_UP and run not in given_up:
                 self.verdict.add("dead", run, f"{record.state}: {record.error}")
             if record.state != "done":
                 continue
             won = max((a.epoch for a in record.attempts if a.outcome == "done"), default=0)
+            if self._results.get(run, won) != won:
+                story = f"done under epoch {won}, its result is of epoch {self._results[run]}"
+                self.verdict.add("wrong", run, story)
             later = [line for line in self._starts.get(run, ()) if line.epoch > won]
             if later:
                 story = (

@@ -1,6 +1,7 @@
 """A whole chaos run: servers, processes, workload, nemesis, healing, waiting, checking.
 
     start everything ──► workload + nemesis ──► heal ──► wait until nothing waits ──► check
+                            └─ a backup half-way ──────────────────► restored elsewhere ──┘
 
 The wait ends when every accepted operation and every due slot has had its effect and the queues
 are empty; or, when something is missing, after the queues have been empty for a while or the time
@@ -19,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from holdfast.broker import Broker, Bucket
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, RecordConfig
@@ -29,17 +32,19 @@ from holdfast.model.run import RunRecord
 from holdfast.model.slot import slot_id
 from holdfast.names import schedule_key
 from holdfast.status.jobs import Jobs
-from holdfast.testing.chaos.app import make_app, slot_mark
+from holdfast.testing.chaos.app import POISON_CODE, make_app, slot_mark
+from holdfast.testing.chaos.backup import Backup
 from holdfast.testing.chaos.checker import Checker, Verdict
 from holdfast.testing.chaos.effects import Effects, Line
 from holdfast.testing.chaos.fleet import Exit, Member, find_faketime
-from holdfast.testing.chaos.history import History
+from holdfast.testing.chaos.history import History, Operation
 from holdfast.testing.chaos.links import Network
 from holdfast.testing.chaos.measures import Measures, measure
 from holdfast.testing.chaos.nemesis import Nemesis, Target, victims
 from holdfast.testing.chaos.plan import ChaosPlan, Victim
 from holdfast.testing.chaos.servers import ClusterTarget, NodeTarget, RoutedCluster
-from holdfast.testing.chaos.workload import Workload
+from holdfast.testing.chaos.targets import Records, Sender, Tap
+from holdfast.testing.chaos.workload import WINDOW_SECONDS, Workload
 
 APP: Final = "holdfast.testing.chaos.app:app"
 SETTLE_SECONDS: Final = 150.0
@@ -49,7 +54,10 @@ ENVIRONMENT: Final = {
     "HOLDFAST_REPLICAS": "3",  # the servers do not tell how many they are
     "HOLDFAST_WORKER_CRASH_LIMIT": "100",  # being killed over and over is not the run's fault
     "HOLDFAST_RECORD_KEYLESS_TTL_SECONDS": "86400",
+    "HOLDFAST_RECORD_DEDUP_WINDOW_SECONDS": str(WINDOW_SECONDS),
 }
+CRASHES_COUNT: Final = {"HOLDFAST_WORKER_CRASH_LIMIT": "3"}
+"""For workers that are not killed: there, only a run that takes them down is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,7 @@ class Size:
     coordinators: int = 2
     quick: int = 3
     steady: int = 2
+    zoo: int = 2
     rate: float = 25.0
 
 
@@ -113,26 +122,37 @@ class Drill:
             *(("coordinator", n, ("coordinator",)) for n in range(size.coordinators)),
             *(("quick", n, (*worker, "--group", "quick")) for n in range(size.quick)),
             *(("steady", n, (*worker, "--group", "steady")) for n in range(size.steady)),
+            *(("zoo", n, (*worker, "--group", "zoo")) for n in range(size.zoo)),
         ]
         return [self._member(role, n + 1, command) for role, n, command in wanted]
 
     def _member(self, kind: str, number: int, command: tuple[str, ...]) -> Member:
-        role = "worker" if kind in ("quick", "steady") else kind
+        role = "worker" if kind in ("quick", "steady", "zoo") else kind
+        zoo = kind == "zoo"
+        own = {**(CRASHES_COUNT if zoo else {}), "HOLDFAST_NAMESPACE": self._namespace}
         return Member(
             f"{kind}-{number}",
             role,
             command,
             self.root,
-            env={**ENVIRONMENT, "HOLDFAST_NAMESPACE": self._namespace},
+            env={**ENVIRONMENT, **own},
             servers=self.size.servers,
             faketime=self._faketime,
+            ends_with=POISON_CODE if zoo else None,
         )
 
     @property
     def targets(self) -> list[Target]:
         """Everybody who can be hit."""
         nodes = [NodeTarget(self._cluster, n) for n in range(self.size.servers)]
-        return [*self._members, *nodes, ClusterTarget(self._cluster)]
+        return [
+            *self._members,
+            *nodes,
+            ClusterTarget(self._cluster),
+            Sender(self._network),
+            Records(self._broker),
+            Tap(self._broker),
+        ]
 
     @property
     def victims(self) -> list[Victim]:
@@ -156,19 +176,26 @@ class Drill:
             for member in self._members:
                 member.exits.clear()  # until everything runs, nobody counts
             began = time.monotonic()
-            await self._storm(nemesis, plan)
+            backup = await self._storm(nemesis, plan)
             healed = time.monotonic()
             due = await self._settle(healed)
             settled = time.monotonic() - healed
-            records = await self._records()
+            records, results = await self._records()
         finally:
             await self._close()
         lines = self._effects.lines()
         exits = [e for member in self._members for e in member.exits]
         operations = self._history.operations.values()
         checker = Checker(
-            operations, lines, nemesis.wounds, exits=exits, slots=due, records=records
+            operations,
+            lines,
+            nemesis.wounds,
+            exits=exits,
+            slots=due,
+            records=records,
+            results=results,
         )
+        await self._check_backup(backup, lines, checker)
         if self._stuck:
             checker.verdict.add("open", "queue", self._stuck)
         verdict = checker.check()
@@ -209,12 +236,15 @@ class Drill:
                     return
                 await asyncio.sleep(0.3)
 
-    async def _storm(self, nemesis: Nemesis, plan: ChaosPlan) -> None:
+    async def _storm(self, nemesis: Nemesis, plan: ChaosPlan) -> Backup:
         app = make_app(self._network.url, self._namespace)
         workload = Workload(app, self._history, plan.seed, self.size.rate)
         sending = asyncio.create_task(workload.run(), name="chaos-workload")
+        backup = Backup(self.root, self._namespace)
         try:
-            await nemesis.run()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(backup.take(self._cluster.url, plan.seconds / 2))
+                await nemesis.run()
             await asyncio.sleep(max(0.0, nemesis.began + plan.seconds - time.monotonic()))
         finally:
             workload.stop()
@@ -223,6 +253,20 @@ class Drill:
         self._history.close()
         counts = self._history.counts()
         self._tell(f"healed; operations: {', '.join(f'{n} {s}' for s, n in counts.items())}")
+        return backup
+
+    async def _check_backup(self, backup: Backup, lines: list[Line], checker: Checker) -> None:
+        """Restore what was saved half-way elsewhere, and see that all of it ends there too."""
+        happened = {line.mark for line in lines if line.what == "effect" and line.at < backup.ended}
+        wanted = {
+            mark
+            for operation in self._history.operations.values()
+            if _must_happen(operation) and operation.answered < backup.began
+            for mark in operation.marks
+        }
+        self._tell(f"restoring: of {len(wanted)} effects {len(wanted - happened)} were to come")
+        for mark in await backup.missing(wanted - happened):
+            checker.verdict.add("unrestored", mark, "accepted before the backup began")
 
     # ---- settling
 
@@ -236,7 +280,7 @@ class Drill:
             wanted = {
                 mark
                 for operation in self._history.operations.values()
-                if operation.required and not operation.at_most_once
+                if _must_happen(operation)
                 for mark in operation.marks
             }
             while time.monotonic() < healed + SETTLE_SECONDS:
@@ -258,10 +302,11 @@ class Drill:
         """Whether a run that must not start twice is neither done nor written off yet."""
         bucket, happened = Bucket(broker, broker.names.runs), self._happened()
         for operation in self._history.operations.values():
-            if operation.at_most_once and not happened.issuperset(operation.marks):
+            open_end = operation.at_most_once or operation.doomed
+            if open_end and not happened.issuperset(operation.marks):
                 for run in operation.runs:
                     entry = await bucket.get(run)
-                    if entry is None or not runs.decode(entry.value).terminal:
+                    if entry is not None and not runs.decode(entry.value).terminal:
                         return True
         return False
 
@@ -296,10 +341,21 @@ class Drill:
                 due[slot_mark(slot_id(schedule.name, instant))] = instant + offset
         return due
 
-    async def _records(self) -> dict[str, RunRecord]:
+    async def _records(self) -> tuple[dict[str, RunRecord], dict[str, int]]:
+        """Every run's record, and the epochs that large results name."""
+        large = {
+            run for o in self._history.operations.values() if o.kind == "large" for run in o.runs
+        }
         async with self._broker() as broker:
+            client = Client(broker, RecordConfig())
             entries = Bucket(broker, broker.names.runs).entries()
-            return {entry.key: runs.decode(entry.value) async for entry in entries}
+            records = {entry.key: runs.decode(entry.value) async for entry in entries}
+            results = {
+                run: msgspec.json.decode(await client.result_bytes(record))["epoch"]
+                for run, record in records.items()
+                if run in large and record.state == "done"
+            }
+        return records, results
 
     def _broker(self) -> Broker:
         """A connection around the links: the checker is no part of the experiment."""
@@ -311,6 +367,10 @@ class Drill:
         await asyncio.gather(*(member.close() for member in self._members))
         await self._network.close()
         await self._cluster.shut()
+
+
+def _must_happen(operation: Operation) -> bool:
+    return operation.required and not operation.at_most_once and not operation.doomed
 
 
 def _pulse(lines: Sequence[Line], began: float) -> list[float]:

@@ -50,6 +50,8 @@ class Exit:
     member: str
     at: float
     code: int
+    expected: bool = False
+    """A run that takes its process down was the cause."""
 
 
 class Member:
@@ -65,11 +67,19 @@ class Member:
         env: Mapping[str, str],
         servers: int,
         faketime: Path | None = None,
+        ends_with: int | None = None,
     ) -> None:
-        """`command` is what follows `holdfast`; `faketime` gives it a clock that can be set."""
+        """`command` is what follows `holdfast`; `faketime` gives it a clock that can be set.
+
+        With `ends_with` its own handlers end it, with this code, and no fault hits it: else nobody
+        could tell whose fault an end was.
+        """
         self.name = name
         self.role = role
-        self.kinds = (*KINDS, "reclock") if faketime else KINDS
+        self.kinds: tuple[str, ...] = (*KINDS, "reclock") if faketime else KINDS
+        if ends_with is not None:
+            self.kinds = ()
+        self._ends_with = ends_with
         self.network = Network(servers)
         self.exits: list[Exit] = []
         self.log = root / "logs" / f"{name}.log"
@@ -149,7 +159,9 @@ class Member:
                 continue
             ended = await asyncio.to_thread(child.exited.wait, 0.5)
             if ended and self._owns(child):
-                self.exits.append(Exit(self.name, time.monotonic(), child.code or 0))
+                code = child.code or 0
+                expected = code == self._ends_with
+                self.exits.append(Exit(self.name, time.monotonic(), code, expected))
                 await asyncio.sleep(RESTART_SECONDS)
                 if self._owns(child):
                     self._spawn()

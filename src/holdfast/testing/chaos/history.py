@@ -32,6 +32,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
     marks: tuple[str, ...] = ()
     not_before: float = 0.0
     at_most_once: bool = False
+    doomed: bool = False
     run: str = ""
     error: str = ""
 
@@ -46,6 +47,7 @@ class Operation:
         self.invoked = first.at
         self.not_before = first.not_before
         self.at_most_once = first.at_most_once
+        self.doomed = first.doomed
         self.answered = 0.0
         self.state: State = "invoked"
         self.runs: set[str] = set()
@@ -96,10 +98,14 @@ class History:
         *,
         not_before: float = 0.0,
         at_most_once: bool = False,
+        doomed: bool = False,
     ) -> None:
-        """It is about to be made; `at_most_once`: it may be given up, if that is written down."""
+        """It is about to be made.
+
+        `at_most_once`: it may be given up, if that is written down. `doomed`: it must be.
+        """
         now = time.monotonic()
-        step = Step(operation, "invoked", now, kind, tuple(marks), not_before, at_most_once)
+        step = Step(operation, "invoked", now, kind, tuple(marks), not_before, at_most_once, doomed)
         self._append(step)
 
     def ok(self, operation: str, run: str = "") -> None:

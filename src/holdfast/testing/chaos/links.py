@@ -1,10 +1,11 @@
 """The network between a process and the servers, as TCP proxies that can be cut or go silent.
 
 Each process reaches each server through a link of its own, so one process can be partitioned from
-some or all of them without root and without touching the others. Two ways to fail: `cut` resets
+some or all of them without root and without touching the others. Three ways to fail: `cut` resets
 every connection and refuses new ones, as a firewall that rejects would; `stall` stops all bytes and
-leaves connections standing, as a cable that was pulled. What was under way when a stall began
-arrives when it ends: late, which is what makes it worse than a cut.
+leaves connections standing, as a cable that was pulled; what was under way when a stall began
+arrives when it ends, late. `mute` lets requests through and drops the answers, then resets the
+connections: what was sent has happened, and the sender cannot know.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final, Literal, Self
 HOST: Final = "127.0.0.1"
 CHUNK: Final = 65_536
 
-LinkState = Literal["open", "cut", "stalled"]
+LinkState = Literal["open", "cut", "stalled", "mute"]
 
 
 class Link:
@@ -66,6 +67,8 @@ class Link:
 
     def become(self, state: LinkState) -> None:
         """Cut it, silence it, or let it work again."""
+        if self.state == "mute":
+            self._drop()  # the answers that are missing would garble the rest
         self.state = state
         if state == "stalled":
             self._flowing.clear()
@@ -100,12 +103,18 @@ class Link:
             far_writer.transport.abort()
             return
         self._writers.add(far_writer)
-        await asyncio.gather(self._pipe(reader, far_writer), self._pipe(far_reader, writer))
+        await asyncio.gather(
+            self._pipe(reader, far_writer), self._pipe(far_reader, writer, answers=True)
+        )
 
-    async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pipe(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool = False
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(CHUNK):
                 await self._flowing.wait()
+                if answers and self.state == "mute":
+                    continue
                 writer.write(data)
                 await writer.drain()
         writer.transport.abort()

@@ -30,9 +30,14 @@ KINDS: Final = {
     "isolate": "cut off from the other servers, not from its clients",
     "reclock": "clock set wrong, then right",
     "outage": "all servers killed at once, started again",
+    "drop": "a bucket deleted",
+    "mute": "answers swallowed, then connections reset",
+    "tap": "somebody listens to every subject",
 }
-SERVERS: Final = frozenset({"nats", "cluster"})
-"""The roles whose faults are dealt one at a time."""
+SERVERS: Final = frozenset({"nats", "cluster", "records"})
+"""The roles whose faults are dealt one at a time, and are felt by everybody."""
+DROPPED: Final = ("runs", "nodes", "slots", "leases")
+"""The buckets that `drop` deletes, one each time."""
 SECONDS: Final = {
     "kill": (0.3, 6.0),
     "stop": (0.2, 1.5),
@@ -42,6 +47,9 @@ SECONDS: Final = {
     "isolate": (4.0, 25.0),
     "reclock": (5.0, 20.0),
     "outage": (0.5, 12.0),
+    "drop": (1.0, 4.0),
+    "mute": (0.5, 6.0),
+    "tap": (15.0, 40.0),  # long enough that other faults fall into it
 }
 SHIFTS: Final = (3600.0, -3600.0, 30.0, -30.0, 3.0, -3.0, 86_400.0)
 WARM_UP_SECONDS: Final = 4.0
@@ -64,13 +72,15 @@ class Fault(msgspec.Struct, frozen=True):
     """How long it lasts before it is healed."""
     shift: float = 0.0
     """For `reclock`: how far the clock is set off."""
+    what: str = ""
+    """For `drop`: which bucket."""
 
     @property
     def until(self) -> float:
         return self.at + self.seconds
 
     def __str__(self) -> str:
-        shift = f" by {self.shift:+.0f} s" if self.shift else ""
+        shift = f" by {self.shift:+.0f} s" if self.shift else f" ({self.what})" * bool(self.what)
         return (
             f"{self.number:3d}  {self.at:7.1f} s  {self.kind:8s} {self.target:16s} "
             f"for {self.seconds:4.1f} s{shift}"
@@ -155,11 +165,12 @@ def _deal(
         victim = dice.choice(able)
         lasting = round(dice.uniform(*SECONDS[kind]), 1)
         shift = dice.choice(SHIFTS) if kind == "reclock" else 0.0
+        what = dice.choice(DROPPED) if kind == "drop" else ""
         server = role in SERVERS
         at = round(max(at, free[victim.name]), 1)
         if at + lasting > seconds:
             return
-        yield Fault(0, at, kind, victim.name, role, lasting, shift)
+        yield Fault(0, at, kind, victim.name, role, lasting, shift, what)
         rest = SERVER_RECOVERY_SECONDS if server else RECOVERY_SECONDS
         free[victim.name] = at + lasting + rest
         at = (free[victim.name] if server else at) + dice.uniform(*pause)

@@ -3,7 +3,8 @@
 Some delayed runs are withdrawn before they are due: once that is confirmed, they must not happen.
 A tenth of the keyed runs is repeated with the same key, some at once and some much later. A caller
 who gets no answer tries again with the same key for a while, as a caller should; without a key it
-does not, and the operation stays unknown.
+does not, and the operation stays unknown. A bulk of runs is sent again as it was: its requests have
+their ids.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 from holdfast.app import Holdfast
 from holdfast.errors import BrokerError, HoldfastError
+from holdfast.testing.chaos import zoo
 from holdfast.testing.chaos.app import ANNOUNCED
 from holdfast.testing.chaos.history import History
 
@@ -35,7 +37,21 @@ MIX: Final = {
     "long": 5,
     "withdrawn": 3,
     "once": 4,
+    "bulk": 1,
+    "delayed_key": 2,
+    "large": 2,
+    "compute": 0.5,
+    "beside": 4,
+    "misbehave": 2,
+    "disturb": 1,
+    "stick": 0.3,
+    "poison": 0.1,
 }
+BULK: Final = 10
+WINDOW_SECONDS: Final = 30.0
+"""How long the servers know message ids in a chaos run: a delayed key is sent again after that."""
+COMPUTE_SECONDS: Final = 0.3
+ZOOS: Final = {"misbehave": sorted(zoo.FAILING), "disturb": sorted(zoo.DISTURBING)}
 WITHDRAWN_SECONDS: Final = 15.0
 """The delay of a run that is to be withdrawn, and how soon before its time that counts."""
 MARGIN_SECONDS: Final = 2.0
@@ -93,6 +109,7 @@ class Workload:
             delay = round(dice.uniform(1.0, 15.0), 1)
             return lambda: self._touch(name, kind, seconds, name, delay)
         lasting, failures = round(dice.uniform(3.0, 12.0), 1), dice.randint(1, 4)
+        margin = round(dice.uniform(6.0, 12.0), 1)
         jobs: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "keyless": lambda: self._touch(name, kind, seconds),
             "chain": lambda: self._send(name, kind, "link", (name, f"{name}/next"), {}),
@@ -102,7 +119,19 @@ class Workload:
             "once": lambda: self._send(name, kind, "once", (name,), {"seconds": seconds * 3}),
             "event": lambda: self._announce(name),
             "withdrawn": lambda: self._withdraw(name),
+            "bulk": lambda: self._bulk(name, seconds),
+            "delayed_key": lambda: self._delay_key(name, seconds, WINDOW_SECONDS + margin),
+            "large": lambda: self._send(name, kind, "bulky", (name,), {"seconds": seconds}),
+            "compute": lambda: self._send(
+                name, kind, "compute", (name,), {"seconds": COMPUTE_SECONDS}
+            ),
+            "beside": lambda: self._send(name, kind, "beside", (name,), {"seconds": seconds}),
+            "stick": lambda: self._send(name, kind, "stick", (name,), {}),
+            "poison": lambda: self._send(name, kind, "poison", (name,), {}),
         }
+        if kind in ZOOS:
+            how = dice.choice(ZOOS[kind])
+            return lambda: self._send(name, kind, kind, (name,), {"how": how})
         return jobs[kind]
 
     async def _touch(
@@ -132,6 +161,28 @@ class Workload:
 
         tries = TRIES if options and "key" in options else 1
         await self._make(name, kind, marks, enqueue, tries, not_before)
+
+    async def _bulk(self, name: str, seconds: float) -> None:
+        """Many at once; after an error the very same requests again."""
+        marks = tuple(f"{name}/{number}" for number in range(BULK))
+        requests = [self._app.jobs["touch"].request(mark=m, seconds=seconds) for m in marks]
+
+        async def enqueue() -> str:
+            await self._app.enqueue_many(requests)
+            return ""
+
+        await self._make(name, "bulk", marks, enqueue, TRIES, 0.0)
+
+    async def _delay_key(self, name: str, seconds: float, delay: float) -> None:
+        """A key that waits is sent again, without delay, when its message id is forgotten."""
+        due = time.monotonic() + delay
+        await self._touch(name, "delayed_key", seconds, name, delay)
+        await self._pause(WINDOW_SECONDS + 2.0)
+        accepted = self._history.operations[name].required
+        if accepted and WINDOW_SECONDS < time.monotonic() - (due - delay) < delay - MARGIN_SECONDS:
+            await self._send(
+                name, "delayed_key", "touch", (name,), {"seconds": seconds}, {"key": name}, due
+            )
 
     async def _announce(self, name: str) -> None:
         async def publish() -> str:
@@ -167,8 +218,14 @@ class Workload:
         not_before: float,
     ) -> None:
         for _ in range(tries):
-            once = kind == "once"
-            self._history.invoke(name, kind, marks, not_before=not_before, at_most_once=once)
+            self._history.invoke(
+                name,
+                kind,
+                marks,
+                not_before=not_before,
+                at_most_once=kind == "once",
+                doomed=kind == "poison",
+            )
             try:
                 self._history.ok(name, await make())
                 return

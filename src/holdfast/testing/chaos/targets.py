@@ -1,0 +1,96 @@
+"""What can be hit beside processes and servers: the sender's answers, the buckets, the silence.
+
+`Sender` swallows the answers to the workload's own sends: they are stored and it cannot know, so it
+sends again. `Records` deletes a bucket and waits until the roles have made it again; a bucket that
+stays away is a wound left open. `Tap` listens to every subject, which keeps the pull requests of a
+killed worker alive on the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.broker import Broker, Received
+from holdfast.errors import BrokerError
+from holdfast.testing.chaos.links import Network
+from holdfast.testing.chaos.plan import Fault
+
+BACK_SECONDS: Final = 60.0
+"""How long a deleted bucket may be away: roles look every few seconds, an election takes nine."""
+
+
+class Sender:
+    """The connections of the workload."""
+
+    name = "sender"
+    role = "sender"
+    kinds = ("mute",)
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+
+    async def strike(self, _: Fault) -> None:
+        """Swallow the answers."""
+        self._network.become("mute")
+
+    async def heal(self, _: Fault) -> None:
+        """Reset the connections; the next ones work."""
+        self._network.become("open")
+
+
+class Records:
+    """The buckets that every role shares."""
+
+    name = "records"
+    role = "records"
+    kinds = ("drop",)
+
+    def __init__(self, connect: Callable[[], Broker]) -> None:
+        self._connect = connect
+
+    async def strike(self, fault: Fault) -> None:
+        """Delete a bucket."""
+        async with self._connect() as broker:
+            await broker.api(f"STREAM.DELETE.{_stream(broker, fault)}", {})
+
+    async def heal(self, fault: Fault) -> None:
+        """Wait until a role has made it again."""
+        async with asyncio.timeout(BACK_SECONDS), self._connect() as broker:
+            while True:
+                try:
+                    await broker.api(f"STREAM.INFO.{_stream(broker, fault)}", {})
+                    return
+                except BrokerError:
+                    await asyncio.sleep(0.2)
+
+
+def _stream(broker: Broker, fault: Fault) -> str:
+    return f"KV_{getattr(broker.names, fault.what)}"
+
+
+class Tap:
+    """Somebody who listens to everything."""
+
+    name = "tap"
+    role = "tap"
+    kinds = ("tap",)
+
+    def __init__(self, connect: Callable[[], Broker]) -> None:
+        self._connect = connect
+        self._broker: Broker | None = None
+
+    async def strike(self, _: Fault) -> None:
+        """Begin to listen."""
+        self._broker = self._connect()
+        await self._broker.__aenter__()
+        await self._broker.subscribe(">", self._heard)
+
+    async def heal(self, _: Fault) -> None:
+        """Stop."""
+        if self._broker:
+            await self._broker.__aexit__(None, None, None)
+
+    async def _heard(self, _: Received) -> None:
+        """Nothing is done with it: that somebody listens is the fault."""
