@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 MINUTES ?= 5
+HOURS ?= 1
 REPORTS := build/reports/$(shell date +%Y%m%d-%H%M%S)
 # A suite joins `make test` as soon as its directory exists.
 SUITES := $(wildcard tests/unit tests/conformance tests/integration tests/faults tests/security tests/docs tests/uptime)
@@ -61,11 +62,11 @@ chaos: setup system ## break everything for 5 minutes, check every promise (MINU
 	$(BIN)/python -m holdfast.testing.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 	  --out $(REPORTS)/chaos
 
-soak: setup system ## the long things: 100,000 histories, an hour of chaos, a rollout under load
+soak: setup system ## the long things: 100,000 histories, hours of chaos (HOURS=1), a rollout under load
 	HOLDFAST_SOAK=1 HOLDFAST_HISTORIES=100000 $(BIN)/python -m pytest -q --timeout=0 \
-	  tests/unit tests/faults
-	$(BIN)/python -m holdfast.testing.chaos --minutes 60 $(if $(SEED),--seed $(SEED)) \
-	  --out $(REPORTS)/hour
+	  $(wildcard tests/unit tests/security tests/faults)
+	$(BIN)/python -m holdfast.testing.chaos --minutes $$(( $(HOURS) * 60 )) \
+	  $(if $(SEED),--seed $(SEED)) --out $(REPORTS)/chaos
 	$(BIN)/python -m holdfast.testing.chaos --rolling --minutes 15 --out $(REPORTS)/rollout
 
 # What the tests need from the system: libfaketime sets a process's clock wrong, Chromium opens the

@@ -171,6 +171,58 @@ def test_delayed_run_must_not_be_early(tmp_path: Path) -> None:
     assert not kinds(check(found, effect("a", at=10.1)))
 
 
+def dropped(bucket: str) -> Wound:
+    return Wound(Fault(1, 0, "drop", "records", "records", 1.0, what=bucket), 2.0, 3.0)
+
+
+def doomed(tmp_path: Path) -> History:
+    found = History(tmp_path / "history.jsonl")
+    found.invoke("a", "poison", ("a",), doomed=True)
+    found.ok("a", "run-a")
+    found.close()
+    return found
+
+
+def test_run_that_kills_its_worker_must_be_given_up(tmp_path: Path) -> None:
+    """Dead is right for it and wrong for everybody else; nobody waits for its effect."""
+    dead = RunRecord("dead", "g", "j", error="3 workers died")
+    found = doomed(tmp_path)
+    assert not kinds(check(found, start("a"), records={"run-a": dead}))
+    assert kinds(check(found, start("a"), records={"run-a": RunRecord("running", "g", "j")})) == [
+        "spared"
+    ]
+    assert kinds(check(found, start("a"), records={"run-a": dead, "run-b": dead})) == ["dead"]
+
+
+def test_deleted_records_excuse_what_only_they_could_tell(tmp_path: Path) -> None:
+    """Without the bucket of runs nobody knows who waits or was given up; other buckets excuse
+    nothing."""
+    found = doomed(tmp_path)
+    assert kinds(check(found, wounds=[dropped("slots")])) == ["spared"]
+    late = Wound(dropped("runs").fault, 1e12, 1e12 + 1)
+    assert not kinds(check(found, wounds=[late]))
+
+
+def test_result_of_a_replaced_holder_is_wrong(tmp_path: Path) -> None:
+    """What `result()` gives was written by the attempt that ended the run."""
+    found = history(tmp_path, a="ok")
+    record = RunRecord("done", "g", "j", attempts=(Attempt(2, "w2", 2, outcome="done"),))
+    lines = (start("a", epoch=2), effect("a", epoch=2))
+    assert not kinds(check(found, *lines, records={"run-a": record}, results={"run-a": 2}))
+    assert kinds(check(found, *lines, records={"run-a": record}, results={"run-a": 1})) == ["wrong"]
+
+
+def test_worker_that_ends_by_a_poison_explains_the_restart_of_its_runs(tmp_path: Path) -> None:
+    """Its own end is expected, and the next start of a neighbour has a cause."""
+    found = history(tmp_path, a="ok")
+    lines = (start("a"), start("a", epoch=2, at=3.0, member="w2"), effect("a", epoch=2))
+    ended = [Exit("w1", 2.0, 77, expected=True)]
+    verdict = check(found, *lines, exits=ended)
+    assert not kinds(verdict)
+    assert verdict.repeated_share == 0.5
+    assert "unexplained" in kinds(check(found, *lines, exits=[Exit("w1", 2.0, 1)]))
+
+
 def test_dead_runs_and_open_wounds_are_told(tmp_path: Path) -> None:
     """A run that was given up and a fault that could not be healed are no success."""
     found = history(tmp_path)

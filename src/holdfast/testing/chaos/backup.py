@@ -20,6 +20,8 @@ from holdfast.testing.chaos.fleet import Member
 APP: Final = "holdfast.testing.chaos.app:app"
 PAUSE_SECONDS: Final = 2.0
 """Between two tries: a backup fails while servers are down."""
+MOST_TRIES: Final = 60
+"""Far more than any outage of a run lasts."""
 RESTORED_SECONDS: Final = 120.0
 """Longer than any retry of the app, its queue of half a run included."""
 GROUPS: Final = ("quick", "steady", "zoo")
@@ -39,15 +41,14 @@ class Backup:
     async def take(self, url: str, after: float) -> None:
         """Save everything after some seconds, trying again while the servers cannot."""
         await asyncio.sleep(after)
-        number = 0
-        while True:
-            number += 1
-            began = time.monotonic()
-            if await self._holdfast("backup", str(self._folder / str(number)), url=url):
+        for number in range(MOST_TRIES):
+            folder, began = self._folder / str(number), time.monotonic()
+            if await self._holdfast("backup", str(folder), url=url):
                 self.began, self.ended = began, time.monotonic()
-                self._folder /= str(number)
+                self._folder = folder
                 return
             await asyncio.sleep(PAUSE_SECONDS)
+        raise RuntimeError(f"no backup in {MOST_TRIES} tries: see {self._root}/backup.log")
 
     async def missing(self, wanted: set[str]) -> list[str]:
         """Restore it on fresh servers, let workers run, and name the effects that do not come."""

@@ -77,6 +77,12 @@ class Verdict:
     unknown_applied: int = 0
     """Operations without answer that did happen."""
 
+    @property
+    def repeated_share(self) -> float:
+        """The share of starts that were repeats, beside those after a failure that was meant."""
+        again = sum(self.repeats.values()) - self.repeats["meant to fail"]
+        return again / self.starts if self.starts else 0.0
+
     def add(self, kind: str, subject: str, story: str) -> None:
         self.violations.append(Violation(kind, subject, story))
 

@@ -15,7 +15,7 @@ import importlib.util
 import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -40,6 +40,7 @@ from holdfast.testing.chaos.fleet import Exit, Member, find_faketime
 from holdfast.testing.chaos.history import History, Operation
 from holdfast.testing.chaos.links import Network
 from holdfast.testing.chaos.measures import Measures, measure
+from holdfast.testing.chaos.memory import Usage, usage, watch
 from holdfast.testing.chaos.nemesis import Nemesis, Target, victims
 from holdfast.testing.chaos.plan import ChaosPlan, Victim
 from holdfast.testing.chaos.servers import ClusterTarget, NodeTarget, RoutedCluster
@@ -87,6 +88,7 @@ class Outcome:
     left_out: Sequence[str]
     pulse: Sequence[float]
     """Effects in each second."""
+    memory: Mapping[str, Usage]
 
 
 class Drill:
@@ -171,6 +173,8 @@ class Drill:
     async def run(self, plan: ChaosPlan) -> Outcome:
         """Everything, from the first process to the verdict."""
         nemesis = Nemesis(plan, self.targets, tell=self._tell)
+        memory: dict[str, list[float]] = {}
+        watching = asyncio.create_task(watch(self._pids, memory), name="chaos-memory")
         try:
             await self._start()
             for member in self._members:
@@ -182,6 +186,7 @@ class Drill:
             settled = time.monotonic() - healed
             records, results = await self._records()
         finally:
+            watching.cancel()
             await self._close()
         lines = self._effects.lines()
         exits = [e for member in self._members for e in member.exits]
@@ -209,7 +214,15 @@ class Drill:
             settled,
             self.left_out,
             _pulse(lines, began),
+            usage(memory),
         )
+
+    def _pids(self) -> dict[str, int]:
+        """Every process that runs now."""
+        found = {m.name: m.pid for m in self._members if m.pid}
+        return found | {
+            f"nats-{n}": node.pid for n, node in enumerate(self._cluster.nodes, 1) if node.running
+        }
 
     async def _start(self) -> None:
         self._tell(f"starting {self.size.servers} servers and {len(self._members)} processes")

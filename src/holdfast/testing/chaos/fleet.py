@@ -122,6 +122,11 @@ class Member:
     def running(self) -> bool:
         return self._child is not None and not self._child.exited.is_set()
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process that runs now."""
+        return self._child.pid if self._child and self.running else None
+
     def _spawn(self) -> None:
         with self.log.open("ab") as output:
             self._child = Child(

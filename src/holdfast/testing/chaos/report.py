@@ -54,6 +54,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "effects": verdict.effects,
         "starts": verdict.starts,
         "repeats": dict(verdict.repeats.most_common()),
+        "repeated_share": round(verdict.repeated_share, 5),
         "repeated_effects_refused": verdict.repeated_effects,
         "at_most_once_given_up": verdict.written_off,
         "stale_effects_refused": verdict.stale_refused,
@@ -62,6 +63,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
             {"member": e.member, "code": e.code, "at": round(e.at, 1)} for e in outcome.exits
         ],
         "left_out": list(outcome.left_out),
+        "memory_mb": msgspec.to_builtins(outcome.memory),
         "measures": msgspec.to_builtins(measures),
         "plan": msgspec.to_builtins(outcome.plan),
     }
@@ -113,7 +115,7 @@ def _facts(outcome: Outcome) -> list[tuple[str, str]]:
         ("handler starts", str(verdict.starts)),
         (
             "started again",
-            f"{sum(verdict.repeats.values()) / max(1, verdict.starts):.2%}: {repeats}",
+            f"{verdict.repeated_share:.2%} of all starts beside those meant to fail: {repeats}",
         ),
         ("given up, at most once", str(verdict.written_off)),
         ("refused as a repeat", f"{verdict.repeated_effects} effects"),
@@ -127,7 +129,18 @@ def _facts(outcome: Outcome) -> list[tuple[str, str]]:
         ("longest silence", f"{measures.longest_silence} s"),
         ("settled after healing in", f"{outcome.settled_seconds:.1f} s"),
         ("processes that had to end", str(len(outcome.exits))),
+        ("memory, early / most / late", _memory(outcome)),
     ]
+
+
+def _memory(outcome: Outcome) -> str:
+    """The process of each kind that grew most."""
+    grown: dict[str, tuple[float, str]] = {}
+    for name, used in outcome.memory.items():
+        kind = name.rpartition("-")[0]
+        told = f"{name} {used.early:.0f} / {used.most:.0f} / {used.late:.0f} MB"
+        grown[kind] = max(grown.get(kind, (-1e9, "")), (used.late - used.early, told))
+    return ", ".join(told for _, told in grown.values())
 
 
 def _rows(outcome: Outcome) -> list[tuple[str, ...]]:
