@@ -42,7 +42,7 @@ LASTING: Final[dict[str, dict[str, Any]]] = {
     "forks": {"seconds": 20.0},
 }
 """How long the misbehaviour of a chaos run lasts: past two heartbeats, or past the timeout."""
-ZOO_OF: Final = {name: animal for name, animal in zoo.ZOO.items() if animal.fate != "crashed"}
+ANIMALS: Final = {name: animal for name, animal in zoo.ZOO.items() if animal.fate != "crashed"}
 """What a neighbour must not notice; `poison` is apart, since it ends its process."""
 POISON_CODE: Final = 77
 """The exit code by which a worker's end is known as the poison's doing."""
@@ -165,7 +165,7 @@ def _unheard(_: str) -> None:
 def _misbehaves(ctx: Context | SyncContext, mark: str, how: str) -> bool:
     """Note the start, and whether it misbehaves now: each time if it succeeds, else the first."""
     _begin(ctx, mark)
-    if ZOO_OF[how].fate == "done":
+    if ANIMALS[how].fate == "done":
         return True
     if ctx.attempt == 1:
         _fail(ctx, mark)
@@ -183,16 +183,16 @@ def _define_zoo(app: Holdfast) -> None:
     async def misbehave(mark: str, how: str, ctx: Context) -> None:
         """Misbehaves at first; where that fails, its effect comes with the second attempt."""
         if _misbehaves(ctx, mark, how):
-            await ZOO_OF[how].handler(_unheard, **LASTING.get(how, {}))
-        if ctx.attempt > 1 or ZOO_OF[how].fate == "done":
+            await ANIMALS[how].handler(_unheard, **LASTING.get(how, {}))
+        if ctx.attempt > 1 or ANIMALS[how].fate == "done":
             _apply(ctx, mark)
 
     @app.job(group=ZOO, retry=RETRY, timeout=ZOO_TIMEOUT_SECONDS)
     def misbehave_plainly(mark: str, how: str, ctx: SyncContext) -> None:
         """The same of a plain function."""
         if _misbehaves(ctx, mark, how):
-            ZOO_OF[how].handler(_unheard, **LASTING.get(how, {}))
-        if ctx.attempt > 1 or ZOO_OF[how].fate == "done":
+            ANIMALS[how].handler(_unheard, **LASTING.get(how, {}))
+        if ctx.attempt > 1 or ANIMALS[how].fate == "done":
             _apply(ctx, mark)
 
     @app.job(group=ZOO, retry=RETRY)

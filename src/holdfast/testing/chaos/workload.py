@@ -18,8 +18,7 @@ from typing import Any, Final
 
 from holdfast.app import Holdfast
 from holdfast.errors import BrokerError, HoldfastError
-from holdfast.testing.chaos import zoo
-from holdfast.testing.chaos.app import ANNOUNCED
+from holdfast.testing.chaos.app import ANNOUNCED, ANIMALS
 from holdfast.testing.chaos.history import History
 
 REPEATED: Final = 0.1
@@ -42,16 +41,13 @@ MIX: Final = {
     "large": 2,
     "compute": 0.5,
     "beside": 4,
-    "misbehave": 2,
-    "disturb": 1,
-    "stick": 0.3,
+    "misbehave": 3,
     "poison": 0.1,
 }
 BULK: Final = 10
 WINDOW_SECONDS: Final = 30.0
 """How long the servers know message ids in a chaos run: a delayed key is sent again after that."""
 COMPUTE_SECONDS: Final = 0.3
-ZOOS: Final = {"misbehave": sorted(zoo.FAILING), "disturb": sorted(zoo.DISTURBING)}
 WITHDRAWN_SECONDS: Final = 15.0
 """The delay of a run that is to be withdrawn, and how soon before its time that counts."""
 MARGIN_SECONDS: Final = 2.0
@@ -109,7 +105,7 @@ class Workload:
             delay = round(dice.uniform(1.0, 15.0), 1)
             return lambda: self._touch(name, kind, seconds, name, delay)
         lasting, failures = round(dice.uniform(3.0, 12.0), 1), dice.randint(1, 4)
-        margin = round(dice.uniform(6.0, 12.0), 1)
+        margin, how = round(dice.uniform(6.0, 12.0), 1), dice.choice(sorted(ANIMALS))
         jobs: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "keyless": lambda: self._touch(name, kind, seconds),
             "chain": lambda: self._send(name, kind, "link", (name, f"{name}/next"), {}),
@@ -126,12 +122,9 @@ class Workload:
                 name, kind, "compute", (name,), {"seconds": COMPUTE_SECONDS}
             ),
             "beside": lambda: self._send(name, kind, "beside", (name,), {"seconds": seconds}),
-            "stick": lambda: self._send(name, kind, "stick", (name,), {}),
+            "misbehave": lambda: self._misbehave(name, how),
             "poison": lambda: self._send(name, kind, "poison", (name,), {}),
         }
-        if kind in ZOOS:
-            how = dice.choice(ZOOS[kind])
-            return lambda: self._send(name, kind, kind, (name,), {"how": how})
         return jobs[kind]
 
     async def _touch(
@@ -161,6 +154,10 @@ class Workload:
 
         tries = TRIES if options and "key" in options else 1
         await self._make(name, kind, marks, enqueue, tries, not_before)
+
+    async def _misbehave(self, name: str, how: str) -> None:
+        job = "misbehave" if ANIMALS[how].is_async else "misbehave_plainly"
+        await self._send(name, "misbehave", job, (name,), {"how": how})
 
     async def _bulk(self, name: str, seconds: float) -> None:
         """Many at once; after an error the very same requests again."""
