@@ -32,13 +32,13 @@ LATER_SECONDS: Final = 2.0
 INTERVALS: Final = (1, 2, 3, 5)
 LARGE_BYTES: Final = 400_000
 """A result that no message carries: it goes to the object store."""
-ZOO_TIMEOUT_SECONDS: Final = 8.0
+ZOO_TIMEOUT_SECONDS: Final = 15.0
 """Longer than what blocks the event loop, so that neighbours of that are not timed out."""
 LASTING: Final[dict[str, dict[str, Any]]] = {
     "blocks_the_loop": {"seconds": 3.0},
-    "holds_the_interpreter": {"numbers": 60_000_000},
-    "stays_in_its_thread": {"seconds": 12.0},
-    "swallows_cancellation": {"seconds": 12.0},
+    "holds_the_interpreter": {"numbers": 10_000_000},
+    "stays_in_its_thread": {"seconds": 20.0},
+    "swallows_cancellation": {"seconds": 20.0},
     "forks": {"seconds": 20.0},
 }
 """How long the misbehaviour of a chaos run lasts: past two heartbeats, or past the timeout."""

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from holdfast.app import Holdfast
 from holdfast.errors import BrokerError, HoldfastError
-from holdfast.testing.chaos.app import ANNOUNCED, ANIMALS
+from holdfast.testing.chaos.app import ANIMALS, ANNOUNCED
 from holdfast.testing.chaos.history import History
 
 REPEATED: Final = 0.1
