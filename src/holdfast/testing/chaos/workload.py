@@ -157,6 +157,7 @@ class Workload:
 
     async def _misbehave(self, name: str, how: str) -> None:
         job = "misbehave" if ANIMALS[how].is_async else "misbehave_plainly"
+        name = f"{name} {how}"
         await self._send(name, "misbehave", job, (name,), {"how": how})
 
     async def _bulk(self, name: str, seconds: float) -> None:
