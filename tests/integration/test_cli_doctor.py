@@ -19,6 +19,7 @@ from holdfast.errors import PermissionDenied, ServerTooOld
 from holdfast.model import node as nodes
 from holdfast.model.liveness import Liveness
 from holdfast.model.node import NodeRecord
+from holdfast.names import kv_stream
 from holdfast.server import Cluster, Server
 from holdfast.status import namespace_checks
 from holdfast.status.checkup import Finding, Site
@@ -235,3 +236,20 @@ async def test_an_old_server_is_refused(tmp_path: Path) -> None:
             assert await worker.ended() == 1
     assert worker.text.count("\n") == 1
     assert "nats-server 2.9.10 is too old: Holdfast needs 2.12.6" in worker.text
+
+
+async def test_doctor_sees_a_deleted_bucket(app: Holdfast) -> None:
+    """Missing from a namespace that is in use is a failure; an unused namespace misses nothing."""
+
+    @app.job
+    async def nothing() -> None: ...
+
+    async with app:
+        assert levels(await examined(app), "streams") == {"ok"}
+        await nothing.enqueue()
+        broker = await broker_of(app)
+        stream = kv_stream(broker.names.runs)
+        await broker.api(f"STREAM.DELETE.{stream}")
+        found = await examined(app)
+        assert levels(found, "streams") == {"fail"}
+        assert stream in found["streams"][0].text

@@ -44,14 +44,16 @@ class Upkeep:
         self,
         topology: Topology,
         *,
+        core: bool = True,
         buckets: Iterable[str] = (),
         optional: Iterable[str] = (),
         on_made: OnMade = _ignore,
     ) -> None:
-        """`buckets` and `optional` are nouns beside those of every namespace; `on_made` hears of
-        each stream that is another one than before."""
+        """`core`: what every namespace consists of; `buckets` and `optional` are nouns beside it;
+        `on_made` hears of each stream that is another one than before."""
         self._topology = topology
         self._broker = topology.broker
+        self._core = core
         self._buckets = tuple(buckets)
         self._optional = tuple(optional)
         self._on_made = on_made
@@ -103,7 +105,8 @@ class Upkeep:
         topology = self._topology
         replicas = await topology.wanted_replicas()
         names = self._broker.names
-        found = [(c, False) for c in stream_configs(names, topology.records, replicas)]
+        core = stream_configs(names, topology.records, replicas) if self._core else []
+        found = [(c, False) for c in core]
         found += [(bucket_config(names, noun, replicas), False) for noun in self._buckets]
         found += [(bucket_config(names, noun, replicas), True) for noun in self._optional]
         return [(c, optional) for c, optional in found if c["name"] not in self._denied]

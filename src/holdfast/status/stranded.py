@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from holdfast.broker import Received
 from holdfast.broker.kv import Bucket, direct_page, parse_time
 from holdfast.client import Client
 from holdfast.errors import BrokerError, Conflict, HoldfastError, NotFound, Unreadable
@@ -147,25 +148,22 @@ class Stranded:
         while True:
             page = await direct_page(self._broker, bucket.stream, subject, self._next)
             for message in page.messages:
-                self._take(
-                    kv_key(bucket.name, message.headers["Nats-Subject"]),
-                    message.body,
-                    int(message.headers["Nats-Sequence"]),
-                    parse_time(message.headers["Nats-Time-Stamp"]),
-                )
+                self._take(kv_key(bucket.name, message.headers["Nats-Subject"]), message)
             self._next = max(self._next, page.last + 1)
             if not page.more:
                 return
 
-    def _take(self, run: str, body: bytes, revision: int, stored: float) -> None:
+    def _take(self, run: str, message: Received) -> None:
         self._waiting.pop(run, None)
-        if body.startswith(_ENDED):
+        if message.body.startswith(_ENDED):
             return
         try:
-            record = runs.decode(body)
+            record = runs.decode(message.body)
         except Unreadable:
             return
         if not record.terminal:
+            revision = int(message.headers["Nats-Sequence"])
+            stored = parse_time(message.headers["Nats-Time-Stamp"])
             self._waiting[run] = Waiting(record, revision, stored)
 
     async def _is_ours(self, run: str, record: RunRecord) -> bool:

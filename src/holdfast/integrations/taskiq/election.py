@@ -22,8 +22,9 @@ from typing import Any, Final
 
 from holdfast.broker import Broker, Received
 from holdfast.broker.streams import Topology, bucket_config
+from holdfast.broker.upkeep import Upkeep
 from holdfast.config import RecordConfig
-from holdfast.errors import NotConnected
+from holdfast.errors import NotConnected, Unavailable
 from holdfast.integrations.taskiq.connection import Servers, connect, patiently
 from holdfast.names import DEFAULT_NAMESPACE, encode
 from holdfast.ownership.election import LeaderElection as Election
@@ -158,6 +159,7 @@ class LeaderElection:
         self._tasks = [
             asyncio.create_task(self._election.run(), name="holdfast-taskiq-election"),
             asyncio.create_task(self._watch(broker), name="holdfast-taskiq-connection"),
+            asyncio.create_task(self._keep(broker), name="holdfast-taskiq-upkeep"),
         ]
 
     def _catch_signals(self) -> None:
@@ -202,9 +204,21 @@ class LeaderElection:
 
     async def _watch(self, broker: Broker) -> None:
         await broker.closed.wait()
+        self._give_up("the connection to NATS is closed for good")
+
+    async def _keep(self, broker: Broker) -> None:
+        """Buckets that somebody deletes are made again."""
+        topology = Topology(broker, RecordConfig())
+        upkeep = Upkeep(topology, core=False, buckets=["leases"], optional=["taskiq_slots"])
+        try:
+            await upkeep.run()
+        except Unavailable as error:
+            self._give_up(str(error))
+
+    def _give_up(self, why: str) -> None:
         self._changed()
         if self._handle_sigterm:
-            log.critical("the connection to NATS is closed for good, ending this process")
+            log.critical("%s, ending this process", why)
             os.kill(os.getpid(), signal.SIGTERM)
 
 
