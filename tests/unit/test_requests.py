@@ -74,6 +74,15 @@ def test_request_passes_once() -> None:
     assert refusal(headers, by=guard(), now=NOW + GOOD_SECONDS + 1) is Reason.EXPIRED
 
 
+def test_request_signed_before_a_restart_is_refused() -> None:
+    """What was obeyed by the process before this one cannot be replayed to it."""
+    headers = signed(login("operator"))
+    assert refusal(headers, by=guard(), now=NOW + 1) is Reason.EXPIRED
+    moments = iter((0.0, 5.0))
+    older = RequestGuard("hf", ANCHORS, monotonic=lambda: next(moments))
+    assert refusal(headers, by=older, now=NOW + 1) is None
+
+
 def test_request_from_the_far_future_is_refused() -> None:
     """A clock that is ahead by hours would make a request that can be kept for later."""
     assert refusal(signed(login("operator")), now=NOW - 3 * GOOD_SECONDS) is Reason.EXPIRED

@@ -14,7 +14,8 @@ role may ask for what is said by `grants`: whoever may publish the subject may a
 
 Guaranteed by `RequestGuard.check`: the sender that it returns holds the key of a login of this
 account and namespace, its role may ask this, and this very request passes once within its lifetime
-of a minute. Times are the NATS server's.
+of a minute, and was signed while this process ran: after a restart the memory of what was seen is
+gone, and so is what could be replayed. Times are the NATS server's.
 
 Not guaranteed: that the login was not revoked. A revoked one cannot connect; its owner would need
 somebody else's connection to send a request through, until the account seed is replaced.
@@ -28,6 +29,7 @@ import base64
 import hashlib
 import logging
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -49,6 +51,8 @@ log = logging.getLogger("holdfast.identity")
 
 GOOD_SECONDS: Final = 60.0
 """How long a request is good: clocks that were not measured may differ by some of it."""
+CLOSE_SECONDS: Final = 0.2
+"""How well two processes know the server's time: half a round trip each."""
 REMEMBERED: Final = 8_192
 """Requests that a guard remembers: a minute of more than a hundred a second."""
 
@@ -148,12 +152,19 @@ class RequestGuard:
     """Lets requests through whose sender is known and may ask; one for each process."""
 
     def __init__(
-        self, namespace: str, anchors: Mapping[int, bytes], *, accept_unsigned: bool = False
+        self,
+        namespace: str,
+        anchors: Mapping[int, bytes],
+        *,
+        accept_unsigned: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._names = Names(namespace)
         self._anchors = {str(g): VerifyKey(key) for g, key in anchors.items()}
         self.accept_unsigned = accept_unsigned
         self._seen = ReplayCache(REMEMBERED)
+        self._monotonic = monotonic
+        self._started = monotonic()
         self._may: dict[str, tuple[str, ...]] = {}
 
     @property
@@ -175,8 +186,9 @@ class RequestGuard:
         if not any(covers(granted, subject) for granted in self._granted(sender.role)):
             raise RequestRefused(Reason.FORBIDDEN)
         expires, moment = int(headers[wire.H_EXPIRES]), int(now * 1000)
-        if expires > moment + 2 * GOOD_SECONDS * 1000:
-            raise RequestRefused(Reason.EXPIRED)  # or it could be replayed for ever
+        begun = now - (self._monotonic() - self._started)
+        if not begun - CLOSE_SECONDS <= expires / 1000 - GOOD_SECONDS <= now + GOOD_SECONDS:
+            raise RequestRefused(Reason.EXPIRED)  # it could be kept for later, or replayed
         try:
             self._seen.enter(headers[wire.H_SIGNATURE].encode(), expires, moment)
         except CommandRefused as refused:
