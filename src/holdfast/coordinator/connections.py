@@ -1,9 +1,9 @@
 """Which connections the servers have, asked by number.
 
 Any login may ask this about its own account, if its permissions allow the subject. Every server of
-the cluster answers; only the word of the server that the connection was to counts. A server that
-has answered lately is one that *can be asked*: its silence then means that it is gone. One that
-never answers (a leaf node's), or a login that may not ask, leaves coordinators to their pings.
+the cluster answers; only the word of the server that the connection was to counts. Of a node whose
+server never answers (a leaf node's), or that is in another account, nothing is learned, and a login
+that may not ask leaves coordinators to their pings.
 """
 
 from __future__ import annotations
@@ -21,9 +21,6 @@ from holdfast.names import CONNECTIONS
 
 log = logging.getLogger("holdfast.coordinator")
 
-KNOWN_SECONDS: Final = 60.0
-"""A server is remembered for so long after its last answer: longer than the timeouts of the nodes
-that it had, so that nobody is judged by pings alone because its server was killed."""
 MOST_ASKED: Final = 4_096
 
 
@@ -57,36 +54,17 @@ class Connections:
         self._inbox = ""
         self._numbers = itertools.count()
         self._asked: dict[int, tuple[str, int]] = {}
-        self._servers: dict[str, float] = {}
         self._warned = False
 
     async def open(self) -> None:
-        """Listen for answers, and find out who gives any."""
+        """Listen for answers."""
         self._inbox = self._broker.new_inbox()
         await self._broker.listen(f"{self._inbox}.*", self._on_answer)
-        await self.look_around()
 
     @property
     def allowed(self) -> bool:
         """Whether this login may ask, as far as is known."""
         return CONNECTIONS.lower() not in self._broker.denied
-
-    def can_ask(self, server: str) -> bool:
-        """Whether a server answers such questions, or did until lately."""
-        heard = self._servers.get(server)
-        return heard is not None and self._broker.clock.monotonic() - heard < KNOWN_SECONDS
-
-    async def look_around(self) -> None:
-        """Ask for no connection, only to learn which servers answer."""
-        if not self.allowed and not self._warned:
-            self._warned = True
-            log.warning(
-                "this login may not ask which connections are open (%s): dead nodes are noticed "
-                "by pings alone, more slowly. Allow this user to publish to that subject; "
-                "'holdfast auth renew' does so for every user",
-                CONNECTIONS,
-            )
-        await self.ask("", 0)
 
     def start_over(self) -> None:
         """After a reconnect: permissions may be others now."""
@@ -95,16 +73,27 @@ class Connections:
     async def ask(self, node: str, client: int) -> None:
         """Ask every server for the connection of a node; `told` gets what they say."""
         if not self.allowed:
+            self._warn()
             return
         number = next(self._numbers)
         self._asked[number] = (node, client)
         if len(self._asked) > MOST_ASKED:
             del self._asked[next(iter(self._asked))]
-        body = b'{"cid":%d}' % client if client else b'{"limit":1}'
         try:
+            body = b'{"cid":%d}' % client
             await self._broker.publish(CONNECTIONS, body, reply=f"{self._inbox}.{number}")
         except BrokerError as error:
             log.debug("connections not asked for: %s", error)
+
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "this login may not ask which connections are open (%s): dead nodes are noticed "
+                "by pings alone, more slowly. Allow this user to publish to that subject; "
+                "'holdfast auth renew' does so for every user",
+                CONNECTIONS,
+            )
 
     def _on_answer(self, subject: bytes, reply: bytes, body: bytes, headers: bytes | None) -> None:
         try:
@@ -112,7 +101,5 @@ class Connections:
             node, client = self._asked[int(subject.rpartition(b".")[2])]
         except (msgspec.DecodeError, KeyError, ValueError):
             return  # nobody there to answer, or an answer to something long forgotten
-        self._servers[answer.server.id] = self._broker.clock.monotonic()
-        if node:
-            there = any(found.cid == client for found in answer.data.connections)
-            self._told(node, answer.server.id, client, there)
+        there = any(found.cid == client for found in answer.data.connections)
+        self._told(node, answer.server.id, client, there)

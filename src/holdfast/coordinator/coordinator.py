@@ -156,7 +156,6 @@ class Coordinator:
             await self._broker.clock.sleep(LIST_SECONDS + random.uniform(0, JITTER_SECONDS))
             if self._broker.connected:
                 await self._view.refresh()
-                await self._detection.look_around()
             due = self._look_for_orphans or self._recovery.unfinished
             if self.may_judge and self._member.heartbeat.may_judge:
                 if due:

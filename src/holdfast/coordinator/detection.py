@@ -2,8 +2,9 @@
 
 In every round each node is pinged on its own subject. Whoever nobody takes the ping for, or who
 does not answer soon, is a suspect: it is pinged a few times more, and its server is asked for its
-connection. When that proves a node gone is decided in `holdfast.model.suspicion`; here is the I/O,
-and two rules about the one who looks. A coordinator whose own tick comes late forgets what it
+connection; its word that this is gone counts only if it has said before that it was there. When all
+that proves a node gone is decided in `holdfast.model.suspicion`; here is the I/O, and two rules
+about the one who looks. A coordinator whose own tick comes late forgets what it
 suspects, for the answers of others may have waited as well. And it takes the quick way only while
 few nodes are suspects (`Hold`).
 """
@@ -26,6 +27,8 @@ log = logging.getLogger("holdfast.coordinator")
 LATE_SECONDS: Final = 0.15
 """A tick later than this: answers of the last moments may have arrived and not been read."""
 PONG_SECONDS: Final = 2.0
+VOUCHING: Final = 3
+"""Once would do; an answer may be lost."""
 
 
 class Detection:
@@ -39,12 +42,8 @@ class Detection:
         self._ticked: float | None = None
 
     async def open(self) -> None:
-        """Find out which servers can be asked."""
+        """Listen for what the servers say."""
         await self._connections.open()
-
-    async def look_around(self) -> None:
-        """Once in a while: which servers can be asked now."""
-        await self._connections.look_around()
 
     def start_over(self) -> None:
         """After a break of our own connection."""
@@ -71,14 +70,20 @@ class Detection:
         if regular:
             seen.next_ping = now + liveness.ping_seconds
             seen.case.next_round(now)
-        await self._ask(seen, now)
+        if seen.client and (seen.case.suspect if seen.vouched else self._may_vouch(seen)):
+            await self._connections.ask(seen.record.id, seen.client)
+        await self._ping(seen, now)
 
     def _may_hurry(self, seen: Seen, now: float) -> bool:
         return seen.case.suspect and now >= seen.next_look and self._hold.open(now)
 
-    async def _ask(self, seen: Seen, now: float) -> None:
-        if seen.case.suspect and seen.client:
-            await self._connections.ask(seen.record.id, seen.client)
+    def _may_vouch(self, seen: Seen) -> bool:
+        """Ask for a new connection a few times: a leaf node's server, or one that has the node in
+        another account, never knows of it."""
+        seen.vouching += 1
+        return seen.vouching <= VOUCHING
+
+    async def _ping(self, seen: Seen, now: float) -> None:
         seen.case.ping(now)
         subject = self._broker.names.node(seen.record.id, "ping")
         body = str(seen.version).encode() if seen.version >= 0 else b""
@@ -95,8 +100,7 @@ class Detection:
             return ""
         if case.confirmed(now, liveness):
             return "its process is gone: its server has no connection of it"
-        askable = bool(seen.client) and self._connections.can_ask(seen.server)
-        if case.missing(liveness, askable=askable):
+        if case.missing(liveness, askable=seen.vouched):
             return f"its process is gone: nobody answers on its subject ({case.misses} times)"
         return ""
 
@@ -125,6 +129,9 @@ class Detection:
         seen = self._view.nodes.get(node)
         if seen is None or (seen.server, seen.client) != (server, client):
             return  # another server's word, or one on a connection that was replaced meanwhile
+        if not open and not seen.vouched:
+            return  # it may never have known this connection
+        seen.vouched = True
         now = self._broker.clock.monotonic()
         seen.case.connection(now, open=open)
         if not open:

@@ -36,6 +36,8 @@ class Seen:
         "revision",
         "server",
         "version",
+        "vouched",
+        "vouching",
     )
 
     def __init__(self, record: NodeRecord, revision: int, now: float) -> None:
@@ -49,6 +51,10 @@ class Seen:
         """What speaks for its death."""
         self.server, self.client = record.server, record.client
         """Its connection, by its newest word."""
+        self.vouched = False
+        """Its server has said that this connection is open: its word that it is not counts then."""
+        self.vouching = 0
+        """How often it was asked for that."""
         self.next_ping = now
         self.next_look = now
         self.version = -1
@@ -78,8 +84,9 @@ class Seen:
 
     def connected(self, server: str, client: int) -> None:
         """By which connection the node is there; older versions do not say."""
-        if server and client:
+        if server and client and (server, client) != (self.server, self.client):
             self.server, self.client = server, client
+            self.vouched, self.vouching = False, 0
 
 
 class View:
@@ -141,3 +148,4 @@ class View:
         now = self._broker.clock.monotonic()
         for seen in self.nodes.values():
             seen.answered(now)
+            seen.vouching = 0
