@@ -106,17 +106,17 @@ async def test_computing_runs_start_once_and_cost_no_node(
     app = sender(nats.url, namespace)
     with (
         coordinators(1, nats.url, namespace, tmp_path),
-        worker_fleet(2, nats.url, namespace, tmp_path) as workers,
+        worker_fleet(2, nats.url, namespace, tmp_path, **QUICK) as workers,
     ):
         for worker in workers:
             await worker.ready()
-        runs = [await app.jobs["compute"].enqueue(key=str(n), seconds=0.1) for n in range(60)]
+        runs = [await app.jobs["compute"].enqueue(key=str(n), seconds=0.2) for n in range(80)]
         for run in runs:
             await run.result(timeout=120)
         assert {node.state for node in await nodes_of(app)} == {"RUNNING"}
     await app.close()
     assert set(effects.starts_per_run().values()) == {1}
-    assert len(effects.starts()) == 60
+    assert len(effects.starts()) == 80
 
 
 async def test_killed_worker_takes_its_keeper_along_and_is_reported_by_it(

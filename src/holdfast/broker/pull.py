@@ -89,8 +89,8 @@ class Delivery:
 
     async def ack(self) -> None:
         """Remove the message from the queue; not confirmed: a lost ack only means a redelivery."""
-        if self.place >= 0:
-            await self._let_go()
+        if self.place >= 0 and not await self._let_go():
+            return
         await self._broker.publish(self.reply, ACK)
 
     async def ack_confirmed(self) -> None:
@@ -102,28 +102,40 @@ class Delivery:
     async def nak(self, delay: float = 0.0) -> None:
         """Give the message back, to be delivered again after `delay`."""
         body = NAK + b' {"delay": %d}' % int(delay * NANO) if delay > 0 else NAK
-        if self.place >= 0:
-            await self._let_go()
+        if self.place >= 0 and not await self._let_go():
+            return
         await self._broker.publish(self.reply, body)
 
     async def extend(self) -> None:
         """Ask for another `ack_wait`."""
+        if self.board is not None and self.place >= 0:
+            if self.board.given_back(self.place):
+                return
+            self.board.extended[self.place] = self._broker.clock.monotonic()
         await self._broker.publish(self.reply, IN_PROGRESS)
 
-    async def _let_go(self) -> None:
-        """Leave its place; an extension that somebody is sending for it must arrive first.
+    async def _let_go(self) -> bool:
+        """Leave its place; False when it was given back from there, and is somebody else's.
 
-        After `EXTENSION_SECONDS` it is not waited for: its sender has lost its connection.
+        An extension that somebody is sending for it must arrive first. After `EXTENSION_SECONDS`
+        it is not waited for: its sender has lost its connection.
         """
-        board, place, self.place = self.board, self.place, -1
-        if board is None or board.leave(place):
-            return
+        board, place = self.board, self.place
+        if board is None:
+            return True
+        if board.given_back(place):
+            self.abandon()
+            return False
+        self.place = -1
+        if board.leave(place):
+            return True
         deadline = self._broker.clock.monotonic() + EXTENSION_SECONDS
         while not board.cleared(place):
             if self._broker.clock.monotonic() > deadline:
                 board.leaving.append(place)
-                return
+                break
             await self._broker.clock.sleep(0.002)
+        return True
 
     def abandon(self) -> None:
         """Leave its place without a word to the server: somebody else has the message."""

@@ -138,6 +138,10 @@ class Board:
             pass
         return self.gave[place] != self.held[place]
 
+    def given_back(self, place: int) -> bool:
+        """Whether the keeper has given the message back, which was not started then."""
+        return self.gave[place] == self.held[place]
+
     def name(self, place: int, run: str, revision: int) -> None:
         """Which run it is, and the revision of its claim; 0 when it has none."""
         text = run.encode()[:RUN_MOST]

@@ -89,6 +89,11 @@ class Deputy(Protocol):
         """The record had lapsed, and claims have to be looked at before anything is trusted."""
         ...
 
+    @property
+    def blocked(self) -> bool:
+        """It is known, and told, that the event loop was blocked just now."""
+        ...
+
     def verified(self) -> None:
         """Claims have been looked at."""
 
@@ -381,8 +386,11 @@ class Heartbeat:
         leap = (self._clock.utc() - wall) - passed
         if abs(leap) > LEAP_SECONDS:
             log.warning("the clock of this machine leapt by %+.1f s", leap)
+        told = self.deputy is not None and self.deputy.blocked
         if passed - delay > max(FROZEN_SECONDS, 0.1 * self.timeout):
             self._failing_since = None
+            if told:
+                return
             log.warning("this process was frozen for %.1f s", passed - delay)
 
     def _complain(self) -> None:

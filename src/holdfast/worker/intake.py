@@ -32,6 +32,8 @@ from holdfast.worker.slots import Lane, Left, Slots
 
 log = logging.getLogger("holdfast.worker")
 
+LATE_SECONDS = 1.0
+"""A loop that has not moved for less was busy, not blocked."""
 SPEED_SECONDS = 0.1
 LANE_SPEED_SECONDS = 0.5
 """Threads and processes have few places: with less in advance they would stand idle between two
@@ -191,9 +193,8 @@ class Intake:
         """
         if self._unsure is not None and not self._unsure.done():
             return True
-        if now - self.board.times[LOOP] < self._config.ack_wait_seconds / 2:
-            return False
-        if not self.board.times[LOOP]:
+        moved = self.board.times[LOOP]
+        if not moved or now - moved < max(LATE_SECONDS, self._config.ack_wait_seconds / 2):
             return False
         self._unsure = asyncio.create_task(self._ask_server())
         return True
@@ -205,9 +206,14 @@ class Intake:
     def _start(self, held: Held) -> Awaitable[Left]:
         """Execute a message, unless the keeper has given it back while the loop was blocked."""
         place = getattr(held.message, "place", -1)
-        if place >= 0 and not self.board.start(place):
+        if place >= 0 and not (self.board.start(place) and self._was_extended(place)):
             return _nothing()
         return self._executor.execute(held)
+
+    def _was_extended(self, place: int) -> bool:
+        """Whether the server cannot have given a message to somebody else while it waited."""
+        age = self._broker.clock.monotonic() - self.board.extended[place]
+        return age < self._config.ack_wait_seconds
 
     def _begun(self, held: Held) -> None:
         """Its handler is about to start."""
@@ -296,8 +302,6 @@ class Intake:
                 for held in list(self._held.values()):
                     if now - held.extended >= every * 2 / 3 and not held.lost:
                         held.extended = now
-                        if (place := getattr(held.message, "place", -1)) >= 0:
-                            self.board.extended[place] = now
                         await held.message.extend()
 
     def index(self) -> tuple[HeldRun, ...]:

@@ -53,7 +53,7 @@ STUCK_SECONDS: Final = 10.0
 MISSED: Final = 1.6
 """Heartbeats that the keeper may be late by before the worker beats itself."""
 WAIT_SECONDS: Final = 0.25
-WAIT_MOST_SECONDS: Final = 10.0
+WAIT_MOST_SECONDS: Final = 60.0
 QUIET_SECONDS: Final = 10.0
 """How often a blocked loop is logged at most: threads that compute block it again and again."""
 STOP_SECONDS: Final = 2.0
@@ -64,7 +64,7 @@ SPARE_PLACES: Final = 2_048
 
 _START: Final = """
 import sys
-sys.path.insert(0, sys.argv.pop(1))
+sys.path.append(sys.argv.pop(1))  # behind the standard library: nothing there may replace it
 from holdfast.keeper.process import main
 main()
 """
@@ -144,6 +144,10 @@ class Keeping:
     def gap(self) -> bool:
         return self.board.numbers[words.GAP] != self.board.numbers[words.VERIFIED]
 
+    @property
+    def blocked(self) -> bool:
+        return self._blockage is not None
+
     def verified(self) -> None:
         self.board.numbers[words.VERIFIED] = self.board.numbers[words.GAP]
 
@@ -197,10 +201,12 @@ class Keeping:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                self.board.times[words.THREAD] = time.monotonic()
+                now, before = time.monotonic(), self.board.times[words.THREAD]
+                self.board.times[words.THREAD] = now
                 if not self._alone:
                     self._keep()
-                self._watch_loop()
+                if now - before < LATE_SECONDS:  # else all was frozen: the loop moves next
+                    self._watch_loop()
                 self._tell()
                 self._stop.wait(TICK_SECONDS)
         except Exception:
@@ -397,6 +403,8 @@ def login_of(config: ConnectionConfig) -> dict[str, Any]:
 
 def unavailable(config: ConnectionConfig) -> str:
     """Why there can be no keeper here, or nothing."""
+    if sys.platform == "win32":
+        return "a keeper shares memory in a way that Windows does not have"
     if any(url.startswith(("ws://", "wss://")) for url in config.servers):
         return "a keeper cannot connect over websockets"
     if not sys.executable or getattr(sys, "frozen", False):
