@@ -84,6 +84,7 @@ class Objects:
 
     async def ensure(self) -> None:
         """Make the bucket unless it exists."""
+        self._expires = None  # look again: it may have been deleted
         await self._may_expire()
 
     async def _may_expire(self) -> bool:

@@ -20,6 +20,7 @@ connection. It never judges itself. An error while reading changes nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable, Coroutine
@@ -109,10 +110,7 @@ class Coordinator:
         """Judge until `stop` is called; raises when it was judged itself."""
         async with self._broker:
             await self._topology.ensure()
-            if self._broker.config.credentials_file:
-                # Whoever makes a stream says where the server repeats what is stored in it: workers
-                # must not find this one missing.
-                await Objects(self._broker).ensure()
+            await self._ensure_objects()
             self._broker.on_reconnect(self._start_over)
             await self._member.start()
             await self._view.open()
@@ -156,12 +154,20 @@ class Coordinator:
             await self._broker.clock.sleep(LIST_SECONDS + random.uniform(0, JITTER_SECONDS))
             if self._broker.connected:
                 await self._view.refresh()
+                with contextlib.suppress(BrokerError):
+                    await self._ensure_objects()
             due = self._look_for_orphans or self._recovery.unfinished
             if self.may_judge and self._member.heartbeat.may_judge:
                 if due:
                     await self._adopt()
                 if due or self._broker.clock.monotonic() >= self._next_look:
                     await self._look_for_stranded()
+
+    async def _ensure_objects(self) -> None:
+        """Whoever makes a stream says where the server repeats what is stored in it: workers with a
+        login may not, and must not find this one missing."""
+        if self._broker.config.credentials_file:
+            await Objects(self._broker).ensure()
 
     async def _adopt(self) -> None:
         """Look for runs that nobody else would ever end; again later when that fails."""
