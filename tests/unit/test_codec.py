@@ -164,8 +164,6 @@ def test_codec_bounds_depth_where_any_value_may_stand() -> None:
         (JSON, b"%s"),
         (fleet.FACTS, b'{"a":%s}'),
         (fleet.RETURN, b'{"run":"f","agent":"a","outcome":"ok","value":%s}'),
-        (run.CODEC, b'{"state":"done","group":"g","job":"j","result":%s}'),
-        (schedule.CODEC, b'{"name":"n","job":"j","every":60,"payload":%s}'),
     ):
         kind.decode(form % (b"[" * (DEEPEST - 2) + b"]" * (DEEPEST - 2)))
         kind.decode(form % (b"[" + b"[]," * 1_000 + b"[]]"))
@@ -248,5 +246,15 @@ def test_states_of_a_newer_version_are_left_to_it() -> None:
 def test_codec_knows_where_values_may_be_nested() -> None:
     """Only types with a place for any value are looked through for their depth."""
     assert codec._nests(fleet.Return)
-    assert codec._nests(run.RunRecord)
+    assert not codec._nests(run.RunRecord)
     assert not codec._nests(node.NodeRecord)
+
+
+def test_codec_keeps_deep_results_for_who_opens_them() -> None:
+    """A result stays as the handler made it; only whoever looks inside has to bear its depth."""
+    deep = b"[" * 600 + b"]" * 600
+    found = run.decode(b'{"state":"done","group":"g","job":"j","result":%s}' % deep)
+    assert bytes(found.result) == deep
+    for bad in (b'"\xff"', b"[" * 100_000):
+        with pytest.raises(Unreadable):
+            run.decode(b'{"state":"done","group":"g","job":"j","result":%s}' % bad)

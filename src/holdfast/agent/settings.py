@@ -328,7 +328,7 @@ class AgentSettings:
             more = msgspec.json.decode(raw, type=AgentKeys, strict=False)
         except FileNotFoundError:
             return
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (OSError, msgspec.DecodeError, ValueError, RecursionError) as error:
             log.error("settings: %s cannot be used: %s", KEYS_FILE, type(error).__name__)
             return
         self._opener = Opener(self.agent, merged_keys(self._opener.keys, more))

@@ -475,7 +475,7 @@ class Broker:
         answer = await self.request(f"$JS.API.{subject}", data, timeout=timeout)
         try:
             result: dict[str, Any] = msgspec.json.decode(answer.body)
-        except msgspec.DecodeError:
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             raise errors.BrokerError(f"unreadable answer from $JS.API.{subject}") from None
         if error := result.get("error"):
             refusal = msgspec.convert(error, ApiError)

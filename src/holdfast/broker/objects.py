@@ -170,7 +170,7 @@ class Objects:
             return {}
         try:
             info = msgspec.json.decode(base64.b64decode(answer["message"].get("data", "")))
-        except (msgspec.DecodeError, ValueError):
+        except (msgspec.DecodeError, ValueError, RecursionError):
             return {}
         return info if isinstance(info, dict) and not info.get("deleted") else {}
 

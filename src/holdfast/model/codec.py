@@ -129,13 +129,12 @@ _anything = msgspec.json.Decoder().decode
 
 
 def _nests(kind: Any) -> bool:
-    """Whether a type has places for values of any shape."""
-    open_ended = (msgspec.inspect.AnyType, msgspec.inspect.RawType)
+    """Whether a type has places for values of any shape; what stays raw is opened by others."""
     seen: set[Any] = set()
     left: list[Any] = [msgspec.inspect.type_info(kind)]
     while left:
         found = left.pop()
-        if isinstance(found, open_ended):
+        if isinstance(found, msgspec.inspect.AnyType):
             return True
         if isinstance(found, msgspec.inspect.StructType):
             if found.cls not in seen:

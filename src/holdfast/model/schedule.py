@@ -231,7 +231,7 @@ def _checked_body(body: bytes) -> msgspec.Raw:
         return NO_BODY
     try:
         json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InvalidInput("the payload of a schedule must be JSON") from None
     return msgspec.Raw(body)
 

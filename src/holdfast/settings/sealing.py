@@ -50,6 +50,7 @@ class _Content(msgspec.Struct, frozen=True):
         return f"_Content({self.secret!r})"
 
 
+_KEYS: Final = Codec[AgentKeys](AgentKeys, "an agent's keys", strict=False)
 _CONTENT: Final = Codec[_Content](_Content, "a sealed value")
 
 
@@ -164,7 +165,7 @@ class Opener:
             if generation in self._boxes or before not in self._boxes:
                 continue
             text = _open(self._boxes[before], box, self.agent, KEYS, str(generation))
-            return msgspec.json.decode(text.encode(), type=AgentKeys, strict=False)
+            return _KEYS.decode(text.encode())
         return None
 
     def _choose(self, secret: str, boxes: dict[int, bytes]) -> tuple[int, Box]:
