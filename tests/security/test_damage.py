@@ -1,0 +1,171 @@
+"""An attacker with one small login writes what nobody can read: no other role is stopped by it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.broker import Broker
+from holdfast.broker.streams import FLEET_BUCKETS, SETTINGS_BUCKETS, Topology
+from holdfast.client import Client
+from holdfast.client.fleet import Fleet, new_run
+from holdfast.client.schedules import Schedules
+from holdfast.config import DispatcherConfig, RecordConfig
+from holdfast.coordinator import Coordinator
+from holdfast.dispatcher import Dispatcher
+from holdfast.identity import AgentCredentials
+from holdfast.identity.reports import ReportSigner
+from holdfast.model.fleet import FleetRequest, FleetRun
+from holdfast.names import kv_subject
+from holdfast.scheduler import Scheduler
+from holdfast.settings.store import Store
+from holdfast.status.agents import Agents
+from holdfast.status.fleet import FleetStatus
+from holdfast.status.nodes import Nodes
+from tests.integration.auth_support import Site, guarded, running
+from tests.support import until
+
+DAMAGE = {
+    "not UTF-8": b'{"id":"\xff\xfe"}',
+    "deep": b"[" * 100_000,
+    "deep objects": b'{"value":' * 50_000,
+    "wrong types": b'{"id":7,"name":[],"at":"x","state":{}}',
+    "a time of 1e308": b'{"at":1e308,"since":1e308,"name":"x","job":"j","id":"alpha","role":"a"}',
+    "half a pair": b'{"id":"\\ud800"}',
+}
+REST = 600
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with guarded(tmp_path_factory.mktemp("damage")) as site:
+        yield site
+
+
+@contextlib.asynccontextmanager
+async def operating(site: Site) -> AsyncIterator[Client]:
+    """An operator, with every bucket made."""
+    async with site.broker("operator") as broker:
+        topology = Topology(broker, RecordConfig())
+        await topology.ensure()
+        for noun in FLEET_BUCKETS + SETTINGS_BUCKETS:
+            await topology.ensure_bucket(noun)
+        yield Client(broker, RecordConfig())
+
+
+async def harm(site: Site, data: bytes, mark: str) -> None:
+    """As an agent and as a client: the same bytes into every record that they may write."""
+    names = site.names
+    async with site.broker("agent-alpha") as agent:
+        for bucket in (names.facts, names.agents, names.applied):
+            await agent.store(kv_subject(bucket, "alpha"), data)
+    async with site.broker("client") as client:
+        for bucket, key in (
+            (names.schedules, f"schedule.x{mark}"),
+            (names.schedules, f"app.x{mark}"),
+            (names.runs, f"x{mark}"),
+            (names.slots, f"slot.x.2026010{mark}T000000Z"),
+            (names.slots, "progress.scheduler"),
+        ):
+            await client.store(kv_subject(bucket, key), data)
+
+
+@contextlib.asynccontextmanager
+async def control(site: Site) -> AsyncIterator[None]:
+    """Dispatcher, scheduler and coordinator, each with its own login."""
+    seed = str(site.folder.path / "account.seed")
+    dispatcher = Dispatcher(site.connection("dispatcher"), DispatcherConfig(seed_file=seed))
+    scheduler = Scheduler(connection=site.connection("scheduler"))
+    coordinator = Coordinator(site.connection("coordinator"))
+    async with (
+        running(dispatcher, dispatcher.ready.is_set),
+        running(scheduler, lambda: not scheduler.problems()),
+        running(coordinator, lambda: coordinator.may_judge),
+    ):
+        yield
+
+
+async def test_small_logins_stop_no_role(site: Site) -> None:
+    """Every role starts among damaged records and stays; every listing answers."""
+    async with operating(site) as client:
+        for number, data in enumerate(DAMAGE.values(), 1):
+            await harm(site, data, str(number))
+        async with control(site):
+            assert [a.id for a in await Agents(client).list()] == ["alpha"]
+            await Agents(client).show("alpha")
+            assert await Schedules(client).list() == []
+            await Nodes(client).list()
+            await FleetStatus(client).list()
+            for report in (await Store(client.broker).reports()).values():
+                assert report.at == 0.0
+            for number, data in enumerate(DAMAGE.values(), 1):
+                await harm(site, data, str(number))
+            assert await Fleet(client.broker).resolve("nobody*") == ()
+        for number in range(1, len(DAMAGE) + 1):
+            await Schedules(client).remove(f"x{number}")
+        await Agents(client).forget("alpha")
+        assert await Agents(client).list() == []
+
+
+RETURNS = {
+    "deep": b"[" * 100_000,
+    "deep value": b'{"run":"%s","agent":"alpha","outcome":"ok","value":'
+    + b"[" * REST
+    + b"]" * REST
+    + b"}",
+    "not UTF-8": b'{"run":"%s","agent":"alpha","outcome":"\xff"}',
+    "endless": b'{"run":"%s","agent":"alpha","outcome":"ok","seconds":1e308}',
+    "of another": b'{"run":"%s","agent":"beta","outcome":"ok"}',
+}
+
+
+@pytest.mark.parametrize("kind", RETURNS)
+async def test_return_that_cannot_be_read_is_a_failed_one(
+    site: Site, kind: str, tmp_path: Path
+) -> None:
+    """The run ends, and says which agent failed and why; nobody waits for a better return."""
+    async with operating(site) as client:
+        seed = str(site.folder.path / "account.seed")
+        dispatcher = Dispatcher(site.connection("dispatcher"), DispatcherConfig(seed_file=seed))
+        async with (
+            running(dispatcher, dispatcher.ready.is_set),
+            site.broker("agent-alpha") as thief,
+        ):
+            request = FleetRequest(new_run(), "L@alpha", "ping", timeout=600.0)
+            fleet = Fleet(client.broker)
+            heard = asyncio.Event()
+
+            def on_command(*_: object) -> None:
+                heard.set()
+
+            await thief.listen(site.names.agent("alpha", "exec"), on_command)
+            await thief.flush()
+            await fleet.start(request)
+            await asyncio.wait_for(heard.wait(), 30)
+            await answer(site, thief, request.run, RETURNS[kind])
+
+            async def over() -> FleetRun | None:
+                found = await fleet.read(request.run)
+                return found if found.over else None
+
+            record = await until(over, 60, "the run to end")
+            assert (record.status, record.returned, record.succeeded) == ("failed", 1, 0)
+            returned = await fleet.returns(request.run)
+            assert returned["alpha"].outcome == "failed"
+            assert "cannot be read" in returned["alpha"].error
+
+
+async def answer(site: Site, thief: Broker, run: str, form: bytes) -> None:
+    """An ack that is good, and a return that is not; both signed with the agent's own key."""
+    signer = ReportSigner(AgentCredentials.load(site.file("agent-alpha")))
+    ack = b'{"status":"accepted","epoch":1}'
+    await thief.publish(
+        site.names.ack(run, "alpha"), ack, signer.sign(kind="ack", run=run, payload=ack)
+    )
+    data = form.replace(b"%s", run.encode())
+    headers = signer.sign(kind="return", run=run, payload=data)
+    await thief.store(site.names.returned(run, "alpha"), data, headers)
