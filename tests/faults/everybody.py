@@ -22,6 +22,7 @@ from holdfast.client import Client
 from holdfast.client.fleet import Fleet, new_run
 from holdfast.client.schedules import Schedules
 from holdfast.config import ConnectionConfig, RecordConfig
+from holdfast.errors import ResultTimeout
 from holdfast.model.fleet import FleetRequest, FleetRun, Return
 from holdfast.model.schedule import define
 from holdfast.web.auth import make_token
@@ -140,7 +141,10 @@ class Everybody:
 
     async def _run_is_executed(self, label: str) -> None:
         sent = await self.app.jobs["work"].enqueue(key=label, seconds=0.0)
-        assert await sent.result(timeout=60) == label
+        try:
+            assert await sent.result(timeout=60) == label
+        except ResultTimeout:
+            raise AssertionError(f"not executed:\n{self.log('worker')[-4000:]}") from None
 
     async def _slot_is_fired(self) -> None:
         def fired() -> int:

@@ -27,6 +27,14 @@ STEADY: Final = 0.75
 FORGOTTEN_SECONDS: Final = 1_800.0
 """Silent for longer than this, a node cannot know whether it was judged: it is lost."""
 ALIVE: Final = frozenset({"CREATED", "RUNNING", "ERROR", "TERMINATING"})
+ENDED: Final = frozenset(
+    {"DISCONNECTED", "TERMINATED_GRACEFULLY", "TERMINATED_FORCED", "NOT_RUNNING", "INACTIVE"}
+)
+LATEST: Final = 32_503_680_000
+"""The year 3000, as in `model.codec`."""
+MOST_BEATS: Final = 2**53
+LONGEST_TEXT: Final = 2_000
+"""Characters of a reason: it is written again with every heartbeat."""
 
 Ask = Callable[[str, bytes, str, Callable[[Message | None], None]], None]
 Record = dict[str, Any]
@@ -168,7 +176,7 @@ class Recorder:
         if any(mark in base64.b64decode(message.get("hdrs", "")) for mark in self._markers()):
             self._vanished()
             return
-        other = json.loads(base64.b64decode(message["data"]))
+        other = _verdict(base64.b64decode(message.get("data", "")))
         if other.get("state", "CREATED") not in ALIVE:
             self._ended(other)
             return
@@ -198,12 +206,35 @@ class Recorder:
             move[1](False)
 
 
+def _verdict(data: bytes) -> Record:
+    """What somebody else wrote in our place; empty when it says nothing that we know.
+
+    The keeper has no codec, to stay small: only these members are used, each after a look at it. A
+    record that cannot be read is no verdict; our next write replaces it.
+    """
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    state, since, beat = found.get("state", "CREATED"), found.get("since", 0), found.get("beat", 0)
+    if not isinstance(state, str) or state not in ALIVE | ENDED:
+        return {}
+    if type(since) not in (int, float) or not 0 <= since < LATEST:
+        return {}
+    if type(beat) is not int or not 0 <= beat < MOST_BEATS:
+        return {}
+    texts = {name: str(found[name])[:LONGEST_TEXT] for name in ("reason", "by") if name in found}
+    return {name: found[name] for name in ("state", "since", "beat") if name in found} | texts
+
+
 def _read(answer: Message | None) -> dict[str, Any] | None:
     """An answer of the server's; None for none, or for "nobody listens"."""
     if answer is None or not answer.body:
         return None
     try:
         found = json.loads(answer.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
