@@ -43,7 +43,7 @@ from holdfast.durations import Duration, seconds
 from holdfast.errors import DefinitionError, InvalidInput, UnknownJob
 from holdfast.model import backoff
 from holdfast.model.backoff import Backoff
-from holdfast.model.job import Delivery, Fallback, GroupSpec, JobSpec, Lane, RestartSaid
+from holdfast.model.job import Delivery, Execution, Fallback, GroupSpec, JobSpec, Lane, RestartSaid
 from holdfast.model.run import Restart
 from holdfast.model.schedule import Schedule, define
 from holdfast.names import (
@@ -90,6 +90,9 @@ class Job(Generic[P, R]):
         self.signature = Signature.of(func, (Context, SyncContext))
         self.is_async = inspect.iscoroutinefunction(func)
         self.lane: Lane = "loop" if self.is_async else "thread"
+        if spec.execution == "process":
+            _check_process(func, spec.name, self.is_async)
+            self.lane = "process"
         functools.update_wrapper(self, func)
 
     @property
@@ -240,6 +243,7 @@ class Holdfast:
         timeout: Duration | None = None,
         run_timeout: Duration | None = None,
         on: str | Sequence[str] = (),
+        execution: Execution = "worker",
     ) -> Callable[[Callable[P, R]], Job[P, R]]: ...
     def job(self, func: Any = None, **contract: Any) -> Any:
         """Register a function as a job, with or without a contract."""
@@ -450,6 +454,7 @@ def _spec(
     timeout: Duration | None = None,
     run_timeout: Duration | None = None,
     on: str | Sequence[str] = (),
+    execution: Execution = "worker",
 ) -> JobSpec:
     once = delivery == "at_most_once"
     if retry is not None and not isinstance(retry, Backoff):
@@ -463,4 +468,19 @@ def _spec(
         seconds(timeout, "timeout") if timeout is not None else None,
         seconds(run_timeout, "run_timeout") if run_timeout is not None else None,
         (on,) if isinstance(on, str) else tuple(on),
+        execution=execution,
     )
+
+
+def _check_process(func: Callable[..., Any], name: str, is_async: bool) -> None:
+    """Refuse what a process of the pool could not import and call."""
+    if is_async:
+        raise DefinitionError(
+            f"job {name!r}: execution='process' is for plain handlers: write `def`, not `async def`"
+        )
+    where = getattr(func, "__qualname__", "<")
+    if "<" in where or not getattr(func, "__module__", ""):
+        raise DefinitionError(
+            f"job {name!r}: execution='process' needs a function that another process can import: "
+            "define it at the top level of a module"
+        )

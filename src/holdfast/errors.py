@@ -30,6 +30,7 @@ Errors of the NATS client never leave `holdfast.broker`: they arrive here as one
     │       └── PartlyStored      of many runs some are stored, and it says which
     ├── Unreadable                a record or message is damaged, or of a version not known here
     ├── SettingsError             settings that cannot be published, read or rendered
+    ├── HandlerError              what a handler in a process raised, as its middlewares see it
     └── RunError                  what became of a run
         ├── RunFailed
         ├── RunCancelled
@@ -220,6 +221,18 @@ class ResultTimeout(RunError, TimeoutError):
 
 class NoRecord(RunError):
     """The job's delivery mode keeps no record, so this cannot be answered."""
+
+
+class HandlerError(HoldfastError):
+    """What a handler with `execution="process"` raised.
+
+    The exception itself stays in that process: this one has the name of its type, its message, and
+    its traceback as a text.
+    """
+
+    def __init__(self, message: str, story: str = "") -> None:
+        super().__init__(message)
+        self.story = story
 
 
 class Signal(Exception):

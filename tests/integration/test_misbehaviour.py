@@ -12,8 +12,10 @@ import pytest
 
 from holdfast import Backoff, Context, Holdfast
 from holdfast.errors import RunCancelled, RunFailed
+from holdfast.server import Server
 from holdfast.testing.chaos.zoo import ZOO, swallows_cancellation
 from holdfast.worker.merged import _get
+from tests import pooled_app
 from tests.integration.support import Seen, dead_letters, metric, record_of, working
 from tests.support import until
 
@@ -219,3 +221,24 @@ async def test_context_of_a_bystander_is_its_own(app: Holdfast) -> None:
             with pytest.raises(RunFailed):
                 await run.result(20)
         assert [await run.result(20) for run in good] == ["well"] * 20
+
+
+# ---- processes of the pool
+
+
+async def test_cancel_kills_the_process_of_a_handler(
+    nats: Server, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancelled handler in a process is gone, and its run is cancelled; the next one is well."""
+    app = pooled_app.app
+    monkeypatch.setitem(app._overrides, "nats_url", nats.url)
+    monkeypatch.setitem(app._overrides, "namespace", namespace)
+    async with working(app, pool_processes=1):
+        run = await pooled_app.hang_without_limit.enqueue(str(tmp_path))
+        pids = tmp_path / "pids"
+        await until(lambda: pids.exists() and pids.read_text(), 60, "a handler that runs")
+        assert await run.cancel()
+        stat = Path(f"/proc/{pids.read_text()}/stat")
+        await until(lambda: not stat.exists(), 20, "the end of its process")
+        well = await pooled_app.area.enqueue(pooled_app.Size(width=2))
+        assert (await well.result(60))["area"] == 2

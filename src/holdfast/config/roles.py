@@ -134,6 +134,13 @@ class WorkerConfig(Role):
         least=0,
         most=10_000,
     )
+    pool_processes: int = option(
+        0,
+        'Processes in which one worker process runs handlers with `execution="process"`, made when '
+        "they are needed; 0 means as many as it has cores.",
+        least=0,
+        most=1024,
+    )
     processes: int = option(1, "Processes that share the work.", least=1, most=1024)
     max_runs: int = option(
         0, "Runs after which a process is replaced by a fresh one; 0 means never.", least=0

@@ -14,6 +14,7 @@ from holdfast.names import DEFAULT_GROUP, check_event, check_name
 
 Delivery = Literal["effectively_once", "at_least_once", "at_most_once"]
 Fallback = Literal["wait", "fail", "cancel"]
+Execution = Literal["worker", "process"]
 Lane = Literal["loop", "thread", "process"]
 """Where a handler runs; a worker has a number of places in each."""
 RestartSaid = Literal["", "group", "job"]
@@ -65,6 +66,8 @@ class JobSpec:
     fallback: Fallback = "wait"
     restart_said: RestartSaid = ""
     """Who in the code chose the restart strategy; nobody, where it is the default."""
+    execution: Execution = "worker"
+    """Where handlers run: in the worker's own process, or in a process of its pool."""
 
     def __post_init__(self) -> None:
         check_name(self.name, "job")
@@ -96,6 +99,11 @@ class JobSpec:
             raise DefinitionError(
                 f"job {self.name!r}: delivery {self.delivery!r} is not one of "
                 + ", ".join(get_args(Delivery))
+            )
+        if self.execution not in get_args(Execution):
+            raise DefinitionError(
+                f"job {self.name!r}: execution {self.execution!r} is not one of "
+                + ", ".join(get_args(Execution))
             )
         if self.restart not in get_args(Restart):
             raise DefinitionError(

@@ -131,14 +131,14 @@ class SettingsFile:
     """The settings of a snapshot file, read again when it changes: for workers beside an agent."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._seen: tuple[int, int, int] | None = None
         self._settings: Settings | None = None
 
     def __call__(self) -> Settings:
         """The settings in force now."""
         try:
-            found = self._path.stat()
+            found = self.path.stat()
             stamp = (found.st_mtime_ns, found.st_ino, found.st_size)
         except OSError:
             stamp = None
@@ -148,14 +148,14 @@ class SettingsFile:
         return self._settings
 
     def _read(self) -> Settings:
-        snapshot = load(self._path)
+        snapshot = load(self.path)
         if snapshot is None:
             raise SettingsError(
-                f"{self._path} has no settings: the agent on this host writes them once it has "
+                f"{self.path} has no settings: the agent on this host writes them once it has "
                 "rendered some",
                 reason="none",
             )
-        register_secrets(str(self._path), snapshot.settings())
+        register_secrets(str(self.path), snapshot.settings())
         return snapshot.settings()
 
 

@@ -1,4 +1,4 @@
-"""Calling a handler: in a task of its own, in a thread if it is not async, with its middlewares.
+"""Calling a handler, with its middlewares: in its own task, and a thread or process where it must.
 
 Guaranteed: a call ends in a value or in an error, whatever the handler does. A handler has its task
 and its context variables to itself: one that cancels its task, at once or much later, reaches no
@@ -12,6 +12,7 @@ async one may refuse. `Call.leftovers` is what still runs, and occupies a place 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 from collections.abc import Callable, Coroutine, Iterable
@@ -24,6 +25,7 @@ from holdfast.context import Context, SyncContext, current_run
 from holdfast.payload import Bound
 from holdfast.telemetry import Telemetry
 from holdfast.threads import Outcome
+from holdfast.worker.pool import ProcessDied, ProcessPool
 
 TASK = "holdfast-job"
 """How the tasks and threads of handlers are called (`holdfast.process`)."""
@@ -53,17 +55,35 @@ class Caller:
     fatal: ClassVar[tuple[type[BaseException], ...]] = (KeyboardInterrupt,)
     """What ends the process, and not only the attempt."""
 
-    def __init__(self, middlewares: list[Middleware], threads: int, telemetry: Telemetry) -> None:
+    def __init__(
+        self,
+        middlewares: list[Middleware],
+        threads: int,
+        telemetry: Telemetry,
+        processes: int = 1,
+    ) -> None:
         self.threads = threads
+        self.processes = processes
         self.busy_threads = 0
+        self._processes: ProcessPool | None = None
         self._middlewares = middlewares
         self._pool: ThreadPoolExecutor | None = None
         self._telemetry = telemetry
 
     def places(self, jobs: Iterable[Job[Any, Any]]) -> dict[str, int]:
         """How many handlers of these jobs can run at once, by lane; the loop has no number."""
-        most = {"thread": self.threads}
+        most = {"thread": self.threads, "process": self.processes}
         return {job.lane: most[job.lane] for job in jobs if job.lane in most}
+
+    async def prepare(self, job: Job[Any, Any]) -> None:
+        """Have a process ready for a job that needs one: its start is no part of the attempt."""
+        with contextlib.suppress(ProcessDied, OSError):  # the call tries again, and fails with it
+            await self._pool_of_processes().prepare(job)
+
+    def _pool_of_processes(self) -> ProcessPool:
+        if self._processes is None:
+            self._processes = ProcessPool(self.processes)
+        return self._processes
 
     def has_place(self, job: Job[Any, Any]) -> bool:
         """Whether a handler of this job could start at once."""
@@ -107,7 +127,7 @@ class Caller:
         current_run.set(run)
         traced = tracing.on()
         if not (job.signature.contexts or self._middlewares or traced):
-            return self._handler(job, bound, call)
+            return self._handler(job, bound, call, run)
         ctx = make_context()
         chain = self._chain(job, ctx, bound, call)
         return _traced(ctx, chain) if traced else chain
@@ -115,21 +135,25 @@ class Caller:
     def _chain(
         self, job: Job[Any, Any], ctx: Context, bound: Bound, call: Call
     ) -> Coroutine[Any, Any, Any]:
-        if job.signature.contexts:
+        if job.signature.contexts and job.lane != "process":
             own = ctx if job.is_async else SyncContext.beside(ctx, asyncio.get_running_loop())
             given = {**bound.kwargs, **dict.fromkeys(job.signature.contexts, own)}
             bound = bound._replace(kwargs=given)
-        handler: Any = functools.partial(self._handler, job, bound, call)
+        handler: Any = functools.partial(self._handler, job, bound, call, ctx.run, ctx)
         wrapped: Any
         for wrapped in reversed(self._middlewares):
             handler = functools.partial(wrapped, ctx, handler)
         chained: Coroutine[Any, Any, Any] = handler()
         return chained
 
-    def _handler(self, job: Job[Any, Any], bound: Bound, call: Call) -> Coroutine[Any, Any, Any]:
+    def _handler(
+        self, job: Job[Any, Any], bound: Bound, call: Call, run: str, ctx: Context | None = None
+    ) -> Coroutine[Any, Any, Any]:
         if job.is_async:
             coroutine: Coroutine[Any, Any, Any] = job.func(*bound.args, **bound.kwargs)
             return coroutine
+        if job.lane == "process":
+            return self._pool_of_processes().run(job, bound, run, ctx)
         return self._in_thread(functools.partial(job.func, *bound.args, **bound.kwargs), call)
 
     async def _in_thread(self, function: functools.partial[Any], call: Call) -> Any:
@@ -160,9 +184,11 @@ class Caller:
         future.add_done_callback(lambda _: self._telemetry.stuck_threads.dec())
 
     def close(self) -> None:
-        """Let go of the threads; those still busy end with the process."""
+        """Let go of threads and processes; threads that are busy end with the process."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._processes is not None:
+            self._processes.close()
 
 
 async def _traced(ctx: Context, chain: Coroutine[Any, Any, Any]) -> Any:

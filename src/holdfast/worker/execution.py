@@ -49,6 +49,7 @@ from holdfast.worker.calling import Call, Caller
 from holdfast.worker.deadlines import Deadlines
 from holdfast.worker.held import Held, Interrupt
 from holdfast.worker.outbox import Outbox
+from holdfast.worker.pool import ResultRefused
 from holdfast.worker.settling import Settler, line_of, quietly, story_of
 from holdfast.worker.slots import Left
 
@@ -341,6 +342,8 @@ class Executor:
 
     async def _run(self, held: Held, bound: Bound, limit: float | None) -> None:
         """Call the handler, until it has ended or is given up."""
+        if held.job.lane == "process":
+            await self._caller.prepare(held.job)
         if held.interrupted:
             return
         call = self._caller.start(held.job, held.run, bound, lambda: self._context(held, limit))
@@ -440,6 +443,9 @@ class Executor:
         raise ClaimLost(f"run {held.run} was taken over by another node")
 
     async def _raised(self, held: Held, error: BaseException) -> Outcome:
+        if isinstance(error, ResultRefused):
+            await self._settle.dead(held, "invalid", f"InvalidPayload: {error}", error.story)
+            return "failed"
         steers = isinstance(error, Signal) and held.cause is Interrupt.TIMEOUT
         if held.cause is not None and not steers:  # its answer to being stopped
             return await self._interrupted(held, story_of(error))

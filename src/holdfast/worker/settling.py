@@ -25,7 +25,14 @@ from typing import Any, TypeVar
 
 from holdfast import durations
 from holdfast.clock import Clock
-from holdfast.errors import BrokerError, ClaimLost, HoldfastError, InvalidInput, PayloadTooLarge
+from holdfast.errors import (
+    BrokerError,
+    ClaimLost,
+    HandlerError,
+    HoldfastError,
+    InvalidInput,
+    PayloadTooLarge,
+)
 from holdfast.model import run as runs
 from holdfast.model.run import ERROR_CHARS, Outcome, RunRecord, State
 from holdfast.names import result_object
@@ -270,6 +277,8 @@ def line_of(error: BaseException) -> str:
 
 def story_of(error: BaseException) -> str:
     """The traceback from the user's own first frame on."""
+    if isinstance(error, HandlerError):
+        return told(error.story, STORY_CHARS, end=True)
     try:
         frames = error.__traceback__
         while frames and _is_ours(frames):

@@ -191,7 +191,12 @@ class Worker:
             keyed_ttl=records.keyed_ttl_seconds,
             keyless_ttl=records.keyless_ttl_seconds,
         )
-        self._caller = Caller(self.app.middlewares, config.threads or cores(), self.telemetry)
+        self._caller = Caller(
+            self.app.middlewares,
+            config.threads or cores(),
+            self.telemetry,
+            config.pool_processes or cores(),
+        )
         self._executor = Executor(
             self._claims,
             NatsOutbox(self._client),

@@ -1,0 +1,233 @@
+"""Processes for handlers that compute (`execution="process"`).
+
+A process of the pool executes one handler at a time, and the next one after it. It gets the payload
+as JSON and imports the handler by name; nothing is pickled. What the handler does with its context
+is asked of the worker over the same socket.
+
+Guaranteed: a call that is cancelled kills its process, with everything that the handler started in
+it. A process that dies under a handler fails that attempt and names the signal; nothing else
+notices. No process outlives its worker (`holdfast.child`).
+
+Not guaranteed: that a handler can clean up when it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+import msgspec
+
+from holdfast import errors
+from holdfast.app import Job
+from holdfast.child import Child
+from holdfast.context import Context
+from holdfast.errors import Discard, HandlerError, HoldfastError, InvalidPayload, Retry, Snooze
+from holdfast.payload import Bound
+from holdfast.telemetry import JsonFormatter
+
+EXIT_SECONDS = 5.0
+"""How long the exit code of a process that closed its socket is waited for."""
+CALLS = ("publish", "still_owner", "progress")
+"""What a handler may ask of its worker."""
+
+_encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
+
+
+class ProcessDied(HoldfastError):
+    """The process of a handler ended under it."""
+
+
+class ResultRefused(InvalidPayload):
+    """What the handler returned cannot be JSON."""
+
+    def __init__(self, message: str, story: str) -> None:
+        super().__init__(message)
+        self.story = story
+
+
+class ProcessPool:
+    """At most `size` processes, made when they are needed."""
+
+    def __init__(self, size: int) -> None:
+        self._free = asyncio.Semaphore(size)
+        self._idle: list[_Process] = []
+        self._all: set[_Process] = set()
+
+    async def prepare(self, job: Job[Any, Any]) -> None:
+        """Have a process ready that has imported a job's handler: that takes a second or more."""
+        self._idle.append(self._alive() or await self._start(job))
+
+    async def run(self, job: Job[Any, Any], bound: Bound, run: str, ctx: Context | None) -> Any:
+        """Call a job's handler in a process; what it returned, as JSON values."""
+        async with self._free:
+            process = self._alive() or await self._start(job)
+            try:
+                value = await process.call(_request(job, bound, run, ctx), ctx)
+            except (HandlerError, errors.Signal, ResultRefused):
+                self._idle.append(process)
+                raise
+            except BaseException:
+                self._all.discard(process)
+                process.kill()
+                raise
+            self._idle.append(process)
+            return value
+
+    def _alive(self) -> _Process | None:
+        """One that waits for work; some may have died meanwhile."""
+        while self._idle:
+            process = self._idle.pop()
+            if not process.gone:
+                return process
+            self._all.discard(process)
+            process.kill()
+        return None
+
+    async def _start(self, job: Job[Any, Any]) -> _Process:
+        process = _Process()
+        self._all.add(process)
+        try:
+            await process.open(job)
+        except BaseException:
+            self._all.discard(process)
+            process.kill()
+            raise
+        return process
+
+    def close(self) -> None:
+        """End all of them at once."""
+        while self._all:
+            self._all.pop().kill()
+        self._idle.clear()
+
+
+class _Process:
+    """One process of the pool, seen from its worker."""
+
+    def __init__(self) -> None:
+        self._ours, theirs = socket.socketpair()
+        with theirs:
+            number = theirs.fileno()
+            command = [sys.executable, "-m", "holdfast.worker.pooled", str(number)]
+            self._child = Child(command, name="holdfast-pooled", pass_fds=(number,))
+
+    @property
+    def gone(self) -> bool:
+        return self._child.exited.is_set()
+
+    async def open(self, job: Job[Any, Any]) -> None:
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=self._ours)
+        self._send({"path": sys.path, "log": _log_settings(), **_where(job)})
+        await self._receive()
+
+    def _send(self, frame: dict[str, Any]) -> None:
+        body = _encode(frame)
+        self._writer.write(len(body).to_bytes(4, "big") + body)
+
+    async def call(self, request: dict[str, Any], ctx: Context | None) -> Any:
+        self._send(request)
+        while True:
+            frame = await self._receive()
+            if "call" not in frame:
+                return _outcome(frame)
+            self._send(await _answer(frame, ctx))
+
+    async def _receive(self) -> dict[str, Any]:
+        try:
+            size = int.from_bytes(await self._reader.readexactly(4), "big")
+            frame: dict[str, Any] = _decode(await self._reader.readexactly(size))
+        except (asyncio.IncompleteReadError, OSError):
+            raise ProcessDied(f"the process of the handler {await self._ending()}") from None
+        return frame
+
+    async def _ending(self) -> str:
+        await asyncio.to_thread(self._child.exited.wait, EXIT_SECONDS)
+        code = self._child.code
+        if code is None:
+            return "closed its connection"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        return f"was killed by {signal.Signals(-code).name}"
+
+    def kill(self) -> None:
+        """End it, with what it has started: it leads a session."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        if hasattr(self, "_writer"):
+            self._writer.close()
+        else:
+            self._ours.close()
+
+
+def _where(job: Job[Any, Any]) -> dict[str, str]:
+    """Where another process finds a job's handler."""
+    module, file = job.func.__module__, ""
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec = getattr(main, "__spec__", None)
+        module, file = (spec.name, "") if spec else ("", str(getattr(main, "__file__", "")))
+    return {"module": module, "file": file, "name": job.func.__qualname__}
+
+
+def _request(job: Job[Any, Any], bound: Bound, run: str, ctx: Context | None) -> dict[str, Any]:
+    return {
+        **_where(job),
+        "body": job.signature.encode(bound.args, bound.kwargs),
+        "run": run,
+        "context": _facts(ctx) if ctx else None,
+    }
+
+
+def _facts(ctx: Context) -> dict[str, Any]:
+    settings = getattr(ctx._settings, "path", "")
+    return {
+        "job": ctx.job,
+        "group": ctx.group,
+        "node": ctx.node,
+        "attempt": ctx.attempt,
+        "epoch": ctx._epoch,
+        "headers": ctx.headers,
+        "deadline": ctx.deadline.timestamp() if ctx.deadline else None,
+        "settings": str(settings),
+    }
+
+
+async def _answer(frame: dict[str, Any], ctx: Context | None) -> dict[str, Any]:
+    """Do what the handler asks through its context."""
+    name = frame["call"]
+    try:
+        if ctx is None or name not in CALLS:
+            raise errors.InvalidInput(f"a handler cannot call {name!r}")
+        return {"value": await getattr(ctx._execution, name)(*frame["args"])}
+    except HoldfastError as error:
+        return {"error": type(error).__name__, "message": str(error)}
+
+
+def _outcome(frame: dict[str, Any]) -> Any:
+    if "result" in frame:
+        return msgspec.json.decode(frame["result"])
+    name, message, story = frame["error"], frame["message"], frame["story"]
+    if frame["kind"] == "refused":
+        raise ResultRefused(message, story)
+    if frame["kind"] == "signal":
+        if name == "Discard":
+            raise Discard(message)
+        if name == "Snooze":
+            raise Snooze(frame["delay"] or 0.0, message)
+        raise Retry(message, delay=frame["delay"])
+    kind = type(name, (HandlerError,), {})
+    raise kind(message, story)
+
+
+def _log_settings() -> dict[str, Any]:
+    """How this process logs, for its children to do the same."""
+    root = logging.getLogger()
+    styles = [isinstance(handler.formatter, JsonFormatter) for handler in root.handlers]
+    return {"level": logging.getLevelName(root.level), "style": "json" if any(styles) else "text"}
