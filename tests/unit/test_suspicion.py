@@ -46,6 +46,20 @@ def test_tap_hides_nothing_from_the_server() -> None:
     assert case.confirmed(0.22 + LAN.confirm_seconds, LAN)
 
 
+def test_node_that_answers_slowly_gets_more_time() -> None:
+    """Where answers take long, coming back does as well; it fades when they are quick again."""
+    case = Suspicion()
+    case.took(0.2)
+    for look in range(30):
+        case.nobody(look * STEP)
+        case.connection(look * STEP, open=False)
+        late = look * STEP >= LAN.confirm_seconds + 1.2
+        assert case.confirmed(look * STEP, LAN) == late
+    for _ in range(60):
+        case.took(0.001)
+    assert case.slowness < 0.01
+
+
 def test_busy_process_is_left_to_its_timeout() -> None:
     """However many pings it does not answer, a node whose connection stands is not judged."""
     case = Suspicion()

@@ -91,7 +91,7 @@ class Detection:
             future = await self._broker.send(subject, body, timeout=PONG_SECONDS)
         except BrokerError:
             return
-        future.add_done_callback(lambda done: self._on_pong(seen, done))
+        future.add_done_callback(lambda done: self._on_pong(seen, now, done))
 
     def gone(self, seen: Seen, now: float) -> str:
         """Why a node's process counts as gone, or nothing."""
@@ -106,7 +106,7 @@ class Detection:
 
     # ---- what is heard
 
-    def _on_pong(self, seen: Seen, done: asyncio.Future[Received]) -> None:
+    def _on_pong(self, seen: Seen, sent: float, done: asyncio.Future[Received]) -> None:
         if done.cancelled() or done.exception() is not None:
             return
         answer = done.result()
@@ -116,6 +116,7 @@ class Detection:
             self._accused(seen, now)
             return
         seen.answered(now)
+        seen.case.took(now - sent)
         where = self._broker.names.node(seen.record.id, "ping")
         pong = self._broker.unreadable.read(PONG.decode, "pong", where, answer.body)
         if pong is None:

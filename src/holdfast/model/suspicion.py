@@ -8,6 +8,8 @@ connection is gone. The second one holds even while somebody listens to every su
     suspect ──► proof after proof for `confirm_seconds` ─────────► gone
             ──► a sign of life, or its connection stands ────────► not suspect
 
+A node that was slow to answer before gets more time, for its machine is busy.
+
 Besides this quick way there is a slow one, for a node whose server does not say which connections
 it has (an older login, a leaf node): more than `ping_misses` rounds of pings in a row, each with
 proof.
@@ -36,6 +38,12 @@ ANSWER: Final = 0.5
 """The part of the interval of pings in which an answer must come, to make no suspect."""
 FRESH: Final = 1.2
 """A server's word counts for this part of `confirm_seconds`: until the look after the next."""
+SLOW: Final = 6.0
+"""A node that is dropped and comes back waits for its turn about this often (connecting, a
+handshake, its login, its subscriptions), each time for about as long as its answers took before: on
+a machine with a load of 28 on two cores, nodes were lost that were dropped alone."""
+SLOW_FADES: Final = 0.9
+"""What is left of the slowest answer with each later one: half after three seconds in `lan`."""
 HOLD_NODES: Final = 3
 HOLD_SHARE: Final = 0.05
 """Proof against more nodes than both is a disturbance: without this, dropping 200 connections at
@@ -51,7 +59,7 @@ _NEVER: Final = float("-inf")
 class Suspicion:
     """What speaks for the death of one node."""
 
-    __slots__ = ("absent", "asked", "missed", "misses", "proofs", "since")
+    __slots__ = ("absent", "asked", "missed", "misses", "proofs", "since", "slowness")
 
     def __init__(self) -> None:
         self.since: float | None = None
@@ -65,6 +73,8 @@ class Suspicion:
         """When the oldest ping without an answer was sent."""
         self.absent = _NEVER
         """When its own server last said that its connection is gone."""
+        self.slowness = 0.0
+        """How long its answers took lately."""
 
     @property
     def suspect(self) -> bool:
@@ -80,6 +90,10 @@ class Suspicion:
     def forget(self) -> None:
         """Start the quick way over: whoever looks was late, and cannot tell what it missed."""
         self.since, self.proofs, self.asked = None, 0, None
+
+    def took(self, seconds: float) -> None:
+        """A ping was answered after this time."""
+        self.slowness = max(seconds, SLOW_FADES * self.slowness)
 
     def next_round(self, now: float) -> None:
         """A ping of the regular rounds is sent."""
@@ -127,7 +141,7 @@ class Suspicion:
         confirm = liveness.confirm_seconds
         return (
             self.since is not None
-            and now - self.since >= confirm
+            and now - self.since >= confirm + SLOW * self.slowness
             and self.proofs >= PROOFS
             and now - self.absent <= FRESH * confirm
         )
