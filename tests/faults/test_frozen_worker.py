@@ -136,15 +136,17 @@ async def test_poison_runs_close_together_kill_no_bystander(
     with worker_fleet(1, nats.url, namespace, tmp_path, **QUICK) as [worker]:
         await worker.ready()
         good = await app.jobs["work"].enqueue_many(
-            [app.jobs["work"].request(key=str(n), seconds=0.7) for n in range(10)]
+            [app.jobs["work"].request(key=str(n), seconds=3.0) for n in range(6)]
         )
-        bad = []
+        bad, deaths = [], 0
 
         async def over() -> bool:
-            """Replaces the worker when it has died; sends the next poison when one has killed."""
+            """Replaces a dead worker; sends the next poison when bystanders are at their limit."""
+            nonlocal deaths
             if not worker.running:
+                deaths += 1
                 worker.replace()
-                if len(bad) < 3:
+                if deaths in (2, 4):
                     bad.append(await app.jobs["poison"].enqueue(how="exit"))
             return len(bad) == 3 and all([await _dead(run) for run in bad])
 
