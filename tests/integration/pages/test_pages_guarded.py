@@ -157,11 +157,13 @@ def test_records_that_lie_are_shown_as_text(world: World, open_tab: Open) -> Non
         client = await world.client()
         broker, names = client.broker, client.broker.names
         evil = NodeRecord(
-            PROBE, PROBE, PROBE, "ERROR", PROBE, 1.0, PROBE, PROBE, 1, PROBE, 1.0,
-            liveness=Liveness(), jobs=(PROBE,), metrics={PROBE: 1.0},
+            "evil", "worker", "other", "ERROR", PROBE, 1.0, PROBE, PROBE, 1, PROBE, 1.0,
+            liveness=Liveness(), jobs=(PROBE,), metrics={PROBE: 1.0}, trouble=PROBE,
         )  # fmt: skip
         await broker.store(kv_subject(names.nodes, "evil"), nodes.encode(evil))
         await broker.store(kv_subject(names.nodes, "junk"), PROBE.encode())
+        misnamed = msgspec.structs.replace(evil, id=PROBE, role=PROBE, group=PROBE)
+        await broker.store(kv_subject(names.nodes, "misnamed"), nodes.encode(misnamed))
         await broker.store(kv_subject(names.schedules, "schedule.junk"), PROBE.encode())
         await broker.store(kv_subject(names.runs, "junk"), PROBE.encode())
         await broker.store(kv_subject(names.slots, "slot.evil.20261116T000000Z"), PROBE.encode())
@@ -169,8 +171,9 @@ def test_records_that_lie_are_shown_as_text(world: World, open_tab: Open) -> Non
         step = Transition("evil", PROBE, PROBE, PROBE, "ERROR", PROBE, PROBE, broker.server_now())
         await broker.store(names.log("node", "evil"), nodes.encode(step))
         schedule = Schedule(
-            "evil", PROBE, PROBE, cron="0 0 1 1 *", app=PROBE, release=PROBE,
-            headers={PROBE: PROBE}, payload=msgspec.Raw(msgspec.json.encode({PROBE: PROBE})),
+            "evil", "evil", "other", cron="0 0 1 1 *", app=PROBE, release=PROBE,
+            catch_up=PROBE, overlap=PROBE, source=PROBE, headers={"X-Probe": PROBE},
+            payload=msgspec.Raw(msgspec.json.encode({PROBE: PROBE})),
         )  # fmt: skip
         await broker.store(kv_subject(names.schedules, "schedule.evil"), schedules.encode(schedule))
         letter = {
@@ -185,7 +188,7 @@ def test_records_that_lie_are_shown_as_text(world: World, open_tab: Open) -> Non
     async def clear() -> None:
         client = await world.client()
         names = client.broker.names
-        planted = [(names.nodes, key) for key in ("evil", "junk")]
+        planted = [(names.nodes, key) for key in ("evil", "junk", "misnamed")]
         planted += [(names.schedules, f"schedule.{key}") for key in ("evil", "junk")]
         planted += [(names.runs, "junk"), (names.slots, "slot.evil.20261116T000000Z")]
         for bucket, key in planted:
