@@ -12,6 +12,7 @@ import pytest
 
 from holdfast import Holdfast, Run
 from holdfast.client import Client
+from holdfast.model.lifecycle import may_follow
 from holdfast.server import Server
 from holdfast.status.nodes import NodeInfo, Nodes
 from tests.faults.conftest import QUICK
@@ -201,11 +202,11 @@ async def test_worker_blocked_for_too_long_is_ended_and_only_the_culprit_counts_
             effects.open("end")
             for run in (culprit, *others):
                 await run.result(timeout=60)
-            [errored] = [
-                step for step in await Nodes(backend).history(node.id) if step.after == "ERROR"
-            ]
+            history = await Nodes(backend).history(node.id)
+            [errored] = [step for step in history if step.after == "ERROR"]
             records = [(await run.status()).record for run in (culprit, *others)]
     await app.close()
     assert culprit.id in errored.reason
     assert "block" in errored.reason
+    assert all(may_follow(step.before, step.after) for step in history)
     assert [record.crashes for record in records if record] == [1, 0, 0, 0]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.keeper.record import ALIVE, ENDED, _verdict
-from holdfast.model.lifecycle import STATES
+from holdfast.keeper.record import ALIVE, ENDED, _verdict, after_death
+from holdfast.model.lifecycle import STATES, may_follow
 from tests.faults.damage import DAMAGE
 
 
@@ -24,3 +24,10 @@ def test_keeper_believes_a_verdict() -> None:
 def test_keeper_knows_every_state() -> None:
     """It has its own list of states, to stay small."""
     assert ALIVE | ENDED == STATES
+
+
+@pytest.mark.parametrize("state", sorted(ALIVE))
+def test_keeper_moves_a_node_only_as_the_lifecycle_allows(state: str) -> None:
+    """It writes ERROR before it kills a worker, and another state after any death."""
+    assert may_follow(state, "ERROR")
+    assert may_follow(state, after_death(state))

@@ -40,9 +40,9 @@ def test_lifecycle_has_the_transitions_of_the_table() -> None:
     assert {s: sorted(TRANSITIONS[s]) for s in TRANSITIONS} == {
         "CREATED": ["DISCONNECTED", "ERROR", "RUNNING"],
         "RUNNING": ["DISCONNECTED", "ERROR", "TERMINATING"],
-        "ERROR": ["TERMINATING"],
+        "ERROR": ["NOT_RUNNING", "TERMINATING"],
         "DISCONNECTED": ["NOT_RUNNING", "TERMINATING"],
-        "TERMINATING": ["NOT_RUNNING", "TERMINATED_FORCED", "TERMINATED_GRACEFULLY"],
+        "TERMINATING": ["ERROR", "NOT_RUNNING", "TERMINATED_FORCED", "TERMINATED_GRACEFULLY"],
         "TERMINATED_GRACEFULLY": ["NOT_RUNNING"],
         "TERMINATED_FORCED": ["NOT_RUNNING"],
         "NOT_RUNNING": ["INACTIVE"],

@@ -355,8 +355,6 @@ class Coordinator:
         if before.state == state:
             return None
         now = self._broker.server_now()
-        if before.state == "ERROR":
-            before = nodes.move(before, "TERMINATING", by=self.node, at=now)
         after = nodes.move(before, state, by=self.node, at=now, reason=reason)
         after = msgspec.structs.replace(after, held=())
         ttl = INACTIVE_TTL_SECONDS if state == "INACTIVE" else ENDED_TTL_SECONDS

@@ -33,7 +33,7 @@ from holdfast.keeper import board as words
 from holdfast.keeper.board import QUICK, REVISION_BITS, STARTED, Board, fence
 from holdfast.keeper.link import Link, LinkError, Message
 from holdfast.keeper.naming import Blockage, Stacks
-from holdfast.keeper.record import Recorder
+from holdfast.keeper.record import Recorder, after_death
 from holdfast.keeper.vitals import LATE_SECONDS, Condition, Vitals
 
 TICK_SECONDS: Final = 0.2
@@ -379,8 +379,7 @@ class Keeper:
         before, why = record["state"], "its process is gone: its keeper saw it end"
         if before == "ERROR":
             why = record["reason"]
-        after = "DISCONNECTED" if before in ("CREATED", "RUNNING") else "NOT_RUNNING"
-        held = self._index(all_of_it=True)
+        after, held = after_death(before), self._index(all_of_it=True)
         changes = {"state": after, "reason": why, "by": self._plan["node"], "held": held}
         self.record.move(changes, self._reported)
 

@@ -206,6 +206,11 @@ class Recorder:
             move[1](False)
 
 
+def after_death(state: str) -> str:
+    """The state of a node whose process ended in this one, as in `model.lifecycle`."""
+    return "DISCONNECTED" if state in ("CREATED", "RUNNING") else "NOT_RUNNING"
+
+
 def _verdict(data: bytes) -> Record:
     """What somebody else wrote in our place; empty when it says nothing that we know.
 

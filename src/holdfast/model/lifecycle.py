@@ -1,14 +1,21 @@
 """A node's lifecycle: which state may follow which, and why a node is where it is.
 
     CREATED ──► RUNNING ──► TERMINATING ──► TERMINATED_GRACEFULLY ─┐
-       │           │  ▲        ▲    │  └───► TERMINATED_FORCED ────┤
-       │           ▼  ✗        │    └──────────────────────────────┤
-       ├──► ERROR ─│───────────┤                                   ▼
-       └───────────┴► DISCONNECTED ─────────────────────────► NOT_RUNNING ──► INACTIVE
+       │           │           ▲    │  └───► TERMINATED_FORCED ────┤
+       │           │           │    └──────────────────────────────┤
+       │           │           │                                   ▼
+       └───────────┴──► DISCONNECTED ─────────────────────────► NOT_RUNNING ──► INACTIVE
+
+    CREATED, RUNNING, TERMINATING ──► ERROR ──► TERMINATING, NOT_RUNNING
 
 Guaranteed: no history leads from DISCONNECTED back to RUNNING. A node that was declared lost can
-only end, because its runs may be running elsewhere already. A state may always follow itself: that
-is a heartbeat. Whoever moves a node writes a reason that a person can read.
+only end, because its runs may be running elsewhere already. A worker enters ERROR when its keeper
+is about to kill it, also while it shuts down; the next state is written after its death. A state
+may always follow itself: that is a heartbeat. Whoever moves a node writes a reason that a person
+can read.
+
+The keeper writes states too and cannot import this module: `tests/unit/test_keeper_damage.py`
+checks that it keeps to the table.
 """
 
 from __future__ import annotations
@@ -34,9 +41,11 @@ STATES: Final = frozenset(get_args(NodeState))
 TRANSITIONS: Final[dict[str, frozenset[str]]] = {
     "CREATED": frozenset({"RUNNING", "ERROR", "DISCONNECTED"}),
     "RUNNING": frozenset({"ERROR", "DISCONNECTED", "TERMINATING"}),
-    "ERROR": frozenset({"TERMINATING"}),
+    "ERROR": frozenset({"TERMINATING", "NOT_RUNNING"}),
     "DISCONNECTED": frozenset({"TERMINATING", "NOT_RUNNING"}),
-    "TERMINATING": frozenset({"TERMINATED_GRACEFULLY", "TERMINATED_FORCED", "NOT_RUNNING"}),
+    "TERMINATING": frozenset(
+        {"TERMINATED_GRACEFULLY", "TERMINATED_FORCED", "ERROR", "NOT_RUNNING"}
+    ),
     "TERMINATED_GRACEFULLY": frozenset({"NOT_RUNNING"}),
     "TERMINATED_FORCED": frozenset({"NOT_RUNNING"}),
     "NOT_RUNNING": frozenset({"INACTIVE"}),
@@ -47,11 +56,11 @@ ALIVE: Final = frozenset({"CREATED", "RUNNING", "ERROR", "TERMINATING"})
 """States in which a node holds what it claimed."""
 
 GONE: Final = frozenset({"TERMINATED_GRACEFULLY", "TERMINATED_FORCED", "NOT_RUNNING", "INACTIVE"})
-"""States in which nothing is waited for any more: what it held is free."""
+"""States in which a node has ended: what it held is free."""
 
 
 class InvalidTransition(HoldfastError):
-    """A node tried to go where it cannot go: it must shut itself down."""
+    """The lifecycle does not allow this transition; the node must shut itself down."""
 
     def __init__(self, before: str, after: str) -> None:
         super().__init__(f"a node cannot go from {before} to {after}")
@@ -68,7 +77,7 @@ def may_follow(before: str, after: str) -> bool:
 
 
 def check(before: str, after: str) -> None:
-    """Refuse a transition that the lifecycle does not know."""
+    """Raise `InvalidTransition` unless the lifecycle allows this transition."""
     if not may_follow(before, after):
         raise InvalidTransition(before, after)
 
@@ -76,11 +85,11 @@ def check(before: str, after: str) -> None:
 DEFAULT_REASONS: Final[dict[str, str]] = {
     "CREATED": "the process has started and is connecting",
     "RUNNING": "it is at work",
-    "ERROR": "it met an error that it cannot work with",
+    "ERROR": "it was blocked for too long",
     "DISCONNECTED": "it was not heard of in time",
     "TERMINATING": "it was asked to stop and finishes what it runs",
     "TERMINATED_GRACEFULLY": "everything it ran was finished",
     "TERMINATED_FORCED": "its grace period was over before everything was finished",
     "NOT_RUNNING": "its process has ended",
-    "INACTIVE": "nothing is left of it but its history",
+    "INACTIVE": "gone; only its history remains",
 }
