@@ -588,6 +588,16 @@ class Names:
         prefix = f"{self.namespace}.event."
         return subject[len(prefix) :] if subject.startswith(prefix) else None
 
+    def takes_acks(self, subject: str) -> bool:
+        """Whether a subject from a record is one where messages of ours are acknowledged.
+
+        `$JS.ACK.<stream>.…`, or with domain and account in front of the stream.
+        """
+        parts = subject.split(".")
+        if parts[:2] != ["$JS", "ACK"] or len(parts) < 9 or "" in parts:
+            return False
+        return parts[2 if len(parts) == 9 else 4] in (self.jobs, self.events)
+
     def parse_cancel(self, subject: str) -> str:
         """The run of a cancel subject."""
         return subject.split(".")[2]
@@ -628,6 +638,12 @@ def object_meta(bucket: str, name: str | None) -> str:
     """The subject of an object's record; None for those of all."""
     token = ">" if name is None else base64.urlsafe_b64encode(name.encode()).decode()
     return f"$O.{bucket}.M.{token}"
+
+
+def is_literal(key: str) -> bool:
+    """Whether a key means itself alone. The server stores `*` and `>` as keys, and reads, compares
+    and purges every key that they match."""
+    return not any(token in ("*", ">") for token in key.split("."))
 
 
 def kv_subject(bucket: str, key: str) -> str:

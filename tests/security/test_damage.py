@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from holdfast.broker import Broker
+from holdfast.broker import Broker, Bucket
 from holdfast.broker.streams import FLEET_BUCKETS, SETTINGS_BUCKETS, Topology
 from holdfast.client import Client
 from holdfast.client.fleet import Fleet, new_run
@@ -17,6 +18,7 @@ from holdfast.client.schedules import Schedules
 from holdfast.config import DispatcherConfig, RecordConfig
 from holdfast.coordinator import Coordinator
 from holdfast.dispatcher import Dispatcher
+from holdfast.errors import HoldfastError, InvalidName
 from holdfast.identity import AgentCredentials
 from holdfast.identity.reports import ReportSigner
 from holdfast.model.fleet import FleetRequest, FleetRun
@@ -26,6 +28,7 @@ from holdfast.settings.store import Store
 from holdfast.status.agents import Agents
 from holdfast.status.fleet import FleetStatus
 from holdfast.status.nodes import Nodes
+from holdfast.status.unreadable import Damaged, UnreadableRecords
 from tests.integration.auth_support import Site, guarded, running
 from tests.support import until
 
@@ -169,3 +172,43 @@ async def answer(site: Site, thief: Broker, run: str, form: bytes) -> None:
     data = form.replace(b"%s", run.encode())
     headers = signer.sign(kind="return", run=run, payload=data)
     await thief.store(site.names.returned(run, "alpha"), data, headers)
+
+
+STRAYS = ("*", ">", "a.*", "$(reboot)", "`reboot`;x", "-rf")
+
+
+async def test_wildcard_as_a_key_removes_nothing_else(site: Site) -> None:
+    """A client stores records under `>` and `*`, which the server takes for every key."""
+    names = site.names
+    async with operating(site) as operator, site.broker("client") as client:
+        for key in STRAYS:
+            await client.store(kv_subject(names.runs, key), b"\xff")
+            await client.store(kv_subject(names.schedules, f"schedule.{key}"), b"\xff")
+        await client.store(kv_subject(names.runs, "bystander"), b"\xff")
+        records = UnreadableRecords(operator)
+        for key in STRAYS:
+            assert key in await unreadable(records, names.runs)
+            await records.remove(names.runs, key)
+            await records.remove(names.schedules, f"schedule.{key}")
+            assert key not in await unreadable(records, names.runs)
+            assert "bystander" in await unreadable(records, names.runs)
+            with pytest.raises(HoldfastError):
+                await records.remove(names.runs, key)
+        with pytest.raises(InvalidName):
+            await Bucket(operator.broker, names.runs).delete(">")
+        assert "bystander" in await unreadable(records, names.runs)
+
+
+async def unreadable(records: UnreadableRecords, bucket: str) -> dict[str, str]:
+    """Keys with the command that removes each; the operator's login suffices to list them."""
+    return {d.key: d.remedy for d in await records.list() if d.bucket == bucket}
+
+
+def test_command_that_is_proposed_is_one_command() -> None:
+    """What doctor says to run is copied into a shell: a key must not act there."""
+    for key in STRAYS:
+        words = shlex.split(Damaged("hf_runs", key, "r", 1, 0.0).remedy)
+        words = [word for word in words if word != "--"] if key.startswith("-") else words
+        assert words == ["holdfast", "unreadable", "remove", "hf_runs", key]
+        if key != "-rf":
+            assert f"'{key}'" in Damaged("hf_runs", key, "r", 1, 0.0).remedy

@@ -17,9 +17,9 @@ from holdfast.client import Client
 from holdfast.client.fleet import Fleet, new_run
 from holdfast.config import ConnectionConfig, RecordConfig, WorkerConfig
 from holdfast.errors import InvalidInput, NotFound
-from holdfast.identity import Credentials
+from holdfast.identity import CommandSigner, Credentials, Refusal
 from holdfast.model import fleet as model
-from holdfast.model.fleet import FleetRequest
+from holdfast.model.fleet import FleetRequest, Order
 from holdfast.names import H_TTL, kv_stream, kv_subject
 from holdfast.status.agents import Agents
 from holdfast.status.audit import Action, Audit
@@ -47,6 +47,26 @@ async def settled(fleet: Fleetlet) -> None:
     """Everything that was sent before has been handled: a genuine run went through after it."""
     record, returns = await fleet.run("touch", "genuine")
     assert (record.status, len(returns)) == ("complete", 2)
+
+
+async def test_command_for_another_namespace_is_refused(site: Site, tmp_path: Path) -> None:
+    """Two namespaces of one seed: what one's dispatcher signed is nothing to the other's agents."""
+    key = site.folder.seed().signing_key()
+    async with fleetlet(site, tmp_path) as fleet:
+        for namespace, word in (("other", "evil"), ("hf", "own")):
+            payload = model.encode(Order("touch", (word,), deadline=4e9))
+            headers = CommandSigner(key, namespace).sign(
+                kind="exec",
+                agent="beta",
+                run=new_run(),
+                epoch=9,
+                expires=fleet.operator.server_now() + 60,
+                payload=payload,
+            )
+            await fleet.operator.publish(site.names.agent("beta", "exec"), payload, headers)
+        await until(lambda: ("beta", "own") in fleet.executed, 20, "the command of its namespace")
+        assert fleet.executed == [("beta", "own")]
+        assert fleet.refused("beta", Refusal.TAMPERED) == 1
 
 
 @pytest.mark.parametrize("role", ["client", "worker", "scheduler", "coordinator"])

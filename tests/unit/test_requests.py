@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import string
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,27 @@ def test_request_passes_once() -> None:
     assert refusal(headers, by=one) is Reason.REPLAYED
     assert refusal(headers, by=one, now=NOW + GOOD_SECONDS + 1) is Reason.EXPIRED
     assert refusal(headers, by=guard(), now=NOW + GOOD_SECONDS + 1) is Reason.EXPIRED
+
+
+def test_signature_in_another_spelling_passes_once() -> None:
+    """The last letter of a signature's text has bits to spare: sixteen texts, one request."""
+    headers, one = signed(login("operator")), guard()
+    assert refusal(headers, by=one) is None
+    text = headers[names.H_SIGNATURE]
+    letters = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
+    for letter in letters:
+        forged = headers | {names.H_SIGNATURE: f"{text[:-3]}{letter}=="}
+        assert refusal(forged, by=one) in (Reason.REPLAYED, Reason.TAMPERED)
+
+
+@pytest.mark.parametrize("expires", ["²", "٣", "1e9", "-1", "", "9" * 16])
+def test_expiry_that_is_no_number_is_refused(expires: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A login signs what it likes; digits that are no decimals end nothing."""
+    monkeypatch.setattr("holdfast.identity.requests.str", lambda _: expires, raising=False)
+    headers = signed(login("operator"))
+    assert headers[names.H_EXPIRES] == expires
+    monkeypatch.undo()
+    assert refusal(headers) is Reason.TAMPERED
 
 
 def test_request_signed_before_a_restart_is_refused() -> None:

@@ -30,6 +30,7 @@ from holdfast.names import (
     H_MARKER,
     H_SEQUENCE,
     H_TTL,
+    is_literal,
     kv_key,
     kv_stream,
     kv_subject,
@@ -187,8 +188,14 @@ class Bucket:
         headers = {H_EXPECTED: str(expected), H_KV_OPERATION: "DEL"}
         await self._broker.store(self._prefix + key, b"", headers)
 
+    async def remove_stray(self, key: str) -> None:
+        """Delete the record under a key that is a wildcard; no revision of it can be compared."""
+        await self._broker.store(self._prefix + key, b"", {H_KV_OPERATION: "DEL"})
+
     async def delete(self, key: str) -> None:
         """Remove a key with all its traces."""
+        if not is_literal(key):
+            raise errors.InvalidName(f"key {key!r} stands for others as well: nothing was removed")
         await self._broker.api(f"STREAM.PURGE.{self.stream}", {"filter": self._prefix + key})
 
     async def entries(self, prefix: str = "") -> AsyncIterator[Entry]:
@@ -204,6 +211,10 @@ class Bucket:
 
     def read(self, decode: Callable[[bytes], T], entry: Entry) -> T | None:
         """An entry's record, or None when it cannot be read, which is noted."""
+        if not is_literal(entry.key):
+            stray = errors.Unreadable("its key is a wildcard: it cannot be read back")
+            self._broker.unreadable.note(self.name, entry.key, stray, entry.value)
+            return None
         return self._broker.unreadable.read(decode, self.name, entry.key, entry.value)
 
     async def records(

@@ -67,8 +67,9 @@ class DeadInboxes:
         await self._broker.unsubscribe(subscription)
 
     def _receive(self, subject: bytes, reply: bytes, body: bytes, headers: bytes | None) -> None:
-        if reply.startswith(b"$JS.ACK."):
-            task = asyncio.create_task(self._give_back(reply.decode()), name="holdfast-nak")
+        where = reply.decode("ascii", "replace")
+        if self._broker.names.takes_acks(where):
+            task = asyncio.create_task(self._give_back(where), name="holdfast-nak")
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
 

@@ -23,7 +23,7 @@ import msgspec
 
 from holdfast.broker import Broker, Bucket, Entry
 from holdfast.broker.pull import NAK, NANO
-from holdfast.errors import BrokerError, Conflict
+from holdfast.errors import BrokerError, Conflict, HoldfastError
 from holdfast.model import run as runs
 from holdfast.model.dead import dead_headers
 from holdfast.model.node import HeldRun, NodeRecord
@@ -63,8 +63,13 @@ class Recovery:
         """
         unclaimed = [held.reply for held in index if not held.revision]
         for reply in unclaimed:
-            await self._broker.publish(reply, NAK)
+            await self._nak(reply, NAK)
         return len(unclaimed)
+
+    async def _nak(self, reply: str, body: bytes) -> None:
+        """Give a message back, if it is one of ours: a client chooses what its records name."""
+        if self._broker.names.takes_acks(reply):
+            await self._broker.publish(reply, body)
 
     async def sweep(self, node: NodeRecord, known: set[str], grace_left: float) -> int:
         """Look through all records for claims of the node that its index did not have."""
@@ -105,7 +110,7 @@ class Recovery:
         elif record.reply:
             delay = grace_left if record.restart == "after_grace" else 0.0
             body = NAK + b' {"delay": %d}' % int(delay * NANO) if delay > 0 else NAK
-            await self._broker.publish(record.reply, body)
+            await self._nak(record.reply, body)
         return 1
 
     async def _bury(self, node: NodeRecord, run: str, record: RunRecord, revision: int) -> None:
@@ -148,6 +153,6 @@ class Recovery:
             await self._runs.put(run, runs.encode(ended), expected=revision, ttl=KEPT_SECONDS)
         except Conflict:
             log.info("run %s was settled in the last moment", run)
-        except BrokerError as failure:
-            self.unfinished = True
+        except HoldfastError as failure:
+            self.unfinished |= isinstance(failure, BrokerError)  # the rest fails again
             log.warning("run %s could not be written down as lost: %s", run, failure)

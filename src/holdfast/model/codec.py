@@ -52,6 +52,10 @@ Number = Annotated[int, Meta(ge=-MOST, le=MOST)]
 """A whole number whose sign is checked elsewhere."""
 Name = Annotated[str, Meta(pattern=r"^[\w=-]{0,128}$(?!\n)")]
 """A job, group, node or agent, or nothing: one token of a subject."""
+GivenName = Annotated[str, Meta(pattern=r"^[\w=-]{1,128}$(?!\n)")]
+"""The same where there must be one: what is made of it is a subject."""
+ObjectName = Annotated[str, Meta(max_length=1024)]
+"""A large value's name, or nothing: it travels in a header, of which 64 kB are too many."""
 RunId = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_=/-]{0,400}$(?!\n)")]
 """A run's id, or nothing."""
 Address = Annotated[str, Meta(pattern=r"^[!-)+-=?-~]{0,1024}$(?!\n)")]

@@ -24,7 +24,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
-from holdfast.model.codec import Address, Codec, Count, Instant, Name
+from holdfast.model.codec import Address, Codec, Count, GivenName, Instant, Name, ObjectName
 
 State = Literal["running", "done", "failed", "cancelled", "dead", "lost"]
 Outcome = Literal["done", "failed", "timeout", "crashed", "cancelled", "snoozed", "given_back"]
@@ -70,8 +70,8 @@ class RunRecord(msgspec.Struct, omit_defaults=True, frozen=True):
 
     state: str
     """One of `State`; a newer version may know more."""
-    group: Name
-    job: Name
+    group: GivenName
+    job: GivenName
     message: Count = 1
     """The attempt stamped on the message that carries the run; older messages are superseded."""
     failures: Count = 0
@@ -94,13 +94,13 @@ class RunRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     attempts: tuple[Attempt, ...] = ()
     error: str = ""
     result: msgspec.Raw = NO_RESULT
-    result_object: str = ""
+    result_object: ObjectName = ""
     progress: Progress | None = None
     once: bool = False
     """Its message is gone before it starts (`at_most_once`)."""
     body: bytes = b""
     """The payload of such a run, while it is running."""
-    body_object: str = ""
+    body_object: ObjectName = ""
     """Where that payload is, when no record can carry it."""
     cause: str = ""
     """The run that published the event or enqueued this run."""

@@ -11,6 +11,7 @@ of one bucket, newest first.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -20,9 +21,20 @@ from holdfast.broker import Bucket
 from holdfast.client import Client
 from holdfast.client.schedules import REGISTRATION
 from holdfast.errors import InvalidInput, NotFound, SettingsError, Unavailable, Unreadable
+from holdfast.identity import load_credentials
+from holdfast.identity.grants import ROLES
+from holdfast.identity.patterns import covers
 from holdfast.model import fleet, lease, node, run, schedule, slot
 from holdfast.model.codec import JSON
-from holdfast.names import SETTINGS_REVISION, Names, kv_key, kv_stream, kv_subject, parse_return_key
+from holdfast.names import (
+    SETTINGS_REVISION,
+    Names,
+    is_literal,
+    kv_key,
+    kv_stream,
+    kv_subject,
+    parse_return_key,
+)
 from holdfast.settings import records as settings
 from holdfast.status.audit import ACTION, Audit
 from holdfast.status.messages import by_sequence, delete, newest
@@ -49,8 +61,9 @@ class Damaged(msgspec.Struct, frozen=True):
 
     @property
     def remedy(self) -> str:
-        """The command that removes it."""
-        return f"holdfast unreadable remove {self.bucket} {self.key}"
+        """The command that removes it, for a shell: whoever wrote the record chose the key."""
+        option = "-- " if self.key.startswith("-") else ""
+        return f"holdfast unreadable remove {option}{self.bucket} {shlex.quote(self.key)}"
 
 
 class UnreadableRecords:
@@ -66,11 +79,21 @@ class UnreadableRecords:
         """Those of every bucket and of the ledger, up to `LISTED`."""
         found: list[Damaged] = []
         for bucket, decode in decoders(self._names).items():
+            if not self._may_read(bucket):
+                continue
             async for one in self._look(bucket, decode):
                 found.append(one)
                 if len(found) >= LISTED:
                     return found
         return found
+
+    def _may_read(self, bucket: str) -> bool:
+        """Not every login reads every bucket: an operator has no business with sessions."""
+        file = self._broker.config.credentials_file
+        grant = ROLES.get(load_credentials(file).role) if file else None
+        stream = bucket if bucket == self._names.ledger else kv_stream(bucket)
+        asked = f"$JS.API.STREAM.INFO.{stream}"
+        return grant is None or any(covers(g, asked) for g in grant(self._names).publish)
 
     async def _look(self, bucket: str, decode: Decode) -> AsyncIterator[Damaged]:
         ledger = bucket == self._names.ledger
@@ -102,6 +125,9 @@ class UnreadableRecords:
         await Audit(self._client, self._who).write("remove", detail=f"{bucket}/{key}")
 
     async def _remove_key(self, bucket: Bucket, key: str, decode: Decode) -> None:
+        if not is_literal(key):
+            await self._remove_stray(bucket, key)
+            return
         revision, entry = await bucket.last(key)
         if entry is None:
             raise NotFound(f"bucket {bucket.name} has no record {key!r}")
@@ -110,6 +136,12 @@ class UnreadableRecords:
             await bucket.delete(entry.key)  # a second write to a return is refused, a marker too
         else:
             await bucket.remove(entry.key, expected=revision)
+
+    async def _remove_stray(self, bucket: Bucket, key: str) -> None:
+        """A read of such a key finds others, so the listing says whether it is there."""
+        if key not in {entry.key async for entry in bucket.entries()}:
+            raise NotFound(f"bucket {bucket.name} has no record {key!r}")
+        await bucket.remove_stray(key)
 
     async def _remove_message(self, key: str, decode: Decode) -> None:
         ledger = self._names.ledger
@@ -123,6 +155,8 @@ class UnreadableRecords:
 
 
 def _reason(decode: Decode, key: str, body: bytes) -> str:
+    if not is_literal(key):
+        return "its key is a wildcard: it cannot be read back"
     try:
         decode(key, body)
     except Unreadable as error:
