@@ -98,6 +98,36 @@ def test_plain_texts_are_left_alone() -> None:
     assert masked_headers({"X-Trace": "1", "Cookie": "a=b"}) == {"X-Trace": "1", "Cookie": MASK}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "curl --user=bob:hunter2Zx9 https://x",
+        "<password>hunter2Zx9 and more</password>",
+        "<wsse:Password>hunter2Zx9</wsse:Password>",
+        "GET /?next=%2F%3Fclient_secret%3Dhunter2Zx9",
+        '{"Name": "DB_PASSWORD", "Value": "hunter2Zx9"}',
+        '{"k": "password", "v": "hunter2Zx9"} and text',
+        "https://hooks.slack.com/services/T000/B000/hunter2Zx9",
+        "https://discord.com/api/webhooks/1/hunter2Zx9",
+        "https://api.telegram.org/bot12:hunter2Zx9/sendMessage",
+        "Passwort: hunter2Zx9",
+        "contrase\u00f1a=hunter2Zx9",
+    ],
+)
+def test_secrets_in_other_notations_are_masked(text: str) -> None:
+    """Elements, encoded queries, addresses that are passwords; twice is as good as once."""
+    once = masked_text(text)
+    assert "hunter2Zx9" not in once
+    assert masked_text(once) == once
+    assert "hunter2Zx9" not in masked_body(text)
+
+
+def test_text_behind_an_element_is_left_alone() -> None:
+    """Only what an element of a secret name contains; an arrow is no element."""
+    text = "<p>the token</p> <token/> a->password>b <user>bob</user> done"
+    assert masked_text(text) == text
+
+
 def test_words_and_pairs_are_masked() -> None:
     """Lists of words, pairs of headers and named values have their secrets beside the name."""
     assert masked(["mysql", "--password", "x", "db"]) == ["mysql", "--password", MASK, "db"]

@@ -41,7 +41,7 @@ _PAIRS: Final = re.compile(
     r"keys?|cardnumber"
 )
 _PARTS: Final = re.compile(
-    r"password|passwd|passphrase|secret(?!ar)|apikey|accesskey|privatekey|credential|authorization"
+    r"password|passwd|passphrase|passwort|kennwort|contrase|secret(?!ar)|apikey|accesskey|privatekey|credential|authorization"
     r"|tokens?$|(?<!com)(?<!by)(?<!tres)(?<!sur)pass$|pwd$"
 )
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -71,8 +71,10 @@ _known = lru_cache(maxsize=4096)(_judged)
 
 # ---- values
 
-_NAMING: Final = ("name", "key", "field", "header", "parameter", "param", "variable", "env")
-_VALUES: Final = ("value", "values", "val", "content", "data", "default")
+_NAMING: Final = frozenset(
+    {"name", "key", "k", "field", "header", "parameter", "param", "variable", "env"}
+)
+_VALUES: Final = frozenset({"value", "values", "val", "v", "content", "data", "default"})
 _FLAG: Final = re.compile(r"-{1,2}[\w-]{1,120}")
 _LOGIN_FLAGS: Final = frozenset({"-u", "--user", "--proxy-user", "--userpwd"})
 
@@ -98,10 +100,13 @@ def masked(value: Any) -> Any:
 
 def _masked_members(members: dict[Any, Any]) -> dict[Any, Any]:
     """An object with the members masked that their names call secret: one level."""
-    named = any(isinstance(n := members.get(k), str) and is_secret(n) for k in _NAMING)
+    named = any(
+        isinstance(value, str) and str(key).lower() in _NAMING and is_secret(value)
+        for key, value in members.items()
+    )
     found: dict[Any, Any] = {}
     for key, value in members.items():
-        hidden = value and (is_secret(str(key)) or (named and key in _VALUES))
+        hidden = value and (is_secret(str(key)) or (named and str(key).lower() in _VALUES))
         found[masked_text(key) if isinstance(key, str) else key] = MASK if hidden else value
     return found
 
@@ -133,7 +138,7 @@ _PLAIN: Final = re.compile(r"[\w./-]{0,19}", re.ASCII)
 _ESCAPED: Final = re.compile(r"(?<!\\)\\++u00([2-7][0-9a-fA-F])")
 _KEY: Final = re.compile(
     r"(?<![\w-])([\w-]++)"
-    r"(?:([\\\"'`\]]{0,8}+\s*+(?:=>|:=|=|:)\s*+)"
+    r"(?:([\\\"'`\]]{0,8}+\s*+(?:=>|:=|=|:)\s*+|>|%3[aAdD])"
     r"|((?<=\w)[ \t]++|[\\\"'`]{1,8}+\s*+,\s*+))?"
 )
 _SCHEME: Final = re.compile(r"(?:bearer|basic|digest|negotiate|token|apikey)[ \t]++", re.IGNORECASE)
@@ -150,11 +155,17 @@ _WORD: Final = re.compile(r"[\\\"'`]{0,8}+[^\s\\\"'`]*+")
 _CALL: Final = re.compile(r"[A-Za-z_][\w.]*+(?=\()")
 _BARE: Final = re.compile(r"[^\s,;&})\]\"'`<>]++")
 _BRACKETS: Final = re.compile(r"[\[\](){}\"]")
+_ELEMENT: Final = re.compile(r"[^<]*+")
 _LINE_NAMES: Final = re.compile(r"authori[sz]ation|cookie", re.IGNORECASE)
 _ADDRESS: Final = re.compile(r"://([^\s/?#\"'<>`]*+)")
 _LATER_LOGIN: Final = re.compile(r"[^\s@\"'<>]{1,256}+@")
 _PORT: Final = re.compile(r"[^:]*+(?::\d*+)?")
 _BEARER: Final = re.compile(r"(bearer\s{1,64}+)[\w.~+/=-]{8,}+", re.IGNORECASE)
+_HOOK: Final = re.compile(
+    r"(hooks\.slack\.com/[a-z]{1,20}+/|discord(?:app)?\.com/api/webhooks/|api\.telegram\.org/bot)"
+    r"[^\s\"'<>`]++"
+)
+"""Addresses that are passwords themselves: who knows them may post."""
 _RUN: Final = re.compile(r"[\w.-]{20,}+", re.ASCII)
 _TOKEN: Final = re.compile(
     r"(?<![A-Za-z0-9])(?:hft_|eyJ|gh[pousr]_|github_pat_|glpat-|xox[abeprs]-|[sr]k[-_]|AKIA|ASIA"
@@ -173,7 +184,7 @@ def masked_text(text: str) -> str:
         text = _without_pem(text)
     text = _without_values(text)
     if "://" in text:
-        text = _without_logins(text)
+        text = _HOOK.sub(rf"\g<1>{MASK}", _without_logins(text))
     text = _BEARER.sub(rf"\g<1>{MASK}", text)
     return _RUN.sub(_without_token, text)
 
@@ -206,12 +217,19 @@ def _without_values(text: str) -> str:
         name, sign, gap = found[1], found[2], found[3]
         if sign is None and not _takes_next(text, name, gap, place):
             continue
-        if sign is not None and not is_secret(name) and not (named and name in _VALUES):
-            if name in _NAMING:  # {"name": "PASSWORD", "value": "…"}
+        if sign == ">" and text[found.start() - 1 : found.start()] not in ("<", ":"):
+            continue  # no element begins here
+        is_value = named and name.lower() in _VALUES
+        if sign is not None and not (is_secret(name) or is_value or _logs_in(text, name, place)):
+            if name.lower() in _NAMING:  # {"name": "PASSWORD", "value": "…"}
                 word = _NAMED.match(text, place)
                 named = word is not None and is_secret(word[1])
             continue
-        start, end, quote = _value(text, place, bool(sign and _LINE_NAMES.search(name)))
+        if sign == ">":
+            element = _ELEMENT.match(text, place)
+            start, end, quote = place, element.end() if element else place, ""
+        else:
+            start, end, quote = _value(text, place, bool(sign and _LINE_NAMES.search(name)))
         if end > start:
             quote = quote or ('"' if sign and sign.startswith('"') else "")
             parts += [text[at:start], f"{quote}{MASK}{quote}"]
@@ -224,10 +242,15 @@ def _takes_next(text: str, name: str, gap: str | None, place: int) -> bool:
     if gap is None:
         return False
     if name in _LOGIN_FLAGS:
-        word = _WORD.match(text, place)
-        return word is not None and ":" in word[0]
+        return _logs_in(text, name, place)
     quoted = not gap.strip() and text[place : place + 1] in ("'", '"')
     return (name.startswith("-") or quoted) and is_secret(name)
+
+
+def _logs_in(text: str, name: str, place: int) -> bool:
+    """Whether a flag is followed by a user and a password: `-u a:b`, `--user=a:b`."""
+    word = _WORD.match(text, place) if name in _LOGIN_FLAGS else None
+    return word is not None and ":" in word[0]
 
 
 def _value(text: str, start: int, whole_line: bool) -> tuple[int, int, str]:
