@@ -191,7 +191,8 @@ async def test_result_over_the_message_limit_goes_through_the_object_store(app: 
         assert await run.result(10) == "é" * 1_500_000
         record = await record_of(app, run.id)
         assert record is not None
-        assert record.result_object == f"result/{run.id}"
+        (attempt,) = record.attempts
+        assert record.result_object == f"result/{run.id}/{attempt.epoch}"
         assert bytes(record.result) == b"null"
 
 
