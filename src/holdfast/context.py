@@ -137,7 +137,7 @@ class _Facts:
 
 
 def _fraction(given: SupportsFloat | None) -> float | None:
-    """A handler's progress as the record keeps it: any number will do, if it is one."""
+    """A handler's progress as the record keeps it; any kind of number is accepted."""
     if given is None:
         return None
     try:

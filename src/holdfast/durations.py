@@ -16,7 +16,7 @@ Duration = float | int | str | timedelta
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 _LONGEST = 366 * 86400.0 * 100
-_LONGEST_TEXT = 100  # a search for parts takes the square of it, and a stranger may write it
+_LONGEST_TEXT = 100  # the search takes quadratic time, and the text may be foreign
 
 
 def seconds(value: Duration, what: str = "duration") -> float:

@@ -21,7 +21,7 @@ Errors of the NATS client never leave `holdfast.broker`: they arrive here as one
     │   ├── ServerTooOld
     │   ├── PermissionDenied
     │   ├── Unavailable           nobody answers for the stream right now; nothing was applied
-    │   ├── NotFound              stream, consumer, message or key is not there
+    │   ├── NotFound              stream, consumer, message or key does not exist
     │   ├── ClaimLost             the run is somebody else's now: this attempt must stop
     │   ├── NodeLost              this node was declared lost: it must end
     │   │   └── CutOff            it could not reach NATS, and stopped by its settings

@@ -3,7 +3,7 @@
 A handler may fork (`os.fork`, `multiprocessing` with the start method "fork"). The child inherits
 every socket of the worker, so when the worker is killed, its connections stay open for as long as
 the child lives: the server takes a dead worker for a connected one. Whoever owns sockets registers
-with `closed_in_children`; in a forked child they are closed, without a word to the other side.
+with `closed_in_children`; in a forked child they are closed, and nothing is sent on them.
 
 Each descriptor is replaced by `/dev/null` and not freed: objects of the parent's live on in the
 child, and would otherwise close a file that got the same number later.

@@ -29,6 +29,7 @@ READ_SECONDS = 5.0
 MOST_READING = 100
 """Probes that may be under way at once; strangers who send nothing must not use up descriptors."""
 MOST_BYTES = 16 * 1024
+"""Of a request's headers: a probe sends a few hundred."""
 _REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
 
@@ -61,7 +62,7 @@ class HealthServer:
         self._health = health
         self._server: asyncio.Server | None = None
         self._reading: dict[asyncio.StreamWriter, None] = {}
-        """Connections that have not said what they want, the oldest first."""
+        """Connections whose request is incomplete, the oldest first."""
         closed_in_children(self)
 
     def filenos(self) -> list[int]:
@@ -90,7 +91,7 @@ class HealthServer:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._reading) >= MOST_READING:  # the one that has taken longest makes place
+        if len(self._reading) >= MOST_READING:  # close the slowest to make room
             next(iter(self._reading)).transport.abort()
         self._reading[writer] = None
         try:

@@ -105,7 +105,7 @@ class Broker:
         self._measuring: asyncio.Task[None] | None = None
         self.api_level = 0
         self.unreadable = Unreadables()
-        """Notes what cannot be read of what others have stored and sent."""
+        """Counts and logs records and messages that cannot be read."""
         self.closed: asyncio.Event = asyncio.Event()
         self._name = name
         self._nc = WireClient()
@@ -135,7 +135,7 @@ class Broker:
 
     @functools.cached_property
     def guard(self) -> RequestGuard:
-        """Knows who may ask this process for something; one for each connection."""
+        """Checks who may send requests to this process; one for each connection."""
         return request_guard(self.config)
 
     @functools.cached_property
@@ -143,7 +143,7 @@ class Broker:
         return request_signer(self.config, self.server_now)
 
     def signature(self, subject: str, body: bytes) -> Headers | None:
-        """Headers that say who asks; None where the login has no proof of its role."""
+        """Headers that prove who asks; None where the login has no certificate."""
         return self._signer.sign(subject, body) if self._signer else None
 
     async def ask(self, subject: str, body: bytes = b"", timeout: float = 0) -> Received:
@@ -341,7 +341,7 @@ class Broker:
         return lambda: self._disconnected.remove(callback)
 
     def on_missing(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back when a stream seems to be missing; returns the way to stop that."""
+        """Call back when a stream seems to be missing; returns a function that unsubscribes."""
         self._missed.append(callback)
         return lambda: self._missed.remove(callback)
 

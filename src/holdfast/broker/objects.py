@@ -5,7 +5,7 @@ that names them. It is there as a whole or not at all, since the record comes la
 server removes both by itself; without one they live as long as the bucket says.
 
 A bucket is made on first use, and made again when it has been deleted. One of an earlier version
-learns per-object TTLs on the first write that has one; where this login may not teach it that, the
+is changed to allow TTLs by the first write that has one; where this login may not change it, the
 bucket's own age limit applies.
 """
 
@@ -88,7 +88,7 @@ class Objects:
         await self._may_expire()
 
     async def _may_expire(self) -> bool:
-        """Whether the bucket takes TTLs; it is made, or taught, if that is what it needs."""
+        """Whether the bucket allows TTLs; it is created or changed if necessary."""
         if self._expires is None:
             try:
                 config = (await self._broker.api(f"STREAM.INFO.{self._stream}"))["config"]
@@ -103,7 +103,7 @@ class Objects:
             changed = config | {"allow_msg_ttl": True}
             await self._broker.api(f"STREAM.UPDATE.{self._stream}", changed)
         except errors.PermissionDenied:
-            log.info("%s keeps objects for its own age limit: no TTLs", self._stream)
+            log.info("%s has no TTLs: its own age limit applies to objects", self._stream)
             return False
         return True
 
@@ -162,7 +162,7 @@ class Objects:
                 await read_ack(future)
 
     async def _info(self, name: str) -> dict[str, Any]:
-        """What the bucket says of a value; empty when it does not have it."""
+        """A value's metadata; empty when the bucket does not have the value."""
         request = {"last_by_subj": object_meta(self._bucket, name)}
         try:
             answer = await self._broker.api(f"STREAM.MSG.GET.{self._stream}", request)
@@ -198,7 +198,7 @@ class Objects:
         return bool(await self._info(name))
 
     async def delete(self, name: str) -> None:
-        """Remove a value with all its traces; one that does not exist is fine."""
+        """Remove a value and its chunks; a missing one is fine."""
         with contextlib.suppress(errors.BrokerError):
             info = await self._info(name)
             await self._purge(object_meta(self._bucket, name))

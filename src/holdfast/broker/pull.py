@@ -41,6 +41,7 @@ GIVE_UP_SECONDS: Final = 60.0
 REFUSED_SECONDS: Final = 0.1
 MAX_BATCH: Final = 2_000
 EXTENSION_SECONDS: Final = 2.0
+"""Twice what a keeper waits for the server's confirmation of an extension."""
 
 ACK: Final = b"+ACK"
 NAK: Final = b"-NAK"
@@ -74,7 +75,7 @@ class Delivery:
         self.reply = reply
         self.board: Board | None = None
         self.place = -1
-        """Where others see that it is held; it is left before any acknowledgement."""
+        """Its place on the board; freed before any acknowledgement."""
         parts = reply.split(".")
         end = 0 if len(parts) == 9 else -1
         self.deliveries = int(parts[end - 5])

@@ -284,7 +284,7 @@ class Topology:
     async def _first_sequence(self, stream: str) -> Config:
         """Where the sequences of a new stream begin: above all that a deleted one can have had."""
         if stream in (self._names.dead, self._names.ledger) or stream == self._names.taskiq_dead:
-            return {}  # nothing compares their numbers, and people type those of dead letters
+            return {}  # nothing compares these, and people type the numbers of dead letters
         if not self._broker.knows_time:
             for known in (self._names.jobs, self._names.ledger):
                 with contextlib.suppress(errors.NotFound):
@@ -373,7 +373,7 @@ class Topology:
         await self.create_consumer(stream, config)
 
     async def _label(self, stream: str, config: Config, app: str) -> None:
-        """Say whose consumer it is, on one that a version before labels has made."""
+        """Add the app's label to a consumer that an earlier version made without one."""
         labels = config.get("metadata") or {}
         if app and APP_LABEL not in labels:
             metadata = {**labels, APP_LABEL: app}

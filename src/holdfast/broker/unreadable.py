@@ -31,8 +31,9 @@ T = TypeVar("T")
 REMEMBERED: Final = 4_096
 """Records known as unreadable: a flood of them must not grow the process."""
 LINES: Final = 20
-"""Log lines for each bucket in `WINDOW_SECONDS`: who can write a record could else fill a disk."""
+"""Log lines for each bucket in `WINDOW_SECONDS`: anybody who writes records could fill the disk."""
 WINDOW_SECONDS: Final = 60.0
+"""Short enough that new damage is logged soon after a flood."""
 
 
 class Unreadables:

@@ -2,7 +2,7 @@
 
 Each is asked about every few seconds, and all of them at once when a write or a read finds that
 one is missing. A missing one is made again, empty, by whoever notices first; the others see that it
-is another one (`created` differs) and are told too, since what they had in it is gone.
+is another one (`created` differs) and call `on_made`, since what they had in it is gone.
 
 What cannot be made again is a problem, for which the role is not ready; after `GIVE_UP_SECONDS`
 `run` ends with `Unavailable`, so that the process exits and is restarted instead of looking
@@ -38,7 +38,7 @@ def _ignore(_: str) -> None:
 
 
 class Upkeep:
-    """Keeps what one role needs on the server, while `run` runs."""
+    """Creates again what one role needs on the server, while `run` runs."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Upkeep:
         on_made: OnMade = _ignore,
     ) -> None:
         """`core`: what every namespace consists of; `buckets` and `optional` are nouns beside it;
-        `on_made` hears of each stream that is another one than before."""
+        `on_made` is called for each stream that was created again."""
         self._topology = topology
         self._broker = topology.broker
         self._core = core
@@ -60,7 +60,7 @@ class Upkeep:
         self._created: dict[str, str] = {}
         self._denied: set[str] = set()
         self._failing: dict[str, tuple[float, str]] = {}
-        """Streams that are missing and cannot be made: since when, and why."""
+        """Streams that are missing and cannot be created: since when, and why."""
         self._look = asyncio.Event()
 
     @property
@@ -97,7 +97,7 @@ class Upkeep:
             for config, optional in wanted:
                 await self._keep(config, optional)
         except (errors.NotConnected, errors.Unavailable, errors.OutcomeUnknown) as error:
-            log.debug("streams not looked at: %s", error)
+            log.debug("streams not checked: %s", error)
         self._give_up()
         return bool(self._failing)
 
@@ -117,7 +117,7 @@ class Upkeep:
             created = await self._created_at(name)
         except errors.PermissionDenied as error:
             self._denied.add(name)
-            log.debug("%s is not looked after: %s", name, error)
+            log.debug("%s is not checked: %s", name, error)
             return
         if not created and (not optional or name in self._created):
             created = await self._make(config)

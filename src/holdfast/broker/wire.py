@@ -63,12 +63,12 @@ class WireClient(Client):
             return False
         try:
             listener(subject, reply, data, headers)
-        except Exception as error:  # noqa: BLE001 - whatever a message does, the connection stays
+        except Exception as error:  # noqa: BLE001 - no message may end the connection
             self._malformed(subject, data, error)
         return True
 
     def _malformed(self, subject: bytes, data: bytes, error: Exception) -> None:
-        """A message that nobody could take in: dropped, since the next one may be good."""
+        """Log and drop a message that could not be processed; the next one may be good."""
         log.debug("a message could not be taken in", exc_info=error)
         self.on_malformed(subject, data, error)
 

@@ -36,7 +36,7 @@ def register(app: Cli) -> None:
 
 
 async def backup(folder: FolderArgument) -> None:
-    """Write every stream and bucket of the namespace into a new folder, while all goes on.
+    """Write every stream and bucket of the namespace into a new folder; nothing has to stop.
 
     It needs a login of the role 'backup'. Keep the folder private: it holds every payload
     and result.
@@ -111,7 +111,7 @@ def _as_backup() -> Iterator[None]:
 
 
 async def _reconcile(broker: Broker) -> None:
-    """Let records expect what the restored queue has; say what could not be brought back."""
+    """Repair runs whose message is not in the restored queue; say what could not be repaired."""
     from collections import Counter
 
     from holdfast.client import Client

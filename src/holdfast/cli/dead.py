@@ -45,7 +45,11 @@ Job = Annotated[str, typer.Option("--job", metavar="NAME", help="Of this job.")]
 Group = Annotated[str, typer.Option("--group", metavar="NAME", help="Of this group.")]
 Reason = Annotated[
     str,
-    typer.Option("--reason", metavar="REASON", help="Such as failed, timeout, lost or gone."),
+    typer.Option(
+        "--reason",
+        metavar="REASON",
+        help="Only letters with this reason, e.g. failed, timeout, lost or gone.",
+    ),
 ]
 Error = Annotated[str, typer.Option("--error", metavar="TEXT", help="With this in its error.")]
 Since = Annotated[

@@ -79,7 +79,7 @@ async def _fix(connection: ConnectionConfig, records: RecordConfig, yes: bool) -
             await client.topology.measure_clock()
             cases = await finder.look()
         except NotFound:
-            note("runs are not looked at: streams are missing")
+            note("runs are not checked: streams are missing")
         for case in cases:
             note(f"will repair run {case.run}, whose message is gone")
         if not planned and not cases:

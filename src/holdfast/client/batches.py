@@ -130,7 +130,7 @@ class Batches:
 
 
 def _together(before: errors.BrokerError, after: Outcome) -> Outcome:
-    """What is known of a run that was sent twice: the first one may have arrived."""
+    """The outcome of a run that was sent twice: the first send may have arrived."""
     unknown = isinstance(before, errors.OutcomeUnknown)
     return before if unknown and isinstance(after, errors.HoldfastError) else after
 

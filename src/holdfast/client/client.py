@@ -98,7 +98,9 @@ class Client:
         try:
             return request.spec.recorded and await self.runs.get(request.run) is not None
         except errors.BrokerError as error:
-            log.debug("run %s: its record was not read, the claim decides: %s", request.run, error)
+            log.debug(
+                "run %s: could not read its record, the claim will decide: %s", request.run, error
+            )
             return False
 
     async def _store_new(self, request: Request) -> Stored:
@@ -216,12 +218,12 @@ class Client:
             await clock.sleep(0.1)
 
     async def drop_stored(self, stream: str, sequence: int) -> None:
-        """Remove one stored message. Best effort: whoever reads it must be able to live with it."""
+        """Remove one stored message. Best effort: readers must cope with it."""
         request = {"seq": sequence, "no_erase": True}
         try:
             await self.broker.api(f"STREAM.MSG.DELETE.{stream}", request)
         except errors.BrokerError as error:
-            log.debug("message %d of %s is not removed: %s", sequence, stream, error)
+            log.debug("message %d of %s could not be removed: %s", sequence, stream, error)
 
     async def _ensure(self, deadline: float) -> None:
         """Make the streams if they are missing; when that takes too long, the publish will tell."""

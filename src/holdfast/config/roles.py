@@ -170,21 +170,21 @@ class WorkerConfig(Role):
     blocked_seconds: float = option(
         60.0,
         "How long a handler may block the event loop, or hold the interpreter. After that the "
-        "node is in state ERROR, its process is killed, and the crash counts for that run only; "
-        "0 means for ever.",
+        "node enters ERROR, its process is killed, and the crash counts for that run only; 0 means "
+        "for ever.",
         least=0,
         most=86_400,
     )
     restart: str = option(
         "",
-        "What becomes of a run whose worker was lost, where neither its job nor its group says: "
-        "`immediately`, `after_grace` or `never`; empty means `immediately`.",
+        "Restart strategy of runs whose worker was lost, where neither the job nor the group sets "
+        "one: `immediately`, `after_grace` or `never`; empty means `immediately`.",
         choices=("", *RESTARTS),
     )
     group_restart: str = option(
         "",
-        "The same for single groups, before what the code says about them: "
-        "`payments=after_grace, rockets=never`. What a job itself says stands.",
+        "Restart strategies of single groups, e.g. `payments=after_grace, rockets=never`. They "
+        "override `app.group` in the code; a job's own strategy wins.",
     )
     crash_limit: int = option(
         3, "Crashes of its process after which a run becomes a dead letter.", least=1, most=1000
@@ -194,8 +194,8 @@ class WorkerConfig(Role):
     )
     unknown_payload_seconds: float = option(
         600.0,
-        "How long a run whose payload has a member that its job does not know here is left to "
-        "workers of another version, as during a rollout, before it is a dead letter; 0: at once.",
+        "How long a run whose payload has an unknown member is left to workers of another version, "
+        "as during a rollout, before it becomes a dead letter; 0 means at once.",
         least=0,
         most=86_400,
     )
@@ -208,7 +208,7 @@ class WorkerConfig(Role):
     )
     cleanup_seconds: float = option(
         10.0,
-        "How long a handler that was cancelled may clean up. After that its attempt is over "
+        "How long a handler that was cancelled may clean up. After that its attempt is settled "
         "without it; it keeps its place until it ends.",
         least=0,
         most=3600,
@@ -258,10 +258,10 @@ class LivenessConfig(Role):
     )
     cut_off: str = option(
         "stop",
-        "What a worker does that cannot reach NATS for its timeout. `stop`: it is DISCONNECTED, "
-        "takes nothing, lets handlers end within the grace period, interrupts the others, and "
-        "starts again as a new node when NATS is there. `wait`: handlers go on; when NATS is there "
-        "and nobody has declared it lost, it works on.",
+        "What a worker does when it cannot reach NATS for its timeout. `stop`: it is DISCONNECTED, "
+        "takes no runs, lets handlers end within the grace period, interrupts the others, and "
+        "starts again as a new node when NATS is back. `wait`: handlers continue, and so does the "
+        "worker when NATS is back and nobody has declared it lost.",
         choices=("stop", "wait"),
     )
     heartbeat_seconds: float = option(
@@ -285,7 +285,7 @@ class LivenessConfig(Role):
     ping_misses: int = option(
         0,
         "Pings in a row with proof of absence that are tolerated where the server cannot be asked "
-        "for the node's connection.",
+        "about the node's connection.",
         least=0,
         most=1000,
     )

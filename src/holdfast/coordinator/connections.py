@@ -22,6 +22,7 @@ from holdfast.names import CONNECTIONS
 log = logging.getLogger("holdfast.coordinator")
 
 MOST_ASKED: Final = 4_096
+"""Open questions that are remembered; far more than there are suspects at a time."""
 
 
 class _Server(msgspec.Struct, frozen=True):
@@ -83,7 +84,7 @@ class Connections:
             body = b'{"cid":%d}' % client
             await self._broker.publish(CONNECTIONS, body, reply=f"{self._inbox}.{number}")
         except BrokerError as error:
-            log.debug("connections not asked for: %s", error)
+            log.debug("servers not asked for connections: %s", error)
 
     def _warn(self) -> None:
         if not self._warned:
@@ -100,6 +101,6 @@ class Connections:
             answer = msgspec.json.decode(body, type=_Answer)
             node, client = self._asked[int(subject.rpartition(b".")[2])]
         except (msgspec.DecodeError, KeyError, ValueError):
-            return  # nobody there to answer, or an answer to something long forgotten
+            return  # no responders, or an answer to a question that was dropped
         there = any(found.cid == client for found in answer.data.connections)
         self._told(node, answer.server.id, client, there)

@@ -5,12 +5,12 @@ the node's own settings. A verdict is one compare-and-swap on the node's last he
 coordinator wins it, and a node that was alive after all has made its record newer and wins instead.
 
 Three detectors. Whoever beats for a node may say itself that the node's process is gone. A process
-that was killed has no connection any more, which its server knows at once (`detection`). Silence on
+that was killed has lost its connection, which its server knows at once (`detection`). Silence on
 both ways, pings and heartbeats, for the whole timeout is a process that is frozen or cut off. A
 ping that is merely not answered in time proves nothing.
 
-It judges only while it is RUNNING and trusted itself, and waits after a break of its own
-connection. It never judges itself. An error while reading changes nothing.
+It judges only while it is RUNNING and trusted itself, and waits after its own connection
+broke. It never judges itself. An error while reading changes nothing.
 
     alive ──► DISCONNECTED ──(grace)──► NOT_RUNNING ──► INACTIVE
     TERMINATING, then silent ─────────► NOT_RUNNING
@@ -61,9 +61,9 @@ SETTLE_SECONDS = 1.5
 """After a break of its own connection a coordinator judges nobody for so long."""
 INACTIVE_TTL_SECONDS = 3_600.0
 STRANDED_SECONDS = 30.0
-"""How often to look for runs whose message is gone: nothing but a deletion by hand makes them."""
+"""How often to look for runs whose message is gone: only a deletion by hand causes them."""
 SHARE = 20
-"""A look that takes long is followed by a pause of this many times as much."""
+"""After a search, pause for this many times its duration: it costs at most 5 % of the time."""
 
 
 class Coordinator:
@@ -180,7 +180,7 @@ class Coordinator:
             log.debug("orphans not looked for: %s", error)
 
     async def _look_for_stranded(self) -> None:
-        """Look for runs whose message is gone; seldom enough to cost little of anybody's time."""
+        """Look for runs whose message is gone, rarely enough to cost little."""
         clock = self._broker.clock
         began = clock.monotonic()
         pause = STRANDED_SECONDS * (1 if self._is_first else 3)
@@ -188,7 +188,7 @@ class Coordinator:
             if done := await repair_all(self._stranded, await self._stranded.look()):
                 log.warning("%d runs waited for a message that was gone: repaired", len(done))
         except BrokerError as error:
-            log.debug("stranded runs not looked for: %s", error)
+            log.debug("search for stranded runs failed, will retry: %s", error)
         took = clock.monotonic() - began
         self._next_look = clock.monotonic() + max(pause, SHARE * took)
 
@@ -328,13 +328,13 @@ class Coordinator:
             self._end(seen, "NOT_RUNNING")
 
     async def _take_up(self, seen: Seen) -> None:
-        """A node's own last word, or its keeper's: its process is gone; recover what it held."""
+        """The node, or its keeper, reported that its process is gone: recover what it held."""
         heard, reason = seen.heard, seen.record.reason
         taken = msgspec.structs.replace(seen.record, by=self.node, held=())
         try:
             revision = await self._put(taken, seen.revision, ENDED_TTL_SECONDS)
         except (Conflict, BrokerError) as error:
-            log.debug("node %s not taken up: %s", taken.id, error)
+            log.debug("node %s not recovered here: %s", taken.id, error)
             return
         seen.wrote(taken, revision, self._broker.clock.monotonic())
         self.telemetry.transitions.labels(taken.role, taken.state).inc()
@@ -381,6 +381,6 @@ class Coordinator:
 
 
 REPORTED = frozenset({"DISCONNECTED", "NOT_RUNNING"})
-"""States in which a node's own word means that its process ended without giving anything back."""
+"""States that, reported by the node itself, mean that it ended and gave nothing back."""
 JUDGED = frozenset({"CREATED", "RUNNING"})
 """States from which a silent node is DISCONNECTED; one that was ending is NOT_RUNNING at once."""

@@ -1,12 +1,11 @@
 """Looking at nodes: pings, the servers' word on connections, and what follows from both.
 
-In every round each node is pinged on its own subject. Whoever nobody takes the ping for, or who
-does not answer soon, is a suspect: it is pinged a few times more, and its server is asked for its
-connection; its word that this is gone counts only if it has said before that it was there. When all
-that proves a node gone is decided in `holdfast.model.suspicion`; here is the I/O, and two rules
-about the one who looks. A coordinator whose own tick comes late forgets what it
-suspects, for the answers of others may have waited as well. And it takes the quick way only while
-few nodes are suspects (`Hold`).
+In every round each node is pinged on its own subject. A node is a suspect when nobody receives the
+ping, or no answer comes soon: it is pinged a few times more, and its server is asked for its
+connection. "It is gone" counts only from a server that has confirmed the connection before. When a
+node counts as gone is decided in `holdfast.model.suspicion`; this module has the I/O, and two rules
+about the coordinator itself. One whose own tick is late forgets its suspicions, because answers may
+be waiting unread. And it judges by connections only while few nodes are suspects (`Hold`).
 """
 
 from __future__ import annotations
@@ -25,10 +24,11 @@ from holdfast.ownership.membership import PONG
 log = logging.getLogger("holdfast.coordinator")
 
 LATE_SECONDS: Final = 0.15
-"""A tick later than this: answers of the last moments may have arrived and not been read."""
+"""After a tick this late, answers may have arrived that were not read yet."""
 PONG_SECONDS: Final = 2.0
+"""How long an answer to a ping is waited for; it is also the slowest answer that is measured."""
 VOUCHING: Final = 3
-"""Once would do; an answer may be lost."""
+"""Questions about a new connection: one is enough, unless an answer is lost."""
 
 
 class Detection:
@@ -46,7 +46,7 @@ class Detection:
         await self._connections.open()
 
     def start_over(self) -> None:
-        """After a break of our own connection."""
+        """Forget every suspicion: our own connection broke."""
         self._connections.start_over()
         self._ticked = None
 
@@ -150,5 +150,5 @@ class Detection:
             )
 
     def judged(self, seen: Seen) -> None:
-        """A node was declared lost: it is no part of a disturbance any more."""
+        """A node was declared lost: stop counting it as missing."""
         self._hold.cleared(seen.record.id)

@@ -6,8 +6,8 @@ expires, the server hands it messages, those that were just given back among the
 wait for `ack_wait`. So the coordinator that declared the worker lost listens to its inbox for as
 long as its requests can live, and gives back at once what arrives there.
 
-It listens only where somebody else does: its own ear would keep alive the requests that the server
-is about to forget, and where the streams are in another account those reach nobody.
+It listens only where somebody else does: its own subscription would keep requests alive that the
+server is about to drop, and where the streams are in another account their messages reach nobody.
 
 Not covered: what was handed out between the death and the verdict. It comes back after `ack_wait`.
 """
@@ -77,7 +77,7 @@ class DeadInboxes:
         try:
             await self._broker.publish(reply, NAK)
         except BrokerError as error:
-            log.debug("a dead worker's message not given back: %s", error)
+            log.debug("could not give back a message of a dead worker: %s", error)
 
     async def close(self) -> None:
         """Stop listening; the connection's end takes the subscriptions with it."""

@@ -48,11 +48,11 @@ class Seen:
         """When it last gave a sign of life, on this process's monotonic clock."""
         self.busy = False
         self.case = Suspicion()
-        """What speaks for its death."""
+        """The evidence that it is gone."""
         self.server, self.client = record.server, record.client
-        """Its connection, by its newest word."""
+        """Its connection, as it last reported it."""
         self.vouched = False
-        """Its server has said that this connection is open: its word that it is not counts then."""
+        """Its server has confirmed this connection, so the server may also report it gone."""
         self.vouching = 0
         """How often it was asked for that."""
         self.next_ping = now
@@ -83,7 +83,7 @@ class Seen:
         self.case.alive()
 
     def connected(self, server: str, client: int) -> None:
-        """By which connection the node is there; older versions do not say."""
+        """The node's connection; older versions do not report it."""
         if server and client and (server, client) != (self.server, self.client):
             self.server, self.client = server, client
             self.vouched, self.vouching = False, 0

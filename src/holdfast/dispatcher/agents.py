@@ -83,7 +83,7 @@ class AgentIndex:
             try:
                 entry = await self._facts.get(agent)
             except BrokerError as error:
-                log.debug("the facts of %s were not read: %s", agent, error)
+                log.debug("could not read the facts of %s: %s", agent, error)
                 continue  # all are listed after a reconnect
             if entry is None:
                 self.facts.pop(agent, None)
@@ -92,7 +92,7 @@ class AgentIndex:
                 self._learn_facts(agent, entry.value)
 
     def _learn_facts(self, agent: str, body: bytes) -> None:
-        """Of an agent whose facts cannot be read, those that are known stay."""
+        """Update an agent's facts; when they cannot be read, keep the known ones."""
         notes = self._broker.unreadable
         facts = notes.read(FACTS.decode, self._facts.name, agent, body)
         if facts is not None:

@@ -227,7 +227,7 @@ class Dispatcher:
         self._look.set()
 
     def _made_again(self, stream: str) -> None:
-        """A bucket was deleted: what we own is written again, and what was in it read again."""
+        """A bucket was deleted: write our runs again, then read it again."""
         if stream in {kv_stream(self._broker.names.bucket(noun)) for noun in FLEET_BUCKETS}:
             self._come_back()
 

@@ -60,7 +60,7 @@ class Refusal(StrEnum):
 
 _SENTENCES: Final = {
     Refusal.UNSIGNED: "the command carries no signature for this namespace: only dispatchers may "
-    "send commands, and those of earlier versions are to be upgraded before the agents",
+    "send commands; upgrade dispatchers of earlier versions before their agents",
     Refusal.FOREIGN: "the command is signed with a key that this agent does not know: it comes "
     "from another account, or the agent's credentials are older than the dispatchers' generation",
     Refusal.TAMPERED: "the command is not what was signed: it was changed on its way, or was "

@@ -49,7 +49,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     nkey_seed: str
     certificates: dict[int, bytes] = {}
-    """The account's word, by generation of its keys, that this login has this role."""
+    """The certificates of this login's role, by generation of the account's keys."""
     anchors: dict[int, bytes] = {}
     """The account's public keys by generation, to verify what others sign."""
 

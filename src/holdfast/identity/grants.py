@@ -30,9 +30,9 @@ from holdfast.names import (
 
 _API: Final = "$JS.API."
 PULL_INBOXES: Final = pull_inbox(f"{CORE_INBOX}.*", ">")
-"""Where the core's users get what they pull, and nothing else of what they hear."""
+"""Inboxes in which the core's users receive pulled messages, and nothing else."""
 INBOX_PROBES: Final = inbox_probe(pull_inbox(f"{CORE_INBOX}.*", "*"))
-"""Where is asked whether anybody hears what one of them pulls."""
+"""A subject in such an inbox, to ask whether anybody listens there."""
 _READ: Final = ("STREAM.MSG.GET.{0}", "DIRECT.GET.{0}", "DIRECT.GET.{0}.>")
 _PULL: Final = (
     "CONSUMER.CREATE.{0}.>",

@@ -14,8 +14,8 @@ role may ask for what is said by `grants`: whoever may publish the subject may a
 
 Guaranteed by `RequestGuard.check`: the sender that it returns holds the key of a login of this
 account and namespace, its role may ask this, and this very request passes once within its lifetime
-of a minute, and was signed while this process ran: after a restart the memory of what was seen is
-gone, and so is what could be replayed. Times are the NATS server's.
+of a minute, and was signed after this process started: a restart forgets which requests were seen,
+so older ones could be replayed. Times are the NATS server's.
 
 Not guaranteed: that the login was not revoked. A revoked one cannot connect; its owner would need
 somebody else's connection to send a request through, until the account seed is replaced.
@@ -51,9 +51,9 @@ from holdfast.names import Names
 log = logging.getLogger("holdfast.identity")
 
 GOOD_SECONDS: Final = 60.0
-"""How long a request is good: clocks that were not measured may differ by some of it."""
+"""How long a request is valid: long enough for clocks that differ by seconds."""
 CLOSE_SECONDS: Final = 0.2
-"""How well two processes know the server's time: half a round trip each."""
+"""By how much two processes may differ about the server's time: half a round trip each."""
 REMEMBERED: Final = 8_192
 """Requests that a guard remembers: a minute of more than a hundred a second."""
 
@@ -151,7 +151,7 @@ class RequestSigner:
 
 
 class RequestGuard:
-    """Lets requests through whose sender is known and may ask; one for each process."""
+    """Accepts requests whose sender is known and allowed; one for each process."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class RequestGuard:
         expires, moment = int(headers[wire.H_EXPIRES]), int(now * 1000)
         begun = now - (self._monotonic() - self._started)
         if not begun - CLOSE_SECONDS <= expires / 1000 - GOOD_SECONDS <= now + GOOD_SECONDS:
-            raise RequestRefused(Reason.EXPIRED)  # it could be kept for later, or replayed
+            raise RequestRefused(Reason.EXPIRED)  # it could be kept and sent later
         try:
             self._seen.enter(_raw(headers[wire.H_SIGNATURE]), expires, moment)
         except CommandRefused as refused:
@@ -198,7 +198,7 @@ class RequestGuard:
         return sender
 
     def identify(self, headers: Mapping[str, str], subject: str, body: bytes) -> Requester:
-        """Who signed this, whenever that was; nobody where nothing is signed or verified."""
+        """Who signed this, at any time; nobody where nothing is signed or verified."""
         if not self._anchors or wire.H_CERTIFICATES not in headers:
             return Requester()
         user, role, key, expires, nonce, signature = (

@@ -82,7 +82,7 @@ class AccountSeed:
     def certify(
         self, login: Credentials, namespace: str, generations: Sequence[int]
     ) -> Credentials:
-        """The login with the account's word that it has its role, and the account's public keys."""
+        """The login with its certificate and the account's public keys."""
         key = key_text(request_key(login))
         statement = certified(namespace, login.user, login.role, key)
         return msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""Sparse logging: what anybody can cause, however often, fills no log.
+"""Sparse logging: messages that anybody can cause do not fill the log.
 
 The first line of a kind is written at once, the next one a minute later at the earliest, with the
 number of those that were left out.
@@ -13,7 +13,7 @@ from holdfast.clock import Clock
 
 EVERY_SECONDS: Final = 60.0
 MOST_KINDS: Final = 1_000
-"""Kinds that are told apart; when there are more, all are forgotten and begin again."""
+"""Kinds that are remembered; beyond that, all are forgotten, to bound the memory."""
 
 
 class Sparse:

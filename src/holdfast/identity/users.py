@@ -211,7 +211,7 @@ class UserFolder:
         return [self.credentials(login.user) for login, _ in issued]
 
     def _certified(self, found: _List, login: Credentials) -> Credentials:
-        """The login with a proof of its role; agents ask nobody for anything."""
+        """The login with its certificate; agents send no requests, so they need none."""
         if login.role == AGENT:
             return login
         generations = range(max(FIRST_GENERATION, found.generation - 1), found.generation + 1)

@@ -29,6 +29,7 @@ HEAD_WORDS: Final = 32
 REPLY_MOST: Final = 448
 """Bytes of a reply subject; a longer one has no place, and is extended by the loop alone."""
 RUN_MOST: Final = 320
+"""Bytes of a run id; a longer one is cut."""
 TEXT: Final = REPLY_MOST + RUN_MOST
 ARRAYS: Final = 6
 
@@ -172,11 +173,11 @@ class Board:
         return True
 
     def reclaim(self) -> None:
-        """Free the places in `leaving` for which nothing is being sent any more."""
+        """Free the places in `leaving` for which nothing is being sent."""
         self.leaving = [place for place in self.leaving if not self.cleared(place)]
 
     def forget_keeper(self) -> None:
-        """The keeper is gone: nothing of its is under way."""
+        """The keeper is gone: it sends nothing, so every place in `leaving` is free."""
         for place in range(self._highest):
             self.sending[place] = 0
 

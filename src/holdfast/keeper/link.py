@@ -23,12 +23,14 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 CONNECT_SECONDS: Final = 2.0
+"""For a connection with its login, also over TLS; then the next server is tried."""
 SEND_SECONDS: Final = 1.0
 """A server that takes nothing for this long is left: the owner must not be held up."""
 PING_SECONDS: Final = 2.0
 """As the worker's own: a server that froze is noticed after two to three of these."""
 RETRY_SECONDS: Final = 0.1
 RETRY_MOST_SECONDS: Final = 0.5
+"""First and longest wait between two tries: short, as heartbeats wait for them."""
 PORT: Final = 4222
 
 
@@ -133,7 +135,7 @@ class Link:
         while (line := self._line()) != b"PONG":
             if line.startswith(b"-ERR"):
                 raise LinkError(line.decode("utf-8", "replace"))
-            if line.startswith((b"MSG", b"HMSG")):  # a ping that came at once: asked again soon
+            if line.startswith((b"MSG", b"HMSG")):  # a message is here before the PONG: connected
                 self._buffer = line + b"\r\n" + self._buffer
                 break
         self._socket.settimeout(SEND_SECONDS)
@@ -220,7 +222,7 @@ class Link:
                 self.send(b"PING\r\n")
 
     def drop(self) -> None:
-        """Cut the connection; what was not sent yet is not sent any more."""
+        """Cut the connection; what was not sent yet is dropped."""
         held, self._socket = self._socket, None
         if held is not None:
             with contextlib.suppress(OSError):
@@ -248,7 +250,7 @@ class Link:
             self.send(f"PUB {subject} {reply} {len(body)}\r\n".encode() + body + b"\r\n")
 
     def flush(self, seconds: float) -> None:
-        """Wait until the server has taken everything that was sent; only at the end of all."""
+        """Wait until the server has received everything; used only before the keeper ends."""
         deadline = time.monotonic() + seconds
         with contextlib.suppress(LinkError):
             self.send(b"PING\r\n")

@@ -1,9 +1,9 @@
 """Naming what blocks a worker whose interpreter is held, from outside.
 
-The worker has told which signal makes a thread write its stack into a pipe, straight from the
-signal handler: that works while a C call holds the interpreter. The thread that computes and the
-loop's thread are asked. A frame of a job's function tells the job, and the runs of that job which
-have been started tell the run, or the few that it may be.
+A signal, which the worker has chosen, makes a thread write its stack into a pipe, straight from the
+signal handler: that works while a C call holds the interpreter. It is sent to the thread that
+computes and to the loop's thread. A frame of a job's function identifies the job, and the started
+runs of that job are the culprits, often just one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Blockage(NamedTuple):
     stack: str = ""
 
     def describe(self) -> str:
-        """In words, to stand after "blocked by"."""
+        """In words, to follow "blocked by"."""
         if not self.job:
             what = "something outside of any job"
         elif len(self.runs) == 1:

@@ -6,13 +6,13 @@
       for blocked_seconds  writes ERROR with the culprit, then kills the worker
     worker is stopped      does nothing, so that the node's timeout applies
     worker is gone         says so at once; gives back what it held, unless a coordinator does
-    node is lost           does nothing any more
+    node is lost           does nothing
 
 The loop of the worker extends messages too, and sooner: the keeper sends an extension only where
-none has come in time. So while the worker is well, the two never talk about the same message.
+none has come in time. So while the worker is well, the two never extend the same message.
 
 It ends when the worker ends, or when the worker lets go of the control socket. It ignores SIGTERM
-and Ctrl-C, which are for the worker: what that finishes has to be extended until it is finished.
+and Ctrl-C, which are for the worker: runs that the worker still finishes must be extended.
 """
 
 from __future__ import annotations
@@ -37,20 +37,23 @@ from holdfast.keeper.record import Recorder, after_death
 from holdfast.keeper.vitals import LATE_SECONDS, Condition, Vitals
 
 TICK_SECONDS: Final = 0.2
+"""Longest sleep of the loop: well below the second after which a blocked loop is reported."""
 EXTEND_TICK_SECONDS: Final = 0.25
+"""How often extensions are checked: often enough to send one within its spare quarter."""
 OVERDUE: Final = 1.5
 """An extension that is late by half its interval is sent by the keeper. With at most half of
 `ack_wait` as the interval that leaves a quarter of it."""
 ANSWER_SECONDS: Final = 1.0
+"""How long an answer of the server is waited for before the next try."""
 TAKEN_SECONDS: Final = 1.0
 """How long a coordinator has to take over what a dead worker held, before the keeper does it."""
 LAST_SECONDS: Final = 5.0
-"""How long a keeper stays after its worker to say so."""
+"""How long a keeper outlives its worker to report the death; also how long it waits to kill."""
 UNCLAIMED_MOST: Final = 500
-"""So many messages without a claim are in the index at most, as in the worker's own."""
+"""Messages without a claim in the index, at most; as in the worker's own index."""
 LET_GO_SECONDS: Final = 2.0
-"""A worker that closes the control socket and lives on wants no keeper. A dying one may close it a
-moment before its death can be seen."""
+"""How long after the control socket was closed the keeper ends. A worker that lives on wants none;
+a dying one may close the socket a moment before its death can be seen."""
 REPLIES, PINGS = 1, 2
 
 Waiting = tuple[float, Callable[[Message | None], None]]
@@ -124,7 +127,7 @@ class Keeper:
             self._worker_ended()
 
     def _hear(self) -> None:
-        """What the worker says; the end of the socket is the end of the worker, or its wish."""
+        """Read what the worker says; a closed socket means that it ended, or wants no keeper."""
         data = b""
         with contextlib.suppress(OSError):
             data = self._control.recv(65_536)
@@ -176,7 +179,7 @@ class Keeper:
     def ask(
         self, subject: str, body: bytes, headers: str, done: Callable[[Message | None], None]
     ) -> None:
-        """Send a question; `done` hears the answer, or None when none came."""
+        """Send a request; `done` gets the answer, or None when none came."""
         self._token += 1
         seconds = self._plan["request_seconds"]
         self._waiting[self._token] = (time.monotonic() + seconds, done)
@@ -240,7 +243,7 @@ class Keeper:
         return {**self._facts, "held": self._index(), "trouble": trouble}
 
     def _extend(self, now: float) -> None:
-        """Tell the server that what the worker holds is in good hands, where it does not itself."""
+        """Extend the messages that the worker holds and has not extended in time."""
         board, taken = self.board, self.board.taken()
         self._seen = set(taken)
         if not self._link.up or not self.record.trusted(now):
@@ -260,7 +263,7 @@ class Keeper:
             self._send(reply, self._plan["progress"], place)
 
     def _send(self, reply: str, word: str, place: int) -> None:
-        """Send a sign about a message; it counts as sent once the server has confirmed it."""
+        """Extend or give back a message; it counts as sent once the server has confirmed it."""
         board = self.board
 
         def confirmed(_: Message | None) -> None:
@@ -292,7 +295,7 @@ class Keeper:
             self._end(now)
 
     def _name(self, now: float) -> None:
-        """The worker's own thread names the culprit; while the interpreter is held we do."""
+        """Name the culprit while the interpreter is held; else the worker's own thread does."""
         if self._blockage is not None:
             return
         if now - self.board.times[words.THREAD] < LATE_SECONDS:
@@ -313,7 +316,7 @@ class Keeper:
         return f"its event loop has not moved for {silence:.0f} s: {found.describe()}"
 
     def _log(self, text: str) -> None:
-        """A line in the worker's log, for which the worker itself cannot find the time."""
+        """Write a line to the worker's log, which the worker itself cannot do while blocked."""
         now = time.time()
         milliseconds = int(now * 1000) % 1000
         if self._plan["log_style"] == "json":
@@ -334,7 +337,7 @@ class Keeper:
             os.write(2, f"{line}\n".encode())
 
     def _give_back_waiting(self) -> None:
-        """What was taken and not started is for others to have."""
+        """Give back messages that were taken and not started."""
         board = self.board
         for place, number in board.taken():
             reply = board.reply(place)
@@ -343,18 +346,18 @@ class Keeper:
             board.gave[place] = number
             fence()
             if board.held[place] != number or board.marks[place] & STARTED:
-                continue  # the worker finds that it was given back, or has let it go itself
+                continue  # the worker has started it, or let it go
             self._send(reply, self._plan["nak"], place)
 
     def _end(self, now: float) -> None:
-        """The worker has been blocked for too long: say so, then end it."""
+        """The worker has been blocked for too long: write ERROR, then kill it."""
         if self._ending is not None:
             if now > self._ending:
                 self._kill()
             return
         self._ending = now + LAST_SECONDS
         found = self._blockage or Blockage()
-        self._log(f"{self._trouble(now)}; the worker is ended")
+        self._log(f"{self._trouble(now)}; the worker is killed")
         changes = {"state": "ERROR", "reason": self._trouble(now), "by": self._plan["node"]}
         changes["culprits"] = list(found.runs)
         self.record.move(changes, lambda _: self._kill())
@@ -363,7 +366,7 @@ class Keeper:
         if self._plan["kill"]:
             with contextlib.suppress(OSError):
                 self.vitals.kill()
-        else:  # somebody's program, of which the worker is a part
+        else:  # a worker inside somebody's program: end its node only
             self._worker_ended()
 
     # ---- a worker that is gone
@@ -384,7 +387,7 @@ class Keeper:
         self.record.move(changes, self._reported)
 
     def _report(self, now: float) -> None:
-        """Keep trying to say it; whoever else says it first relieves us."""
+        """Keep trying to report the death, until somebody else has."""
         if self._gone is None or now - self._gone > LAST_SECONDS:
             self._over = True
         elif self._link.up and now >= self.record.next:
@@ -413,7 +416,7 @@ class Keeper:
         self._finish()
 
     def _finish(self) -> None:
-        """All was said; a worker that lives after all must know it."""
+        """The end is reported; a worker that is alive after all must learn of it."""
         self.board.numbers[words.LOST] = 1
         self._over = True
 

@@ -22,10 +22,11 @@ from holdfast.keeper.board import Board
 from holdfast.keeper.link import Message
 
 RETRY_SECONDS: Final = 0.5
+"""After a write that failed or got no answer: several tries fit into every timeout."""
 STEADY: Final = 0.75
 """The part of a timeout without a renewal after which a series of heartbeats counts as broken."""
 FORGOTTEN_SECONDS: Final = 1_800.0
-"""Silent for longer than this, a node cannot know whether it was judged: it is lost."""
+"""After this long a verdict on the node may have expired, so it treats itself as lost."""
 ALIVE: Final = frozenset({"CREATED", "RUNNING", "ERROR", "TERMINATING"})
 ENDED: Final = frozenset(
     {"DISCONNECTED", "TERMINATED_GRACEFULLY", "TERMINATED_FORCED", "NOT_RUNNING", "INACTIVE"}
@@ -76,7 +77,7 @@ class Recorder:
     # ---- writing
 
     def move(self, changes: Record, done: Callable[[bool], None]) -> None:
-        """Write another state as soon as possible; `done` hears whether it was written."""
+        """Write another state as soon as possible; `done` gets whether it was written."""
         self._move = (changes, done)
         self.next = 0.0
 
@@ -117,7 +118,7 @@ class Recorder:
         if self._gap:
             self._gap = False
             self._board.numbers[words.GAP] += 1
-            self._board.times[words.STEADY] = sent  # if the bucket is new, it misses others too
+            self._board.times[words.STEADY] = sent  # a new bucket lacks the records of others too
         self._confirmed = sent
         self.trust()
         move, self._move = self._move, None
@@ -212,9 +213,9 @@ def after_death(state: str) -> str:
 
 
 def _verdict(data: bytes) -> Record:
-    """What somebody else wrote in our place; empty when it says nothing that we know.
+    """The record that somebody else wrote; empty when it cannot be read.
 
-    The keeper has no codec, to stay small: only these members are used, each after a look at it. A
+    The keeper has no codec, to stay small: only these members are used, and each is checked. A
     record that cannot be read is no verdict; our next write replaces it.
     """
     try:

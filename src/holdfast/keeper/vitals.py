@@ -26,10 +26,11 @@ from holdfast.keeper import board as words
 from holdfast.keeper.board import Board
 
 FRESH_SECONDS: Final = 0.6
-"""Ticks come every quarter of a second; one that is late is no news yet."""
+"""Ticks come every 0.25 s; one missing tick means nothing yet."""
 LATE_SECONDS: Final = 1.0
-"""From here on a loop that does not move is told of."""
+"""After this long, a loop that does not move is reported."""
 COMPUTED_SECONDS: Final = 1.0
+"""A process that used the CPU within this time is computing: on a busy machine it has to wait."""
 
 
 class Condition(Enum):
@@ -88,7 +89,7 @@ class Vitals:
         return fields[0] == b"R" or now - self._computed[1] < COMPUTED_SECONDS
 
     def busiest(self) -> int:
-        """The thread that computes now; 0 when it cannot be told."""
+        """The thread that computes now; 0 when it is unknown."""
         found = (0, 0)
         try:
             for name in os.listdir(f"/proc/{self.pid}/task"):
@@ -107,7 +108,7 @@ class Vitals:
         ctypes.CDLL(None).tgkill(self.pid, thread, number)
 
     def kill(self) -> None:
-        """End the process, and surely not another one that got its number."""
+        """Kill the process; a new process with the same pid is never hit."""
         if self.descriptor >= 0:
             signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
         else:

@@ -1,4 +1,4 @@
-"""The one gate for bytes that somebody else wrote: every record and message on the wire passes it.
+"""Decoding bytes that somebody else wrote: every record and message on the wire passes here.
 
 `Codec(T).decode` gives a T or raises `Unreadable`, whatever the bytes are: not UTF-8, nested a
 hundred thousand deep, of the wrong types, too large, with numbers that no clock or counter shows.

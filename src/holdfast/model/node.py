@@ -32,7 +32,7 @@ class HeldRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 LONGEST_SILENCE_SECONDS: Final = 3_600.0
-"""An agent that was not heard of for an hour is offline, whatever it says about itself."""
+"""An agent whose record is an hour old is offline, whatever the record says."""
 
 
 class NodeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
@@ -66,12 +66,12 @@ class NodeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     inbox: Address = ""
     """The subject below which a worker gets what it pulls, to be listened to once it is lost."""
     trouble: str = ""
-    """What is wrong with a node that lives, in words: its event loop does not move."""
+    """What is wrong with a live node, in words: its event loop is blocked."""
     culprits: tuple[str, ...] = ()
-    """Of a node that was ended because it was blocked: the runs of which one blocked it."""
+    """If the node was killed because it was blocked: the runs of which one blocked it."""
 
     def online(self, age: float) -> bool:
-        """Whether an agent counts as there, so long after the server stored its record.
+        """Whether an agent counts as online, this long after the server stored its record.
 
         An agent may write anything, and a record without a TTL: the server's stamp decides.
         """
@@ -79,7 +79,7 @@ class NodeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
 
     @property
     def alive(self) -> bool:
-        """Whether it holds what it claimed; so does a node in a state that is unknown here."""
+        """Whether it holds what it claimed; a state that is unknown here counts as alive."""
         return self.state in ALIVE or self.state not in STATES
 
     @property

@@ -38,8 +38,8 @@ NO_RESULT = msgspec.Raw(b"null")
 REPLAY_MARK = "replay."
 """How the token of an operator's replay begins."""
 DOUBTFUL_CRASHES = 3
-"""A run that crashed beside others this many times as often as is allowed is given up all the same:
-else one that never gets to run alone would take its workers down for ever."""
+"""A run whose crashes beside others reach this many times the limit is given up: one that never
+gets to run alone would otherwise kill its workers for ever."""
 LARGEST_LEAP = 1_000_000
 """More than the attempts of any run: a message's number so far ahead of its record is forged."""
 
@@ -107,7 +107,7 @@ class RunRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     vacant: bool = False
     """It ended because its message was gone: whatever comes under its id is a new run."""
     alone: bool = False
-    """Its holder executes nothing beside it: if that vanishes, this run was the reason."""
+    """Its holder executes nothing else: if the holder dies, this run is to blame."""
 
     @property
     def terminal(self) -> bool:
@@ -159,8 +159,8 @@ def decide(
     `in_grace`: the holder is lost, and may still be finishing within its grace period. `once`: the
     job is `at_most_once` now, whatever it was when the record was written.
 
-    A crash beside other runs may be the fault of any of them: it takes several times the limit to
-    convict a run that never died alone.
+    A crash beside other runs may be the fault of any of them, so a run that never crashed alone is
+    given up only after several times the limit.
     """
     doubtful = crash_limit * DOUBTFUL_CRASHES
     if record is None:
@@ -264,7 +264,7 @@ def settled(
     result_object: str = "",
     begun: bool = True,
 ) -> RunRecord:
-    """The record after its holder has finished the attempt; one that never began is not told."""
+    """The record after its holder has finished the attempt; one that never began is not listed."""
     attempt = Attempt(
         record.attempt, record.node, epoch, record.started, now, outcome, error[:ERROR_CHARS]
     )

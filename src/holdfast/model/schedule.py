@@ -39,6 +39,7 @@ LARGEST_PAYLOAD = 256 * 1024
 NO_BODY = msgspec.Raw(b"")
 _GAPS_LOOKED_AT = 50
 LONGEST_JITTER = 366 * 86_400
+"""A year: a longer delay is a mistake in the unit."""
 SOME_DAY = 1_767_225_600
 """2026-01-01: where rules are tried out when they are defined."""
 

@@ -1,8 +1,8 @@
 """Suspicion: when the absence of a node is proof enough, and when it is not.
 
-A coordinator pings each node. A ping that nobody took, or that is not answered soon, makes the node
-a *suspect*; it is then asked for again every so often, and so is the server that its connection was
-to. Two statements are *proof*: "nobody listens on its subject", and its server's word that its
+A coordinator pings each node. A ping that nobody received, or that is not answered soon, makes the
+node a *suspect*; it is then pinged more often, and its server is asked about its connection. Two
+statements are *proof*: "nobody listens on its subject", and its server's word that its
 connection is gone. The second one holds even while somebody listens to every subject.
 
     suspect ──► proof after proof for `confirm_seconds` ─────────► gone
@@ -17,9 +17,9 @@ proof.
 What is *not* proof: a ping without an answer, for the process may be busy; and a server that falls
 silent, for its clients are on their way to another. Both leave the node to its timeout.
 
-`Hold` closes both while there is proof against more than a few nodes at the same time: a server or
-a network was lost then, everybody comes back at once, and how long that takes nobody can say. Only
-the timeout is left until most are back.
+`Hold` suspends both while there is proof against more than a few nodes at the same time: then a
+server or a network was lost, and all nodes reconnect at once, which takes an unknown time. Until
+most are back, only the timeout counts.
 
 No clock and no I/O here: instants are given, on the monotonic clock of one process.
 """
@@ -33,11 +33,11 @@ from holdfast.model.liveness import Liveness
 PROOFS: Final = 2
 """One proof may have been on its way while the node came back."""
 LOOKS: Final = 3
-"""Looks at a suspect while it is confirmed: two give the proofs, one may be late."""
+"""Checks of a suspect within `confirm_seconds`: two give the proofs, one may be late."""
 ANSWER: Final = 0.5
-"""The part of the interval of pings in which an answer must come, to make no suspect."""
+"""The part of the ping interval within which a node must answer; after that it is a suspect."""
 FRESH: Final = 1.2
-"""A server's word counts for this part of `confirm_seconds`: until the look after the next."""
+"""A server's statement counts for this part of `confirm_seconds`: until the check after next."""
 SLOW: Final = 6.0
 """A node that is dropped and comes back waits for its turn about this often (connecting, a
 handshake, its login, its subscriptions), each time for about as long as its answers took before: on
@@ -49,6 +49,7 @@ HOLD_SHARE: Final = 0.05
 """Proof against more nodes than both is a disturbance: without this, dropping 200 connections at
 once cost 238 live nodes in 18 tries."""
 HOLD_WINDOW_SECONDS: Final = 1.0
+"""Proofs within this time count as one disturbance; each suspect is checked several times in it."""
 HOLD_SECONDS: Final = 3.0
 """For the last ones to come back; when the hold ended after this although most were still missing,
 a machine with eight times more work than cores lost 148 of 160 live nodes at once."""
@@ -57,7 +58,7 @@ _NEVER: Final = float("-inf")
 
 
 class Suspicion:
-    """What speaks for the death of one node."""
+    """The evidence that one node is gone."""
 
     __slots__ = ("absent", "asked", "missed", "misses", "proofs", "since", "slowness")
 
@@ -88,7 +89,7 @@ class Suspicion:
         self.misses, self.missed, self.absent = 0, False, _NEVER
 
     def forget(self) -> None:
-        """Start the quick way over: whoever looks was late, and cannot tell what it missed."""
+        """Start the quick way over: this coordinator was late and may have missed answers."""
         self.since, self.proofs, self.asked = None, 0, None
 
     def took(self, seconds: float) -> None:
@@ -120,7 +121,7 @@ class Suspicion:
         self._proof()
 
     def connection(self, now: float, *, open: bool) -> None:
-        """The word of the node's own server on its connection."""
+        """The node's own server said whether its connection is open."""
         if open:  # no sign of life, and no death either: only the timeout is left
             self.alive()
         else:
@@ -152,14 +153,14 @@ class Suspicion:
 
 
 class Hold:
-    """Keeps everybody from being declared lost while there is proof against many nodes."""
+    """Suspends verdicts while there is proof against many nodes."""
 
     def __init__(self) -> None:
         self._accused: dict[str, float] = {}
         self._until = _NEVER
 
     def accused(self, node: str, now: float, nodes: int, lasting: float) -> bool:
-        """There is proof against a node, which stands for `lasting`; True when that holds all."""
+        """Note proof against a node, valid for `lasting`; True when verdicts are now suspended."""
         self._accused[node] = now + max(lasting, HOLD_WINDOW_SECONDS)
         if len(self._accused) <= max(HOLD_NODES, HOLD_SHARE * nodes):
             return False
@@ -171,7 +172,7 @@ class Hold:
         return was_open
 
     def cleared(self, node: str) -> None:
-        """It has been judged, or is gone otherwise."""
+        """Forget a node: it was judged, or has ended."""
         self._accused.pop(node, None)
 
     def open(self, now: float) -> bool:

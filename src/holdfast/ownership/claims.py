@@ -14,9 +14,9 @@ by its token too, and not mistaken for another holder.
 Each holder that was lost is a crash of the run, unless the holder's node was ended because of
 another run (`to_blame`): then the crash is taken back before it is counted.
 
-A record that is not there at all vanished with its bucket, for that of a held run has no TTL. A
-holder that is trusted writes it again, as its own: nobody else was handed the run meanwhile. One
-that is not trusted may have been replaced by somebody whose record is gone too, and is refused.
+A held run's record has no TTL, so one that does not exist was deleted with its bucket. A holder
+that is trusted writes it again: nobody else can have received the run. One that is not trusted may
+have been replaced by a holder whose record is gone too, and is refused.
 
 Not guaranteed: that a handler runs only once. After a crash between an effect and its settle the
 next holder runs it again, with a higher epoch. `ClaimLost` means: stop, write nothing, and leave
@@ -55,8 +55,9 @@ ALONE_SECONDS = 5.0
 """How long a process that is handed a suspect starts nothing else, so that it becomes idle: longer
 than most runs, and short enough to waste little when some are long."""
 OVERDUE_SECONDS = 60.0
-"""A process full of long runs executes a suspect all the same after this long."""
+"""After this long, a process that is never idle executes a suspect beside other runs."""
 MOST_CROWDED = 10_000
+"""Suspects that are remembered: a bound on memory, far above what a process meets."""
 
 _UNSURE = (NotConnected, Unavailable, OutcomeUnknown)
 
@@ -130,7 +131,7 @@ class Claims:
         self._suspect = ""
         """The run on its last chance that this process executes, alone."""
         self._crowded: dict[str, float] = {}
-        """Since when suspects found this process crowded."""
+        """Since when each suspect has found this process busy."""
 
     def ttl_of(self, record: RunRecord) -> float:
         """How long a record lives after the end of its run."""
@@ -201,9 +202,9 @@ class Claims:
         return False
 
     def _overdue(self, run: str) -> bool:
-        """Whether a suspect has waited so long that it is executed beside others.
+        """Whether a suspect has waited long enough to be executed beside others.
 
-        Its crash then proves nothing, and does not convict it.
+        A crash then proves nothing, and does not make it a dead letter.
         """
         now = self._clock.monotonic()
         since = self._crowded.setdefault(run, now)
@@ -419,8 +420,8 @@ class Claims:
 def readable(record: RunRecord) -> bytes:
     """A record's bytes, read again before they are sent: `InvalidInput` when they cannot be.
 
-    Checked here, where it can still be told to whoever caused it. Later it would be found by those
-    who look for the runs of a dead worker, and they could do nothing about it.
+    Checked here, where whoever caused it still gets the error. Later it would only be found by
+    those who recover the runs of a dead worker, and they could not repair it.
     """
     try:
         body = runs.encode(record)

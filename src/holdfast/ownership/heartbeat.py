@@ -61,7 +61,7 @@ Ledger = Callable[[Transition], Awaitable[None]]
 
 
 class Deputy(Protocol):
-    """Whoever beats for a node, so that its loop need not: a worker's keeper."""
+    """Sends heartbeats for a node in place of its event loop: a worker's keeper."""
 
     @property
     def active(self) -> bool:
@@ -81,21 +81,21 @@ class Deputy(Protocol):
 
     @property
     def lost(self) -> bool:
-        """It has found that the node was declared lost."""
+        """Whether it found that the node was declared lost."""
         ...
 
     @property
     def gap(self) -> bool:
-        """The record had lapsed, and claims have to be looked at before anything is trusted."""
+        """The record had lapsed: claims must be checked before the node is trusted again."""
         ...
 
     @property
     def blocked(self) -> bool:
-        """It is known, and told, that the event loop was blocked just now."""
+        """Whether it has just reported that the event loop was blocked."""
         ...
 
     def verified(self) -> None:
-        """Claims have been looked at."""
+        """Claims have been checked."""
 
     def proved(self) -> None:
         """Our own connection has just been seen to work."""
@@ -194,7 +194,7 @@ class Heartbeat:
 
     @property
     def _own_silence(self) -> float:
-        """For how long nothing has come through our own connection, whatever our deputy's does."""
+        """How long our own connection has been silent, regardless of our deputy's."""
         return self._clock.monotonic() - max(self._proved, self._acknowledged)
 
     @property
@@ -294,7 +294,7 @@ class Heartbeat:
                 self._revision = await self._put(body, entry.revision, ttl)
                 return
         else:
-            raise OutcomeUnknown("the node's record is written by somebody else all the time")
+            raise OutcomeUnknown("the node's record keeps changing: somebody else writes it too")
         if self.record.beat and self._silence > FORGOTTEN_SECONDS:
             self._declared(
                 nodes.move(
@@ -306,7 +306,7 @@ class Heartbeat:
                 )
             )
         self._revision = await self._put(body, 0, ttl)
-        self._steady_since = self._clock.monotonic()  # if the bucket is new, others are missing too
+        self._steady_since = self._clock.monotonic()  # a new bucket lacks the records of others too
         log.warning(
             "this node's record had lapsed, or was deleted, and nobody had judged it: registered "
             "again"
@@ -359,7 +359,7 @@ class Heartbeat:
             self.deputy.proved()
 
     async def _follow(self) -> None:
-        """Hear what became of our deputy's beats, and prove that our own connection works."""
+        """Check our deputy's heartbeats, and prove that our own connection works."""
         deputy, now = self.deputy, self._clock.monotonic()
         if deputy is None:
             return
@@ -403,10 +403,10 @@ class Heartbeat:
             )
 
     def _cut_off(self) -> None:
-        """Say that this node is DISCONNECTED, where it is to stop: nobody else may be able to.
+        """Declare this node DISCONNECTED, where it must stop: others may not be able to reach it.
 
-        Only after tries that were made in time and failed for half of the timeout: a process that
-        was frozen has not tried.
+        Only after attempts that failed for half of the timeout: a process that was frozen has made
+        no attempts.
         """
         now, silent = self._clock.monotonic(), self._own_silence
         if self._failing_since is None:
@@ -426,8 +426,9 @@ class Heartbeat:
         )
         self._untold.append(nodes.transition(before, self.record))
         log.error(
-            "this node is DISCONNECTED: %s. It takes nothing more, and what it runs may take %s; "
-            "others may start that again. liveness.cut_off = wait would let it go on",
+            "this node is DISCONNECTED: %s. It takes no more runs; its handlers have %s to end, "
+            "and other workers may start their runs again. To let handlers continue, set "
+            "liveness.cut_off = wait",
             reason,
             text(self.record.liveness.grace_seconds),
         )

@@ -123,7 +123,7 @@ class Membership:
         self._announcing = asyncio.create_task(self._announce(), name="holdfast-announce")
 
     async def _announce(self) -> None:
-        """Say at once by which connection the node is there now: the old one is gone."""
+        """Report the new connection at once: the old one is gone."""
         with contextlib.suppress(BrokerError, NodeLost):  # the next heartbeat finds out again
             if self.heartbeat.record.alive:
                 await self.heartbeat.beat()
@@ -178,7 +178,7 @@ class Membership:
                 self._culprits[node] = record.culprits
             return record.alive
         if not self.heartbeat.may_judge or await self._read(self.node) is None:
-            return True  # without our own record the bucket is a new one, and misses everybody
+            return True  # without our own record the bucket is new, and lacks everybody's
         await self._declare_lapsed(node)
         return False
 
@@ -202,7 +202,7 @@ class Membership:
         return record if record is not None else self._assumed(node, entry.stored)
 
     def _assumed(self, node: str, stored: float) -> NodeRecord:
-        """In place of a record that cannot be read: a live node writes a new one soon."""
+        """Stands in for a record that cannot be read: a live node writes a new one soon."""
         recent = self._broker.server_now() - stored < UNREADABLE_SECONDS
         return NodeRecord(node, node.split("-")[0], state="RUNNING" if recent else "NOT_RUNNING")
 

@@ -2,9 +2,9 @@
 
 A set that is refused (a name that belongs to another app, a registration of nothing) changes
 nothing, and keeps no other schedule from firing. But the app's own schedules are then not in force,
-so its scheduler is not ready, `holdfast doctor` shows the reason, and it is tried again every so
-often: an operator may have made room. The reason is a key with a TTL, renewed by each refusal, so
-that it goes with the process that was refused.
+so its scheduler is not ready, `holdfast doctor` shows the reason, and the scheduler tries again
+regularly: an operator may have removed the conflict. The reason is a key with a TTL, renewed by
+each refusal, so that it expires when the process that was refused ends.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ log = logging.getLogger("holdfast.scheduler")
 
 AGAIN_SECONDS: Final = 10.0
 KEPT_SECONDS: Final = 3 * AGAIN_SECONDS
-"""A refusal that is not renewed for this long is nobody's."""
+"""A refusal that is not renewed for this long has expired: its process ended."""
 GONE_SECONDS: Final = 1.0
-"""The server's shortest TTL: how a key is removed by who may only write."""
+"""The server's shortest TTL: it removes a key with a write, where a delete is not permitted."""
 
 
 class Registering:
@@ -80,7 +80,7 @@ class Registering:
         await self._bucket.put(refusal_key(self._app.name), body, expected=None, ttl=ttl)
 
     async def run(self) -> None:
-        """While it is refused, try again every so often."""
+        """Try again regularly while it is refused."""
         while True:
             await self._clock.sleep(AGAIN_SECONDS)
             if self._refused:

@@ -362,7 +362,7 @@ class Scheduler:
         task.add_done_callback(self._cancelling.discard)
 
     async def _keep_paused(self) -> None:
-        """A consumer that was made again while nobody could read of its pause is paused again."""
+        """Pause consumers again that were created while the record of their pause was missing."""
         jobs = Jobs(self._client)
         while True:
             await self._broker.clock.sleep(PAUSES_SECONDS)
@@ -370,7 +370,7 @@ class Scheduler:
                 if self._view.paused:
                     await jobs.pause_again(self._view.paused)
             except errors.BrokerError as error:
-                log.debug("paused jobs not looked at: %s", error)
+                log.debug("paused jobs not checked: %s", error)
 
     # ---- telling
 

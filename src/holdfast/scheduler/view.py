@@ -129,7 +129,7 @@ class ScheduleView:
         self._others = found
 
     async def _put_back(self) -> dict[str, Any]:
-        """Another bucket has the name of ours: write what we know of into it."""
+        """The bucket was deleted and created again: write back what we know of it."""
         known = {schedule_key(n): schedules.encode(s) for n, s in self.schedules.items()}
         known |= self._others
         log.warning("the schedules' bucket was deleted: putting %d records back", len(known))

@@ -23,7 +23,7 @@ from holdfast.names import check_name
 from holdfast.status.audit import Audit
 
 PING_SECONDS: Final = 2.0
-"""An agent that is there answers in milliseconds; nobody is reported at once."""
+"""An online agent answers in milliseconds; an absent one is reported at once."""
 
 
 class AgentInfo(msgspec.Struct, frozen=True):

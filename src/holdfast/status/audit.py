@@ -48,8 +48,8 @@ NAMED_MOST = 500
 """Runs named in one record; the count is always complete."""
 
 FORGED, UNSIGNED = "forged", "unsigned"
-"""In place of a login, in front of whom an entry names: its signature does not fit, or it has none
-though this reader could verify one, as those of earlier versions."""
+"""Shown in place of a login: the entry's signature is wrong, or it has none although this reader
+could verify one, as entries of earlier versions."""
 
 _make_id = IdMaker()
 

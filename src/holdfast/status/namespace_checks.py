@@ -21,7 +21,7 @@ from holdfast.status.stream_fixes import is_grave, is_safe, why_by_hand
 from holdfast.status.unreadable import UnreadableRecords
 
 MOST_TOLD = 10
-"""Unreadable records that are told of one by one."""
+"""Unreadable records that are listed one by one."""
 
 MOST_RUNS: Final = 100_000
 """Records that a check looks through: more of them take longer than anybody waits for it."""

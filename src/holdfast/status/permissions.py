@@ -89,7 +89,7 @@ def probes(names: Names, records: RecordConfig, inbox: str) -> list[Probe]:
 
 
 def _detecting(inbox: str) -> list[Probe]:
-    """What a coordinator uses to notice a death sooner, and to give back what a dead one gets."""
+    """What a coordinator uses to notice a death sooner, and to empty a dead worker's inbox."""
     own = inbox.rpartition(".")[0]
     prefix = f"{CORE_INBOX}.{PROBE}" if own.startswith(f"{CORE_INBOX}.") else own
     family = PULL_INBOXES if prefix != own else pull_inbox(own, ">")

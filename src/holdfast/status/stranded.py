@@ -82,7 +82,7 @@ class Case(NamedTuple):
     record: RunRecord
     revision: int
     message: int
-    """The newest message of it that is there, though the record expects a newer one; 0: none."""
+    """Its newest existing message, older than the one the record expects; 0 if none."""
 
 
 class Stranded:
@@ -101,7 +101,7 @@ class Stranded:
         self._next = 1
         self._waiting: dict[str, Waiting] = {}
         self._known: dict[str, bool] = {}
-        """Which holders live, as this look has found."""
+        """Which holders live, as found by this search."""
 
     # ---- finding
 
@@ -210,7 +210,7 @@ class Stranded:
             counts = await subject_counts(self._broker, self._names.jobs, subject)
             count = sum(counts.values())
             if count > SEARCH_MOST:
-                log.info("%d runs wait for %s: too many to look for lost ones", count, job)
+                log.info("%d runs wait for %s: too many to search for stranded ones", count, job)
                 continue
             found[group, job] = await self._search(subject, group, job, ids) if count else {}
         return found
@@ -277,7 +277,7 @@ class Stranded:
         return "the payload of its schedule was sent again"
 
     async def _end(self, case: Case) -> str:
-        """Its payload is nowhere: it ends, with a letter that says why, and its key is free."""
+        """Its payload is gone: end it with a dead letter that says why, and free its key."""
         record, now = case.record, self._broker.server_now()
         error = "its message is gone, and its payload with it: the queue was deleted or purged, or "
         error += "a backup was restored that did not have it. Enqueue it again"
@@ -308,7 +308,7 @@ class Stranded:
 
 
 async def repair_all(stranded: Stranded, cases: list[Case]) -> dict[str, str]:
-    """Repair every one of them; what was done with each that had not moved on."""
+    """Repair them all; returns what was done with each that was still stranded."""
     done: dict[str, str] = {}
     for case in cases:
         try:

@@ -42,10 +42,10 @@ from holdfast.status.messages import by_sequence, delete, newest
 LOOKED: Final = 20_000
 """Records of one bucket: `holdfast doctor` answers within seconds, however many there are."""
 LISTED: Final = 1_000
-"""Records that are told of at once."""
+"""Records that one listing shows."""
 
 Decode = Callable[[str, bytes], object]
-"""What reads the record of a key, or raises `Unreadable`; a key of no record is fine."""
+"""Decodes the record of a key, or raises `Unreadable`; keys of other kinds are ignored."""
 
 
 class Damaged(msgspec.Struct, frozen=True):

@@ -1,5 +1,5 @@
-"""Connections of a web process: how many there may be, and how long each may take to say what it
-wants.
+"""Connections of a web process: how many there may be, and how long each may take to send its
+request.
 
     opened ──► head ──► body ──► answered ──► idle ──► head …
                  └────────┴── deadline ──► closed
@@ -39,7 +39,7 @@ WRITE_SECONDS: Final = 30.0
 """Without a byte being taken of an answer."""
 PROXIES: Final = "proxies"
 SPARE_FILES: Final = 100
-"""Descriptors that are left for NATS, files and the health port."""
+"""Descriptors that are kept free for NATS, files and the health port."""
 
 
 class Door:
@@ -52,7 +52,7 @@ class Door:
         self._proxies = [one.strip() for one in config.proxies.split(",") if one.strip()]
         self._open: Counter[str] = Counter()
         self._waiting: dict[str, dict[Connection, None]] = {}
-        """By address, those that have not said all, the longest waiting first."""
+        """By address, connections whose request is incomplete, the longest waiting first."""
 
     def enter(self, connection: Connection, address: str) -> bool:
         """Let a connection in, or not."""
@@ -89,11 +89,11 @@ class Door:
             del self._open[address]
 
     def wait(self, connection: Connection, address: str) -> None:
-        """A connection has to say something."""
+        """A connection is waiting for a request, or the rest of one."""
         self._waiting.setdefault(address, {}).setdefault(connection)
 
     def answer(self, connection: Connection, address: str) -> None:
-        """A connection has said all, and is answered."""
+        """A connection's request is complete, and is being answered."""
         waiting = self._waiting.get(address, {})
         waiting.pop(connection, None)
         if not waiting:
@@ -140,7 +140,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def drop(self) -> None:
-        """Close it for another one, which takes its place at once."""
+        """Close it to make room for another one."""
         self._leave()
         self._close()
 

@@ -172,6 +172,7 @@ _TOKEN: Final = re.compile(
     r"|AIza|npm_|pypi-|hvs\.|S[AUONCX](?=[A-Z2-7]{50}))"
 )
 _TOKEN_LENGTH: Final = 16
+"""Shorter runs of characters are words, not tokens."""
 
 
 def masked_text(text: str) -> str:

@@ -19,7 +19,7 @@ from holdfast.worker.outbox import Outbox
 PROGRESS_SECONDS = 0.5
 NOTE_CHARS = 500
 TRUSTED_SECONDS = 1.0
-"""No node is declared lost sooner: a claim that was won or looked at since needs no look."""
+"""No node is declared lost sooner, so a claim that was checked within this time is still ours."""
 
 
 class CurrentAttempt:

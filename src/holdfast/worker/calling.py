@@ -53,7 +53,7 @@ class Caller:
     """Calls handlers with their middlewares."""
 
     fatal: ClassVar[tuple[type[BaseException], ...]] = (KeyboardInterrupt,)
-    """What ends the process, and not only the attempt."""
+    """An exception that ends the process, and not only the attempt."""
 
     def __init__(
         self,
@@ -71,12 +71,12 @@ class Caller:
         self._telemetry = telemetry
 
     def places(self, jobs: Iterable[Job[Any, Any]]) -> dict[str, int]:
-        """How many handlers of these jobs can run at once, by lane; the loop has no number."""
+        """How many handlers of these jobs can run at once, by lane; the loop has no limit here."""
         most = {"thread": self.threads, "process": self.processes}
         return {job.lane: most[job.lane] for job in jobs if job.lane in most}
 
     async def prepare(self, job: Job[Any, Any]) -> None:
-        """Have a process ready for a job that needs one: its start is no part of the attempt."""
+        """Start a process for a job that needs one, so that this takes no time of the attempt."""
         with contextlib.suppress(ProcessDied, OSError):  # the call tries again, and fails with it
             await self._pool_of_processes().prepare(job)
 

@@ -59,12 +59,12 @@ HELD_ELSEWHERE_SECONDS = 2.0
 LEFT_SECONDS = 2.0
 """How soon a run that this worker cannot execute comes again, to it or to another one."""
 FOREIGN_MOST = 100_000
-"""Runs of which a worker remembers since when it leaves them to others."""
+"""Runs left to other versions whose first sight is remembered: a bound on memory."""
 HAS_BEGUN = "it had begun before its job became at_most_once, and may not start again"
 CROWDED_SECONDS = 2.0
-"""A suspect waits for its turn this long: as long as a short run takes."""
+"""How soon a suspect that must wait comes again: as long as a short run takes."""
 UNREADABLE_SECONDS = 30.0
-"""When a message whose run's record cannot be read comes again: a person has to act first."""
+"""How soon a message comes again whose run's record cannot be read: a person has to act first."""
 ACK_TRIES = 50
 LOOK_AGAIN_SECONDS = 15.0
 """How long a message waits whose run expects a newer one that is nowhere to be seen."""
@@ -184,7 +184,7 @@ class Executor:
         return True
 
     async def _unknown(self, held: Held, error: str) -> None:
-        """Leave a payload of another version to its own workers, for as long as a rollout takes."""
+        """Leave a payload of another version to workers of that version, for a limited time."""
         now = self._clock.monotonic()
         since = self._foreign.setdefault(held.run, now)
         if now - since > 2 * self._unknown_seconds + LEFT_SECONDS:  # an earlier run of the same key
@@ -208,7 +208,7 @@ class Executor:
         await self._settle.dead(held, "invalid", error, "")
 
     async def _is_expected(self, held: Held) -> bool:
-        """Whether a record waits for this very message, though its job keeps none (any more).
+        """Whether a record waits for this message, although its job keeps no records now.
 
         Only a later message of a run can have one: from when the job had another delivery mode, or
         from an operator's replay. Left alone it would say `failed` for ever.
@@ -395,7 +395,7 @@ class Executor:
         return await self._settle.done(held, value)
 
     def _leftovers(self, held: Held, call: Call) -> Left:
-        """What still runs of a handler whose attempt is over; an async one is told of."""
+        """What still runs of a handler whose attempt is over; an async one is logged."""
         spec = held.job.spec
         if call.task.done():
             return call.leftovers
@@ -464,7 +464,7 @@ class Executor:
         return await self._settle.failed(held, line_of(error), story_of(error), "failed", delay)
 
     def _closing(self, held: Held) -> None:
-        """The worker closes: what it had interrupted is settled first, anything else is left."""
+        """The worker closes: settle what it had interrupted, leave everything else."""
         if not held.interrupted:
             raise asyncio.CancelledError
         task = asyncio.current_task()
@@ -473,7 +473,7 @@ class Executor:
 
 
 def _ending(verdict: Verdict, record: RunRecord) -> tuple[str, State, str]:
-    """How a run ends that nobody may execute: the letter's reason, the state, the error."""
+    """How to end a run that nobody may execute: the letter's reason, the state, the error."""
     if verdict is Verdict.POISON:
         return "crashed", "dead", f"{record.crashes + 1} workers died while they held it"
     if verdict is Verdict.BEGUN:

@@ -120,5 +120,5 @@ class Held:
                 asyncio.get_running_loop().call_later(self.patience, self._wake)
 
     def over(self) -> None:
-        """The attempt is over: nothing can interrupt it, and its context does nothing more."""
+        """The attempt is over: it cannot be interrupted, and its context refuses everything."""
         self.running = False

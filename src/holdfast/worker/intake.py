@@ -33,7 +33,7 @@ from holdfast.worker.slots import Lane, Left, Slots
 log = logging.getLogger("holdfast.worker")
 
 LATE_SECONDS = 1.0
-"""A loop that has not moved for less was busy, not blocked."""
+"""A loop that stood still for less was only busy."""
 SPEED_SECONDS = 0.1
 LANE_SPEED_SECONDS = 0.5
 """Threads and processes have few places: with less in advance they would stand idle between two
@@ -186,10 +186,10 @@ class Intake:
         self.slots.submit(held)
 
     def _may_be_old(self, now: float) -> bool:
-        """Whether what arrives now may have been delivered long ago, and be somebody else's.
+        """Whether what arrives now may be an old delivery that somebody else has by now.
 
-        While the loop was blocked the server went on delivering, and gave to others what was not
-        extended. What comes before its answer to a question asked now is not worked on.
+        While the loop was blocked, the server kept delivering, and gave to others what was not
+        extended. Whatever arrives before the answer to a request sent now is not executed.
         """
         if self._unsure is not None and not self._unsure.done():
             return True
@@ -243,7 +243,7 @@ class Intake:
 
     @property
     def blocked(self) -> list[str]:
-        """Why some runs cannot be taken: what stands still, in words."""
+        """Why some runs cannot be taken: the lanes that are blocked, in words."""
         return [
             f"all {lane.limit} {PLACES[lane.name]} are stuck in handlers that do not end"
             for lane in self.slots.lanes.values()

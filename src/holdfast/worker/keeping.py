@@ -1,4 +1,4 @@
-"""A worker's keeper, as the worker sees it: started, told, replaced when it dies, and believed.
+"""The worker's side of its keeper: starting it, informing it, replacing it when it dies.
 
 The keeper (`holdfast.keeper`) beats, answers pings and extends messages for the worker, through its
 own connection. The worker's part is small: a tick of the event loop, a tick of a thread (so that a
@@ -44,19 +44,22 @@ from holdfast.telemetry import JsonFormatter, Telemetry
 log = logging.getLogger("holdfast.keeper")
 
 TICK_SECONDS: Final = 0.25
+"""Four ticks fit into `LATE_SECONDS`, so one that is late is no alarm."""
 LATE_SECONDS: Final = 1.0
-"""A loop that has not moved for this long is told of."""
+"""A loop that has not moved for this long is reported."""
 DEAD_SECONDS: Final = 2.0
-"""A keeper that has not moved for this long is not relied on."""
+"""A keeper that has not moved for this long is not relied on; the worker beats itself."""
 STUCK_SECONDS: Final = 10.0
-"""And after this long it is replaced."""
+"""After this long it is replaced; a busy machine may stop it for seconds."""
 MISSED: Final = 1.6
 """Heartbeats that the keeper may be late by before the worker beats itself."""
 WAIT_SECONDS: Final = 0.25
 WAIT_MOST_SECONDS: Final = 60.0
+"""First and longest wait before a keeper is started again; it doubles while keepers die at once."""
 QUIET_SECONDS: Final = 10.0
 """How often a blocked loop is logged at most: threads that compute block it again and again."""
 STOP_SECONDS: Final = 2.0
+"""How long the end of the worker waits for the thread here; it ticks every 0.25 s."""
 PIPE_BYTES: Final = 1 << 20
 """Room for the stacks of many threads: a signal handler must not wait for a reader."""
 SPARE_PLACES: Final = 2_048
@@ -210,7 +213,7 @@ class Keeping:
                 self._tell()
                 self._stop.wait(TICK_SECONDS)
         except Exception:
-            log.exception("the keeper cannot be kept: this worker beats from its event loop")
+            log.exception("the keeper cannot be supervised: this worker beats from its event loop")
         finally:
             self._close()
 

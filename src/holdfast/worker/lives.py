@@ -1,8 +1,8 @@
 """A worker's process over several lives: after it was cut off, it works on as another node.
 
-A node that has said it is DISCONNECTED never works again: its runs may run elsewhere. Its process
-may, and has nothing to wait for but NATS: so the next worker starts in it once that is there. An
-orchestrator that restarts processes would do the same, more slowly the longer an outage lasts.
+A node that declared itself DISCONNECTED never works again: its runs may run elsewhere. Its process
+can: a new worker starts in it once NATS is reachable. An orchestrator that restarts processes would
+do the same, but with a back-off that grows during an outage.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Lives:
         self._worker.stop()
 
     async def run(self) -> None:
-        """Work until it is stopped, or cannot go on."""
+        """Work until it is stopped, or fails for another reason."""
         while True:
             try:
                 return await self._worker.run()

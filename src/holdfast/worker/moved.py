@@ -1,11 +1,11 @@
 """Subscribers that moved to another group: what the old consumer has left is taken over.
 
 A subscriber's consumer is named by its group. When a job moves to another group, the consumer of
-the old one stays, and goes on collecting events that nobody pulls. The workers of the new group
+the old one stays, and keeps collecting events that nobody pulls. The workers of the new group
 empty it and then remove it: each event in it is executed once, under the run id of the new group,
 by which an event that both consumers have is known as a repeat.
 
-It is taken over only if it surely is an older version of our own: the same app made it (its label
+It is taken over only if it is certainly our own: the same app made it (its label
 says so), for a job and an event that we subscribe to, and no live worker serves it in its group.
 Consumers without a label (of other apps, or of versions before labels) are shown by the doctor.
 
@@ -31,6 +31,7 @@ from holdfast.worker.intake import Intake
 log = logging.getLogger("holdfast.worker")
 
 LOOK_SECONDS: Final = 10.0
+"""A group that moves is rare, and listing consumers costs the server little at this rate."""
 
 
 class Moved:
@@ -48,14 +49,14 @@ class Moved:
         self._draining: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Look every so often until cancelled."""
+        """Look every `LOOK_SECONDS` until cancelled."""
         try:
             while self._jobs:
                 await self._broker.clock.sleep(LOOK_SECONDS)
                 try:
                     await self._look()
                 except BrokerError as error:
-                    log.debug("subscribers that moved are not looked for: %s", error)
+                    log.debug("search for moved subscribers failed, will retry: %s", error)
             await asyncio.Event().wait()
         finally:
             for name in list(self._draining):

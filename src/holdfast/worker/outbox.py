@@ -55,7 +55,7 @@ class Outbox(Protocol):
         ...
 
     async def unbury(self, buried: Buried) -> None:
-        """Take a dead letter back: who wrote it had lost the run. Best effort."""
+        """Remove a dead letter whose writer had lost the run. Best effort."""
         ...
 
     async def keep(self, name: str, body: bytes, ttl: float | None = None) -> str:

@@ -115,7 +115,7 @@ class Settler:
         return "given_back"
 
     async def left(self, held: Held, why: str, delay: float) -> None:
-        """Leave it to a worker that can execute it; nothing has begun here."""
+        """Give it back for a worker that can execute it; nothing has started here."""
         if held.claim:
             await self._claims.settle(held.claim, "failed", "given_back", error=why, begun=False)
         await quietly(held.message.nak(delay))
@@ -221,7 +221,7 @@ class Settler:
         await quietly(held.message.ack())
 
     async def _check_owner(self, held: Held) -> None:
-        """Ask before writing what no epoch fences; a holder that was replaced stops here."""
+        """Check the claim before a write that no epoch fences; a replaced holder stops here."""
         if held.claim and not await self._claims.owns(held.claim):
             raise ClaimLost(f"run {held.run} was taken over by another node")
 

@@ -40,7 +40,7 @@ class Lane:
         self.stuck = 0
         self.executed = 0
         self.speed = 0.0
-        """Runs per second, lately."""
+        """Recent runs per second."""
         self.backlog: deque[Held] = deque()
         """What has been delivered and not started."""
 
@@ -203,4 +203,4 @@ class Slots(Company):
         if not self.failure.done():
             self.failure.cancel()
         elif not self.failure.cancelled():
-            self.failure.exception()  # who closes has its own reason; nobody may ask for this one
+            self.failure.exception()  # retrieved, so that asyncio does not complain

@@ -58,6 +58,7 @@ log = logging.getLogger("holdfast.worker")
 SETTLE_SECONDS = 5.0
 GAUGE_SECONDS = 0.5
 BACK_SECONDS = 0.2
+"""How often a worker that was cut off checks whether NATS is back."""
 
 
 class Worker:
@@ -354,7 +355,7 @@ class Worker:
         log.info("%s stopped after %d runs", self.node, self._intake.executed)
 
     async def _until_back(self) -> None:
-        """One that was cut off stays until NATS is there: what it holds is given back then."""
+        """A worker that was cut off waits for NATS, to give back what it holds."""
         while self._cut.is_set() and not self._broker.connected and not self._stop.is_set():
             await self._broker.clock.sleep(BACK_SECONDS)
         await self._intake.wait_idle(SETTLE_SECONDS)
@@ -369,12 +370,12 @@ class Worker:
                 held.interrupt(Interrupt.CLAIM_LOST)
 
     def _made_again(self, stream: str) -> None:
-        """A stream was deleted: if it was the records', ours are written again."""
+        """A stream was deleted: if it was that of the records, write ours again."""
         if stream == self._runs.stream:
             self._restoring = self._spawn(self._restore_claims(), "restore")
 
     async def _restore_claims(self) -> None:
-        """What we hold is still ours: nobody was handed it, for its messages are extended."""
+        """Write our claims again: our messages are extended, so nobody else received them."""
         for held in self._intake.held():
             if held.claim and not held.lost and self._is_trusted():
                 await self._claims.restore(held.claim)
