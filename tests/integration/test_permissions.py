@@ -141,9 +141,17 @@ async def _sent(gate: Any) -> Any:
         return None
 
 
+STEERING = (
+    "$KV.hf_slots.term.scheduler",
+    "$KV.hf_slots.progress.scheduler",
+    "$KV.hf_slots.>",
+    "$KV.hf_schedules.pause.g.j",
+    "$KV.hf_schedules.refused.shop",
+)
+"""What stops schedules and jobs for everybody; whoever may keep schedules writes none of it."""
 FORBIDDEN = {
-    "client": ("hf.dead.g.j", "$KV.hf_leases.scheduler", "$JS.API.STREAM.CREATE.HF_JOBS"),
-    "worker": ("$KV.hf_leases.scheduler", "hf.agent.alpha.exec", "hf.node.n1.drain"),
+    "client": (*STEERING, "hf.dead.g.j", "$KV.hf_leases.l", "$JS.API.STREAM.CREATE.HF_JOBS"),
+    "worker": (*STEERING, "$KV.hf_leases.l", "hf.agent.alpha.exec", "hf.node.n1.drain"),
     "scheduler": ("hf.dead.g.j", "hf.agent.alpha.exec", "$JS.API.CONSUMER.MSG.NEXT.HF_JOBS.c"),
     "coordinator": ("$KV.hf_schedules.schedule.s", "hf.agent.alpha.exec", "hf.event.e"),
     "dispatcher": ("hf.job.g.j", "$KV.hf_runs.r", "$KV.hf_schedules.schedule.s"),

@@ -21,11 +21,14 @@ from holdfast.names import (
     EPOCHS_RAISED,
     SETTINGS_REVISION,
     Names,
+    app_key,
     inbox_probe,
     kv_stream,
     kv_subject,
     object_stream,
     pull_inbox,
+    schedule_key,
+    slot_key,
 )
 
 _API: Final = "$JS.API."
@@ -147,7 +150,10 @@ def _sender(names: Names) -> Grants:
     found.may_publish(names.cancel("*"))
     found.stream(names.jobs, "read list purge").stream(names.events, "list")
     found.bucket(names.runs, "read write").bucket(names.nodes, "read")
-    found.bucket(names.schedules, "read write").bucket(names.slots, "read write")
+    found.bucket(names.schedules, "read").bucket(names.slots, "read")
+    for key in (schedule_key("*"), app_key("*")):  # pauses are an operator's
+        found.may_publish(kv_subject(names.schedules, key))
+    found.may_publish(kv_subject(names.slots, slot_key("*", "*")))  # not term and progress
     return found.may_hear(names.changed(names.runs, ">")).join([_objects(names, write=False)])
 
 
