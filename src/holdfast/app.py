@@ -473,7 +473,7 @@ def _spec(
 
 
 def _check_process(func: Callable[..., Any], name: str, is_async: bool) -> None:
-    """Refuse what a process of the pool could not import and call."""
+    """Refuse a handler that a process of the pool could not import and call."""
     if is_async:
         raise DefinitionError(
             f"job {name!r}: execution='process' is for plain handlers: write `def`, not `async def`"

@@ -196,7 +196,7 @@ def pull_inbox(prefix: str, token: str) -> str:
 
 
 def inbox_probe(inbox: str) -> str:
-    """A subject that is heard by whoever hears what a process pulls, and that means nothing."""
+    """A probe subject in a pull inbox: it shows whether anybody listens there."""
     return f"{inbox}.0.probe"
 
 

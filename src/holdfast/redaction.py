@@ -21,7 +21,7 @@ SHORTEST: Final = 4
 BLANK: Final = "***"
 _SHORTEST_LINE: Final = 8
 _ROOM: Final = 10_000
-"""Longer than any secret that is worth the name."""
+"""Longer than any real secret."""
 
 
 class Redactor:
@@ -84,7 +84,7 @@ scrub = REDACTOR.scrub
 
 
 def told(text: object, longest: int, *, end: bool = False) -> str:
-    """What user code says of itself, as every record, header and terminal can carry it.
+    """Text from user code, made safe for records, headers and terminals.
 
     Secrets are blanked out, half surrogate pairs are written as escapes, and the text is cut to its
     first characters, or with `end` to its last ones.

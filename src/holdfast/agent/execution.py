@@ -147,7 +147,7 @@ class Executor:
         self._end(work, outcome, self._monotonic() - started, value=value, error=error)
 
     def _cancelled(self) -> tuple[Outcome, str]:
-        """Nobody here has cancelled the task: it was the function's own code, or our loop's end."""
+        """A cancellation that is not ours: by the function itself, or the end of the event loop."""
         if self._closing:
             return "interrupted", "the agent ended"
         return "failed", "CancelledError: the function cancelled itself"

@@ -351,7 +351,7 @@ class Topology:
         since: float | None = None,
         app: str = "",
     ) -> None:
-        """Create a job's consumer unless it is there; that of a paused job is made paused.
+        """Create a job's consumer unless it exists; that of a paused job starts paused.
 
         `new`: messages from now on, not all that are kept; `since`: from that instant on, for one
         that was there and has vanished; `app`: whose it is, for its label.

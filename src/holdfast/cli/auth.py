@@ -158,7 +158,7 @@ def renew(
     dir: DirOption = FOLDER,
     pid_file: PidOption = None,
 ) -> None:
-    """Write again what this version would: accounts, permissions, and each login's proof of role.
+    """Rewrite accounts, permissions and the logins' certificates as this version makes them.
 
     Run it after an upgrade of Holdfast and after a rotation of keys, then carry the credentials
     files to their processes. Logins stay valid. 'holdfast server --auth' takes the change by

@@ -53,7 +53,7 @@ HEARD_SECONDS: Final = 10.0
 WINDOW: Final = 16
 """Chunks of a restore that may be unconfirmed."""
 FURTHEST: Final = 100_000_000
-"""Writes by which epochs are raised at most: about an hour's."""
+"""Most writes that raise epochs: they take about an hour."""
 _MORE: Final = 1000
 _WELL: Final = ("", "204")
 

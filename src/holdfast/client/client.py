@@ -288,7 +288,7 @@ class Client:
                     record is not None
                     and record.terminal
                     and not (record.vacant and sequence and await self._stored(sequence))
-                ):  # else it is that of an earlier run, and the message of this one waits
+                ):  # else the record is an earlier run's, and this one is still queued
                     return record
                 if record is None:
                     await self._check_still_queued(run, sequence)

@@ -428,14 +428,14 @@ class WebConfig(Role):
     )
     connections: int = option(
         1000,
-        "Connections at once. Where there are more, those that have waited longest for the rest of "
+        "Open connections, at most. Beyond that, those that have waited longest for the rest of "
         "their request are closed.",
         least=10,
         most=1_000_000,
     )
     connections_per_address: int = option(
         200,
-        "The same for each address; 0 means no limit. Addresses in `proxies` have none.",
+        "Open connections for each address, at most; 0 means no limit. `proxies` have no limit.",
         least=0,
         most=1_000_000,
     )

@@ -164,8 +164,8 @@ class Coordinator:
                     await self._look_for_stranded()
 
     async def _ensure_objects(self) -> None:
-        """Whoever makes a stream says where the server repeats what is stored in it: workers with a
-        login may not, and must not find this one missing."""
+        """Create the store of large values: workers with a login may not create streams, because
+        whoever does decides where the server republishes what is stored."""
         if self._broker.config.credentials_file:
             await Objects(self._broker).ensure()
 
@@ -194,7 +194,7 @@ class Coordinator:
 
     @property
     def _is_first(self) -> bool:
-        """Whether this coordinator does what one of them is enough for; the others do it seldom."""
+        """Whether this coordinator does the work that needs only one; the others do it rarely."""
         alive = [s.record for s in self._view.nodes.values() if s.record.alive]
         return all(r.id >= self.node for r in alive if r.role == "coordinator")
 

@@ -5,8 +5,8 @@ still holds it, its message is given back through its reply subject, and redeliv
 milliseconds. What happens then is decided by the worker that gets it, by the same rules as for any
 redelivery. Two things a redelivery cannot do are done here: a run with `after_grace` is given back
 with a delay, and a run whose message is gone already (`at_most_once`) is written down as lost and
-dead-lettered. Messages that were held without a claim are given back without a look, while their
-reply subjects are certainly those of their last delivery.
+dead-lettered. Messages that were held without a claim are given back unchecked, while their reply
+subjects are certainly those of their last delivery.
 
 Afterwards all records are looked through once for claims that the index did not have. Whatever is
 missed by both comes back when `ack_wait` is over, if it has a message. What has none, of nodes that

@@ -69,7 +69,7 @@ class Login:
 
     @property
     def restores(self) -> bool:
-        """Whether it may replace whole streams: nothing is left to keep from it."""
+        """Whether it may replace whole streams, and so can do anything."""
         return any("STREAM.RESTORE" in s for s in self.allowed("publish"))
 
     def _commands(self) -> list[str]:
@@ -261,7 +261,7 @@ def _response_flaws(login: Login, names: Names) -> Iterator[Flaw]:
 
 
 def _reflection_flaws(login: Login) -> Iterator[Flaw]:
-    """Beside streams every answer can be directed at a stream, or at the server's own API."""
+    """In an account with streams, any answer can be directed at a stream or the server's API."""
     asked = [s for s in login.allowed("publish") if s.startswith(("$JS.API.", "$KV."))]
     if login.streams and asked and not login.agent and not login.restores:
         yield Flaw(

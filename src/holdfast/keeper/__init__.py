@@ -6,6 +6,6 @@ with the worker (`board`), has its own connection to NATS (`link`), watches whet
 (`vitals`), and beats, answers pings and extends messages for it (`process`).
 
 Nothing here imports the rest of Holdfast, nor anything outside the standard library but `nkeys`
-where a login needs it: the process is started without site-packages, and has about 12 MB. All names
-on the wire are given to it by the worker. The worker's side is `holdfast.worker.keeping`.
+where a login needs it: the process is started without site-packages, and uses about 15 MB. All
+names on the wire are given to it by the worker. The worker's side is `holdfast.worker.keeping`.
 """

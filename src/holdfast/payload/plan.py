@@ -144,9 +144,9 @@ class _Several:
         return InvalidPayload(text)
 
     def _decode_alone(self, body: bytes, refusal: InvalidPayload) -> dict[str, Any]:
-        """A body from when the first parameter was the only one: its bare value.
+        """Read a bare value, from when the first parameter was the only one.
 
-        An object is taken for one only if not every object would do.
+        An object counts as one only if the parameter's type does not accept every object.
         """
         if not self._first or not self._needed <= {self._first} or not body.strip():
             raise refusal
@@ -182,7 +182,7 @@ def _unknown(names: Iterable[str], known: Iterable[str]) -> UnknownMember:
 def _reads(read: Callable[[bytes], Any], body: bytes) -> bool:
     try:
         read(body)
-    except Exception:  # noqa: BLE001 - what it says against it does not matter
+    except Exception:  # noqa: BLE001 - any refusal means no
         return False
     return True
 

@@ -138,10 +138,10 @@ class NatsSlots:
     # ---- progress
 
     async def progress(self) -> Progress:
-        """How far the schedulers had come.
+        """The instant up to which schedulers have planned.
 
-        Where that cannot be read, it was not far from when it was stored; what is looked at again
-        has a record, so it does not fire twice.
+        Where it cannot be read, planning starts an hour before it was stored; slots planned again
+        have a record, so none fires twice.
         """
         entry = await self._bucket.get(progress_key(ROLE))
         if entry is None:

@@ -263,7 +263,7 @@ class Runs:
         return "waiting, but its message is gone: a coordinator sends it again, or ends the run"
 
     async def _how(self, record: RunRecord) -> str:
-        """How the node is that holds a run, and what that means for the run."""
+        """The state of the node that holds a run, and what that means for the run."""
         bucket = Bucket(self._broker, self._names.nodes)
         entry = await bucket.get(record.node)
         node = bucket.read(nodes.decode, entry) if entry else None
@@ -337,7 +337,7 @@ class Runs:
         raise RunError(f"run {found.run} {_refusal(state, found)}", run=found.run)
 
     async def _bring_back(self, found: Found) -> str:
-        """It waits for a message that is nowhere to be seen: send it again, or end the run."""
+        """Its message does not exist: send it again, or end the run."""
 
         async def alive(node: str) -> bool:
             return await Bucket(self._broker, self._names.nodes).get(node) is not None

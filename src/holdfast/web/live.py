@@ -44,7 +44,7 @@ app that this is mounted in, which tells nobody that it stops, waits no longer t
 KEPT_NOTICES: Final = 500
 STREAMS_MOST: Final = 500
 STREAMS_EACH: Final = 25
-"""Of one user: a hidden page holds none, so this is many, and twenty users still find a place."""
+"""Streams of one user: hidden pages hold none, so this is plenty, and twenty such users fit."""
 READ_BACK_MOST: Final = 5_000
 REST_SECONDS: Final = 0.02
 SAMPLES_KEPT: Final = KEPT_SECONDS // 3

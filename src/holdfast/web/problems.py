@@ -159,7 +159,7 @@ def _sentence(found: dict[str, Any]) -> str:
 
 
 async def _on_gone(_: Request, __: Exception) -> Response:
-    """Who has gone in the middle of a request is answered nothing; it is no bug."""
+    """A client that disconnected in the middle of a request gets no answer; it is no bug."""
     return Response(status_code=400)
 
 

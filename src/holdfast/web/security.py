@@ -200,7 +200,7 @@ class Guard:
             )
 
     def _check_length(self, request: Request) -> None:
-        """Refuse a body by what is said about it: two ways to tell its end, or too long."""
+        """Refuse a body by its headers: both a length and chunks, or too long."""
         length = request.headers.get("content-length", "")
         if length and "transfer-encoding" in request.headers:
             raise Problem(400, "Send Content-Length or Transfer-Encoding, not both", CLOSE)
@@ -209,7 +209,7 @@ class Guard:
             raise Problem(413, f"The request is larger than {self._most(request):,} bytes", CLOSE)
 
     def _most(self, request: Request) -> int:
-        """The longest body: of a login, which anybody may send, a token and little more."""
+        """The largest body allowed; a login, which anybody may send, must be small."""
         if path_of(request.scope) == LOGIN:
             return LOGIN_BYTES
         return self._services.body_limit

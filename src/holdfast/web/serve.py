@@ -130,7 +130,7 @@ def _uvicorn(config: WebConfig, app: FastAPI) -> uvicorn.Config:
         lifespan="off",  # the services outlive the last request
         access_log=False,
         log_config=None,
-        log_level="error",  # anybody may send what is no HTTP: not a line for each
+        log_level="error",  # anybody can send invalid HTTP: do not log each one
         http=connection_class(config),
         ws="none",
         server_header=False,

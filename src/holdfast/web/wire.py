@@ -69,7 +69,7 @@ def page_of(items: Sequence[T], key: Callable[[T], str], limit: int, cursor: str
 
 
 def answer(request: Request, value: Any, status: int = 200) -> Response:
-    """A value as JSON, masked for a viewer; not sent again to who has it already."""
+    """A value as JSON, masked for a viewer; not sent again to a client that has it."""
     user = getattr(request.state, "user", None)
     try:
         body = msgspec.json.encode(value)

@@ -33,7 +33,7 @@ from holdfast.payload import Bound
 from holdfast.telemetry import JsonFormatter
 
 EXIT_SECONDS = 5.0
-"""How long the exit code of a process that closed its socket is waited for."""
+"""How long to wait for the exit code of a process that closed its socket."""
 CALLS = ("publish", "still_owner", "progress")
 """What a handler may ask of its worker."""
 

@@ -58,7 +58,7 @@ class _Worker:
         while left:
             part = self._connection.recv(min(left, 1 << 20))
             if not part:
-                os._exit(0)  # the worker is done with us
+                os._exit(0)  # the worker closed the socket
             parts.append(part)
             left -= len(part)
         return b"".join(parts)

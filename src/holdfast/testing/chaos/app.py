@@ -43,7 +43,7 @@ LASTING: Final[dict[str, dict[str, Any]]] = {
 }
 """How long misbehaviour lasts: past two heartbeats, or far past the timeout and the clean-up."""
 ANIMALS: Final = {name: animal for name, animal in zoo.ZOO.items() if animal.fate != "crashed"}
-"""What a neighbour must not notice; `poison` is apart, since it ends its process."""
+"""Misbehaviour that neighbours must not notice; `poison` is separate, since it ends its process."""
 POISON_CODE: Final = 77
 """The exit code by which a worker's end is known as the poison's doing."""
 

@@ -1,9 +1,9 @@
-"""What can be hit beside processes and servers: the sender's answers, the buckets, the silence.
+"""Targets besides processes and servers: the sender's answers, the buckets, a tap on all subjects.
 
 `Sender` swallows the answers to the workload's own sends: they are stored and it cannot know, so it
-sends again. `Records` deletes a bucket and waits until the roles have made it again; a bucket that
-stays away is a wound left open. `Tap` listens to every subject, which keeps the pull requests of a
-killed worker alive on the server.
+sends again. `Records` deletes a bucket and waits until the roles have made it again; one that
+does not come back is a fault that could not be healed. `Tap` subscribes to every subject, which
+keeps the pull requests of a killed worker alive on the server.
 """
 
 from __future__ import annotations
