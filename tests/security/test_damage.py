@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import shlex
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.broker import Broker, Bucket
@@ -22,11 +24,13 @@ from holdfast.errors import HoldfastError, InvalidName
 from holdfast.identity import AgentCredentials
 from holdfast.identity.reports import ReportSigner
 from holdfast.model.fleet import FleetRequest, FleetRun
+from holdfast.model.slot import stamp
 from holdfast.names import kv_subject
 from holdfast.scheduler import Scheduler
 from holdfast.settings.store import Store
 from holdfast.status.agents import Agents
 from holdfast.status.fleet import FleetStatus
+from holdfast.status.messages import subject_counts
 from holdfast.status.nodes import Nodes
 from holdfast.status.unreadable import Damaged, UnreadableRecords
 from tests.integration.auth_support import Site, guarded, running
@@ -215,3 +219,29 @@ def test_command_that_is_proposed_is_one_command() -> None:
         assert words == ["holdfast", "unreadable", "remove", "hf_runs", key]
         if key != "-rf":
             assert f"'{key}'" in Damaged("hf_runs", key, "r", 1, 0.0).remedy
+
+
+async def test_schedule_without_a_job_is_passed_over(site: Site) -> None:
+    """A client stores a schedule and a slot that make no subject: the others fire, once each."""
+    names = site.names
+    async with operating(site) as client, site.broker("client") as thief:
+        now = int(client.broker.server_now())
+        rule = {"every": 1, "since": now - 3, "changed": now - 3}
+        for name, job in (("nameless", ""), ("genuine", "add")):
+            record = {"name": name, "job": job, "group": job and "default", **rule}
+            key = kv_subject(names.schedules, f"schedule.{name}")
+            await thief.store(key, msgspec.json.encode(record))
+        planned = msgspec.json.encode({"state": "planned", "due": now - 2})
+        slot = kv_subject(names.slots, f"slot.genuine.{stamp(now - 2)}")
+        await thief.store(slot, planned)
+        scheduler = Scheduler(connection=site.connection("scheduler"))
+        async with running(scheduler):
+            fired = functools.partial(count, client.broker, names.job("default", "add"))
+            await until(fired, 30, "a schedule beside it")
+            assert scheduler._broker.denied == {}
+        await Schedules(client).remove("nameless")
+        await Schedules(client).remove("genuine")
+
+
+async def count(broker: Broker, subject: str) -> int:
+    return (await subject_counts(broker, broker.names.jobs, subject)).get(subject, 0)

@@ -10,12 +10,15 @@ import pytest
 
 from holdfast.broker import Broker, Bucket
 from holdfast.broker.streams import FLEET_BUCKETS, SETTINGS_BUCKETS, Topology
+from holdfast.client import Client
 from holdfast.config import RecordConfig
 from holdfast.coordinator import Coordinator
 from holdfast.model import node, run
 from holdfast.model.node import NodeRecord
 from holdfast.model.run import RunRecord
 from holdfast.names import Names, kv_subject
+from holdfast.status.finding import Finder
+from holdfast.status.payloads import payload_of
 from tests.integration.auth_support import Site, guarded, running
 from tests.security.test_reach import stored
 from tests.support import until
@@ -100,6 +103,37 @@ async def test_record_that_cannot_be_buried_stops_no_coordinator(site: Site) -> 
             await until(lambda: not coordinator._look_for_orphans, 60, "the end of the look")
             assert not coordinator._recovery.unfinished
             assert not any("dead.." in subject for subject in coordinator._broker.denied)
+
+
+async def test_parked_message_with_an_odd_number_stops_no_coordinator(site: Site) -> None:
+    """The last part of a parked message's subject is its sender's: digits that are no decimals."""
+    names = site.names
+    async with site.broker("operator") as operator:
+        await Topology(operator, RecordConfig()).ensure()
+        waits = RunRecord("failed", "default", "add", message=2, failures=1, due=1.0)
+        async with site.broker("client") as client:
+            await client.store(kv_subject(names.runs, "waits"), run.encode(waits))
+            for number in ("²", "٣", "9" * 900, "-1", "x"):
+                await client.store(names.later("default", "add", "waits", number), b"{}")
+        coordinator = Coordinator(site.connection("coordinator"))
+        async with running(coordinator):
+            await until(lambda: coordinator._next_look > 0, 60, "a look for stranded runs")
+            looked = coordinator._stranded._parked()
+            assert (await looked).get("waits", 0) == 0
+
+
+async def test_payload_is_read_from_no_other_stream(site: Site) -> None:
+    """A record's reply subject names a bucket of others: whoever shows the run does not read it."""
+    async with site.broker("operator") as operator:
+        topology = Topology(operator, RecordConfig())
+        await topology.ensure()
+        secret = await operator.store(kv_subject(site.names.leases, "x"), b"not for clients")
+        async with site.broker("client") as client:
+            reply = f"$JS.ACK.KV_hf_leases.c.1.{secret.seq}.1.1.0"
+            await put(client, "curious", reply=reply, node="somebody")
+        reader = Client(operator, RecordConfig())
+        found = await Finder(reader).find("curious")
+        assert await payload_of(reader, found) is None
 
 
 @pytest.mark.parametrize("prefix", ["$JS.ACK.", "$JS.ACK.domain.hash."])

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from holdfast.broker import Broker, Bucket, Received
 from holdfast.errors import BrokerError
 from holdfast.model import node as nodes
+from holdfast.model.codec import whole_number
 from holdfast.model.node import HeldRun, NodeRecord
 from holdfast.model.suspicion import Suspicion
 from holdfast.names import kv_key
@@ -120,9 +121,9 @@ class View:
 
     async def _on_change(self, message: Received) -> None:
         key = kv_key(self._bucket.name, message.headers.get("Nats-Subject", ""))
-        sequence = message.headers.get("Nats-Sequence", "")
-        if key and sequence.isdigit() and message.body:
-            self._learn(key, message.body, int(sequence))
+        sequence = whole_number(message.headers.get("Nats-Sequence"))
+        if key and sequence and message.body:
+            self._learn(key, message.body, sequence)
 
     def _learn(self, node: str, body: bytes, revision: int) -> None:
         notes = self._broker.unreadable

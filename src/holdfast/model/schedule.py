@@ -117,6 +117,8 @@ def usable(name: str, body: bytes) -> Schedule:
     try:
         if schedule.name != name:
             raise InvalidInput("it names another schedule than its key")
+        if not (schedule.job and schedule.group):
+            raise InvalidInput("it names no job")
         if not schedule.removed:
             _check_rule(schedule)
     except InvalidInput as error:

@@ -103,9 +103,12 @@ def decode_at(key: str, body: bytes) -> tuple[str, int, Slot] | None:
     if parts is None:
         return None
     try:
-        return parts[0], parse_stamp(parts[1]), decode(body)
+        schedule, moment, slot = parts[0], parse_stamp(parts[1]), decode(body)
     except InvalidName as error:
         raise CODEC.unreadable(str(error)) from None
+    if slot.pending and not (slot.job and slot.group):
+        raise CODEC.unreadable("it is to be sent, and names no job")
+    return schedule, moment, slot
 
 
 def room(body: bytes | msgspec.Raw, headers: dict[str, str]) -> int:

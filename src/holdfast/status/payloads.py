@@ -9,6 +9,7 @@ otherwise has none any more.
 from __future__ import annotations
 
 from holdfast.client import Client
+from holdfast.model.codec import whole_number
 from holdfast.names import H_OBJECT
 from holdfast.status.finding import Found
 from holdfast.status.messages import Kept, by_sequence
@@ -35,7 +36,8 @@ async def _message(client: Client, found: Found) -> Kept | None:
         return found.carrier.kept
     if found.letter:
         return found.letter
-    place = place_of(found.record.reply) if found.record and found.record.reply else None
+    reply = found.record.reply if found.record else ""
+    place = place_of(reply) if client.broker.names.takes_acks(reply) else None  # not any stream's
     return await by_sequence(client.broker, *place) if place else None
 
 
@@ -48,6 +50,5 @@ def place_of(reply: str) -> tuple[str, int] | None:
         return None
     parts = reply.removeprefix(_ACK).split(".")
     parts = parts[2:] if len(parts) > 8 else parts
-    if len(parts) < 7 or not parts[3].isdigit():
-        return None
-    return parts[0], int(parts[3])
+    sequence = whole_number(parts[3]) if len(parts) >= 7 else 0
+    return (parts[0], sequence) if sequence else None

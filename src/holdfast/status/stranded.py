@@ -31,6 +31,7 @@ from holdfast.client import Client
 from holdfast.errors import BrokerError, Conflict, HoldfastError, NotFound, Unreadable
 from holdfast.model import run as runs
 from holdfast.model import schedule as schedules
+from holdfast.model.codec import whole_number
 from holdfast.model.dead import dead_headers
 from holdfast.model.run import RunRecord
 from holdfast.names import (
@@ -194,9 +195,9 @@ class Stranded:
         pattern = self._names.later("*", "*", "*", "*")
         for subject in await subject_counts(self._broker, self._names.jobs, pattern):
             where = self._names.parse_later(subject)
-            number = subject.rpartition(".")[2].partition("-")[0]
-            if where and number.isdigit():
-                found[where[2]] = max(found.get(where[2], 0), int(number))
+            number = whole_number(subject.rpartition(".")[2].partition("-")[0], -1)
+            if where and number >= 0:
+                found[where[2]] = max(found.get(where[2], 0), number)
         return found
 
     async def _queued(self, missing: dict[str, Waiting]) -> dict[Job, dict[str, int]]:
