@@ -86,6 +86,21 @@ def test_signature_in_another_spelling_passes_once() -> None:
         assert refusal(forged, by=one) in (Reason.REPLAYED, Reason.TAMPERED)
 
 
+def test_flood_of_one_login_shuts_nobody_else_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that cancels without end fills its own memory, not the operator's."""
+    monkeypatch.setattr("holdfast.identity.requests.REMEMBERED", 20)
+    one, client, operator = guard(), login("client"), login("operator")
+    cancel = names.Names().cancel("r1")
+    flood = RequestSigner(client, "hf", lambda: NOW + GOOD_SECONDS)
+    sent = [flood.sign(cancel, b"") for _ in range(30)]
+    assert [refusal(h, cancel, by=one) for h in sent[:20]] == [None] * 20
+    for headers in sent[20:]:
+        refusal(headers, cancel, by=one)
+    assert refusal(signed(client, cancel), cancel, by=one) is Reason.EXPIRED
+    assert refusal(signed(operator), by=one) is None
+    assert all(refusal(headers, cancel, by=one) for headers in sent), "nothing passes twice"
+
+
 @pytest.mark.parametrize("expires", ["²", "٣", "1e9", "-1", "", "9" * 16])
 def test_expiry_that_is_no_number_is_refused(expires: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A login signs what it likes; digits that are no decimals end nothing."""

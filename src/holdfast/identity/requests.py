@@ -55,7 +55,7 @@ GOOD_SECONDS: Final = 60.0
 CLOSE_SECONDS: Final = 0.2
 """By how much two processes may differ about the server's time: half a round trip each."""
 REMEMBERED: Final = 8_192
-"""Requests that a guard remembers: a minute of more than a hundred a second."""
+"""Requests of one login that a guard remembers: a minute of more than a hundred a second."""
 
 _EXPIRES: Final = re.compile(r"[0-9]{1,15}")
 _REQUEST: Final = b"holdfast.request.v1"
@@ -164,7 +164,8 @@ class RequestGuard:
         self._names = Names(namespace)
         self._anchors = {str(g): VerifyKey(key) for g, key in anchors.items()}
         self.accept_unsigned = accept_unsigned
-        self._seen = ReplayCache(REMEMBERED)
+        self._seen: dict[str, ReplayCache] = {}
+        """By key, that is by login: who sends too many is refused, and nobody else is."""
         self._monotonic = monotonic
         self._started = monotonic()
         self._may: dict[str, tuple[str, ...]] = {}
@@ -191,8 +192,9 @@ class RequestGuard:
         begun = now - (self._monotonic() - self._started)
         if not begun - CLOSE_SECONDS <= expires / 1000 - GOOD_SECONDS <= now + GOOD_SECONDS:
             raise RequestRefused(Reason.EXPIRED)  # it could be kept and sent later
+        seen = self._seen.setdefault(headers[wire.H_KEY], ReplayCache(REMEMBERED))
         try:
-            self._seen.enter(_raw(headers[wire.H_SIGNATURE]), expires, moment)
+            seen.enter(_raw(headers[wire.H_SIGNATURE]), expires, moment)
         except CommandRefused as refused:
             raise RequestRefused(Reason(str(refused.reason))) from None
         return sender
