@@ -48,6 +48,7 @@ READS = (
     "fleet active",
     "fleet show f1",
     "settings status",
+    "unreadable list",
     "doctor",
 )
 """Commands that print what others wrote."""
@@ -82,6 +83,7 @@ OTHERS = (
     "settings push",
     "settings diff",
     "settings get",
+    "unreadable remove",
     "secrets ",
     "runs cancel",
     "runs retry",
