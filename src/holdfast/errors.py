@@ -24,7 +24,6 @@ Errors of the NATS client never leave `holdfast.broker`: they arrive here as one
     │   ├── NotFound              stream, consumer, message or key does not exist
     │   ├── ClaimLost             the run is somebody else's now: this attempt must stop
     │   ├── NodeLost              this node was declared lost: it must end
-    │   │   └── CutOff            it could not reach NATS, and stopped by its settings
     │   ├── Conflict              a compare-and-swap was refused: somebody else was first
     │   └── OutcomeUnknown        no answer: the write may or may not have been applied
     │       └── PartlyStored      of many runs some are stored, and it says which
@@ -133,10 +132,6 @@ class ClaimLost(BrokerError):
 
 class NodeLost(BrokerError):
     """This node was declared lost: it must end, since its runs may be running elsewhere."""
-
-
-class CutOff(NodeLost):
-    """This node could not reach NATS for its timeout, and stopped by its own settings."""
 
 
 class Conflict(BrokerError):

@@ -101,7 +101,6 @@ def _work(target: str, config: WorkerConfig, socket: str) -> int:
     from holdfast.errors import ConfigError
     from holdfast.process import run_role
     from holdfast.telemetry import Telemetry
-    from holdfast.worker.lives import Lives
     from holdfast.worker.supervisor import CONFIG_EXIT
     from holdfast.worker.worker import Worker
 
@@ -110,16 +109,14 @@ def _work(target: str, config: WorkerConfig, socket: str) -> int:
         connection = app.connection_config(**connection_given())
         records = load(RecordConfig)
         telemetry = Telemetry()
-        lives = Lives(
-            lambda: Worker(
-                app,
-                config,
-                connection=connection,
-                records=records,
-                telemetry=telemetry,
-                health_path=socket,
-                whole_process=True,
-            )
+        worker = Worker(
+            app,
+            config,
+            connection=connection,
+            records=records,
+            telemetry=telemetry,
+            health_path=socket,
+            whole_process=True,
         )
     except ConfigError as error:
         if not socket:
@@ -127,7 +124,7 @@ def _work(target: str, config: WorkerConfig, socket: str) -> int:
         complain(str(error))
         return CONFIG_EXIT
     try:
-        return run_role(lambda: lives)
+        return run_role(lambda: worker)
     except Exception:
         # A hook of the user's, or a bug: either way somebody has to see where.
         logging.getLogger("holdfast.worker").exception("the worker cannot go on")

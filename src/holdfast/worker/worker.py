@@ -31,7 +31,7 @@ from holdfast.broker.pull import IN_PROGRESS, NAK
 from holdfast.broker.upkeep import Upkeep
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig, WorkerConfig, load
-from holdfast.errors import CutOff, NodeLost
+from holdfast.errors import NodeLost
 from holdfast.health import Health, HealthServer
 from holdfast.identity import RequestRefused
 from holdfast.identity.sparse import Sparse
@@ -95,16 +95,21 @@ class Worker:
                 + (f"its groups are {', '.join(groups)}" if groups else "it has no jobs at all")
             )
         self.telemetry = telemetry or Telemetry()
-        self.node = new_node_id("worker")
         self._records = records or load(RecordConfig)
         self._liveness = liveness or self._load_liveness()
-        self._forced = False
         self._whole_process = whole_process
-        self._board = Board.create(self.config.concurrency + SPARE_PLACES)
         self._health_path = health_path
-        self._broker = Broker(connection or app.connection_config(), name=self.node)
-        self._refusals = Sparse(log, self._broker.clock)
+        self._connection = connection or app.connection_config()
         self._stop = asyncio.Event()
+        self._become_a_node()
+
+    def _become_a_node(self) -> None:
+        """Begin as a node that nobody knows yet."""
+        self.node = new_node_id("worker")
+        self._forced = False
+        self._board = Board.create(self.config.concurrency + SPARE_PLACES)
+        self._broker = Broker(self._connection, name=self.node)
+        self._refusals = Sparse(log, self._broker.clock)
         self._cut = asyncio.Event()
         """It could not reach NATS for its timeout, and stops by its settings."""
 
@@ -128,7 +133,17 @@ class Worker:
     # ---- life
 
     async def run(self) -> None:
-        """Work until `stop` is called or the limit of runs is reached."""
+        """Work until `stop` is called or the limit of runs is reached.
+
+        A node that has said it is DISCONNECTED never works again, because its runs may run
+        elsewhere. The worker does, as a new node, once NATS is back.
+        """
+        while await self._live_as_a_node():
+            log.warning("NATS is back: this worker goes on as a new node")
+            self._become_a_node()
+
+    async def _live_as_a_node(self) -> bool:
+        """Work; True when this node was cut off and another one is to follow."""
         async with self._broker:
             self._assemble()
             await self._client.topology.ensure()
@@ -145,8 +160,7 @@ class Worker:
                 await self._member.stop(forced=self._forced)
             if self._member.heartbeat.lost.is_set():
                 raise NodeLost("stopped after this node was declared lost")
-            if self._cut.is_set() and not self._stop.is_set():
-                raise CutOff("stopped after NATS could not be reached")
+            return self._cut.is_set() and not self._stop.is_set()
 
     async def _live(self) -> None:
         await self._broker.subscribe(self._broker.names.cancel("*"), self._on_cancel)
