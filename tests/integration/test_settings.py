@@ -43,7 +43,8 @@ async def sequences(w: World) -> list[int]:
     found = []
     for bucket in (names.settings, names.secrets):
         info = await w.broker.api(f"STREAM.INFO.{kv_stream(bucket)}")
-        found.append(info["state"]["last_seq"])
+        before = max(info["config"].get("first_seq", 0) - 1, 0)  # a bucket counts from a time on
+        found.append(info["state"]["last_seq"] - before)
     return found
 
 
