@@ -65,3 +65,34 @@ async def test_start_gives_up_when_nobody_is_elected() -> None:
     with pytest.raises(Unavailable):
         await Heartbeat(store, NodeRecord("n1", "worker"), clock).start()
     assert clock.now - 1000.0 < ELECTION_SECONDS + 1
+
+
+class LostKeeper:
+    """A deputy that found its node declared lost."""
+
+    active = False
+    acknowledged = 0.0
+    steady_since = 0.0
+    revision = 0
+    lost = True
+    gap = False
+    blocked = False
+
+    def verified(self) -> None:
+        """Nothing to do."""
+
+    def proved(self) -> None:
+        """Nothing to do."""
+
+
+async def test_node_that_leaves_ends_when_its_keeper_was_told_that_it_is_lost() -> None:
+    """Its record is gone and it is TERMINATING: the heartbeat ends, without an error."""
+    clock = StepClock()
+    store = MemoryStore(clock)
+    heartbeat = Heartbeat(store, NodeRecord("n1", "worker"), clock)
+    await heartbeat.start()
+    await heartbeat.move("TERMINATING")
+    await store.delete("n1")
+    heartbeat.deputy = LostKeeper()
+    await heartbeat.run()
+    assert heartbeat.lost.is_set()

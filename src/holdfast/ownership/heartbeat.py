@@ -372,7 +372,10 @@ class Heartbeat:
         if found is not None and not found.alive:
             self._declared(found)
         if deputy.lost:
-            self._declared(nodes.move(self.record, "DISCONNECTED", by="its keeper", at=self._now()))
+            # Not a transition: the record is gone, and this node may be TERMINATING or in ERROR.
+            self._declared(
+                msgspec.structs.replace(self.record, state="DISCONNECTED", by="its keeper")
+            )
         if deputy.gap:
             log.warning("this node's heartbeat had lapsed and nobody had judged it")
             if self._on_gap:
