@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
 
 import msgspec
 
@@ -88,23 +88,27 @@ class Delivery:
     def stored(self) -> float:
         return self.stored_ns / NANO
 
-    async def ack(self) -> None:
+    def ack(self) -> Coroutine[Any, Any, None]:
         """Remove the message from the queue; not confirmed: a lost ack only means a redelivery."""
-        if self.place >= 0 and not await self._let_go():
-            return
-        await self._broker.publish(self.reply, ACK)
+        return self._answer(ACK)
 
     async def ack_confirmed(self) -> None:
         """Remove the message and wait until the server has said so."""
-        if self.place >= 0:
-            await self._let_go()
+        if not self._leave():
+            await self._until_extended()
         await self._broker.request(self.reply, ACK)
 
-    async def nak(self, delay: float = 0.0) -> None:
+    def nak(self, delay: float = 0.0) -> Coroutine[Any, Any, None]:
         """Give the message back, to be delivered again after `delay`."""
-        body = NAK + b' {"delay": %d}' % int(delay * NANO) if delay > 0 else NAK
-        if self.place >= 0 and not await self._let_go():
+        return self._answer(NAK + b' {"delay": %d}' % int(delay * NANO) if delay > 0 else NAK)
+
+    async def _answer(self, body: bytes) -> None:
+        """Tell the server, unless the message was given back, and is somebody else's."""
+        if self.board is not None and self.place >= 0 and self.board.given_back(self.place):
+            self.abandon()
             return
+        if not self._leave():
+            await self._until_extended()
         await self._broker.publish(self.reply, body)
 
     async def extend(self) -> None:
@@ -115,28 +119,25 @@ class Delivery:
             self.board.extended[self.place] = self._broker.clock.monotonic()
         await self._broker.publish(self.reply, IN_PROGRESS)
 
-    async def _let_go(self) -> bool:
-        """Leave its place; False when it was given back from there, and is somebody else's.
-
-        An extension that somebody is sending for it must arrive first. After `EXTENSION_SECONDS`
-        it is not waited for: its sender has lost its connection.
-        """
-        board, place = self.board, self.place
-        if board is None:
-            return True
-        if board.given_back(place):
-            self.abandon()
+    def _leave(self) -> bool:
+        """Leave its place; False while an extension is being sent, see `_until_extended`."""
+        if self.board is not None and self.place >= 0 and not self.board.leave(self.place):
             return False
         self.place = -1
-        if board.leave(place):
-            return True
+        return True
+
+    async def _until_extended(self) -> None:
+        """Wait until the extension that somebody is sending for it has arrived.
+
+        After `EXTENSION_SECONDS` it is not waited for: its sender has lost its connection.
+        """
+        board, place, self.place = self.board, self.place, -1
         deadline = self._broker.clock.monotonic() + EXTENSION_SECONDS
-        while not board.cleared(place):
+        while board is not None and not board.cleared(place):
             if self._broker.clock.monotonic() > deadline:
                 board.leaving.append(place)
                 break
             await self._broker.clock.sleep(0.002)
-        return True
 
     def abandon(self) -> None:
         """Leave its place without a word to the server: somebody else has the message."""

@@ -418,14 +418,24 @@ class Claims:
 
 
 def readable(record: RunRecord) -> bytes:
-    """A record's bytes, read again before they are sent: `InvalidInput` when they cannot be.
+    """A record's bytes; `InvalidInput` when nobody could read them again.
 
     Checked here, where whoever caused it still gets the error. Later it would only be found by
-    those who recover the runs of a dead worker, and they could not repair it.
+    those who recover the runs of a dead worker, and they could not repair it. A record without
+    anything from a handler is not read again: reading costs more than writing, and the rest of it
+    was checked where it came in, as a definition, a header or a record that was read.
     """
     try:
         body = runs.encode(record)
-        runs.decode(body)
+        if (
+            record.result is not runs.NO_RESULT
+            or record.progress is not None
+            or record.error
+            or record.due
+            or record.result_object
+            or record.body_object
+        ):
+            runs.decode(body)
     except (Unreadable, msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
         raise InvalidInput(f"the run's record could not be read again: {error}") from None
     return body

@@ -272,7 +272,7 @@ class Intake:
 
     def _freed(self, held: Held) -> None:
         self._held.pop(held.message.reply, None)
-        if isinstance(held.message, Delivery):
+        if getattr(held.message, "place", -1) >= 0 and isinstance(held.message, Delivery):
             held.message.abandon()
         self.executed += 1
         self._canary.travelled()
