@@ -9,11 +9,12 @@ keeps the pull requests of a killed worker alive on the server.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
 from holdfast.broker import Broker, Received
-from holdfast.errors import BrokerError
+from holdfast.errors import BrokerError, NotConnected
 from holdfast.testing.chaos.links import Network
 from holdfast.testing.chaos.plan import Fault
 
@@ -81,16 +82,23 @@ class Tap:
         self._connect = connect
         self._broker: Broker | None = None
 
-    async def strike(self, _: Fault) -> None:
-        """Begin to listen."""
-        self._broker = self._connect()
-        await self._broker.__aenter__()
-        await self._broker.subscribe(">", self._heard)
+    async def strike(self, fault: Fault) -> None:
+        """Begin to listen; while all servers are down, there is nothing to listen to."""
+        broker = self._connect()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(fault.seconds):
+                while self._broker is None:
+                    try:
+                        self._broker = await broker.__aenter__()
+                    except NotConnected:
+                        await asyncio.sleep(0.2)
+                await self._broker.subscribe(">", self._heard)
 
     async def heal(self, _: Fault) -> None:
         """Stop."""
-        if self._broker:
-            await self._broker.__aexit__(None, None, None)
+        broker, self._broker = self._broker, None
+        if broker:
+            await broker.__aexit__(None, None, None)
 
     async def _heard(self, _: Received) -> None:
         """Nothing is done with it: that somebody listens is the fault."""
