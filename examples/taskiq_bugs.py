@@ -52,7 +52,7 @@ async def until(condition: Callable[[], bool], seconds: float = 6.0) -> None:
         await asyncio.sleep(0.05)
 
 
-# ---- 1. A worker that silently stops listening (ledger P-010, D-06)
+# ---- 1. A worker that silently stops listening
 
 
 async def stalls(make: Callable[..., Any]) -> Shown:
@@ -84,7 +84,7 @@ async def stalls(make: Callable[..., Any]) -> Shown:
     return True, "connected again, and nothing consumed for 6 s"
 
 
-# ---- 2. Schedules that are not there (ledger P-023, D-05)
+# ---- 2. Schedules that are not there
 
 
 async def reads_empty(make: Callable[..., Any]) -> Shown:
@@ -124,7 +124,7 @@ async def reads_nothing_in_an_outage(make: Callable[..., Any]) -> Shown:
     return during < before, f"{before} schedule before the outage, {during} during it"
 
 
-# ---- 3. A leader that nobody can follow (ledger P-034, P-035, D-01 to D-03)
+# ---- 3. A leader that nobody can follow
 
 
 async def cannot_take_over_plain(url: str) -> Shown:
@@ -164,8 +164,8 @@ async def cannot_take_over_holdfast(url: str) -> Shown:
     return False, f"the other one led {took:.1f} s later"
 
 
-# ---- 4. SIGTERM ends the scheduler without its shutdown (ledger P-046, P-067)
-# ---- 5. Two schedulers send every slot twice (ledger P-045, P-066)
+# ---- 4. SIGTERM ends the scheduler without its shutdown
+# ---- 5. Two schedulers send every slot twice
 
 SCHEDULERS = """
 import os, sys
@@ -248,7 +248,7 @@ async def messages(url: str, least: int) -> int:
         await client.close()
 
 
-# ---- and the pickles, which are no bug but a door (ledger P-064)
+# ---- and the pickles, which are no bug but a door
 
 
 class Visitor:

@@ -44,7 +44,7 @@ async def test_claim_has_one_winner_among_many_connections(place: Place) -> None
 
 
 async def test_claim_of_a_failed_run_has_one_winner(place: Place) -> None:
-    """failed → running is a compare-and-swap too: the retry is neither lost nor doubled (D-07)."""
+    """failed → running is a compare-and-swap too: the retry is neither lost nor doubled."""
     async with place.open(CROWD) as stores:
         nodes, _ = crowd(stores)
         claim = await nodes[0].won()
@@ -69,7 +69,7 @@ async def test_take_over_has_one_winner(place: Place) -> None:
 
 
 async def test_claim_held_by_a_live_node_is_left_alone(place: Place) -> None:
-    """A repeat seen while the first is running is held, which means: never acknowledged (D-09)."""
+    """A repeat seen while the first is running is held, which means: never acknowledged."""
     async with place.open(2) as stores:
         (holder, other), _ = crowd(stores)
         claim = await holder.won()
@@ -111,7 +111,7 @@ async def test_claim_of_another_job_with_the_same_id_is_foreign(place: Place) ->
 
 
 async def test_claim_takes_keys_of_any_characters(place: Place) -> None:
-    """What a user calls a run never touches another run's record (D-08)."""
+    """What a user calls a run never touches another run's record."""
     async with place.open(1) as stores:
         (node,), _ = crowd(stores)
         keys = ["document:created", "*", ">", "a.b", " ", "\r\n", "ü", "=2E"]
@@ -127,7 +127,7 @@ async def test_claim_takes_keys_of_any_characters(place: Place) -> None:
 
 
 async def test_settle_with_a_stale_revision_is_refused_and_counted(place: Place) -> None:
-    """A holder that was replaced changes nothing, whatever it believes (D-10)."""
+    """A holder that was replaced changes nothing, whatever it believes."""
     async with place.open(2) as stores:
         (zombie, other), alive = crowd(stores)
         stale = await zombie.won()

@@ -62,7 +62,7 @@ class Image:
 async def test_handler_of_data_and_publish_is_a_job(
     nats: Server, namespace: str, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`handle_event(data, publish)`, async or not, gets the payload and may publish (K-009)."""
+    """`handle_event(data, publish)`, async or not, gets the payload and may publish."""
     monkeypatch.setenv("HOLDFAST_NAMESPACE", namespace)
     monkeypatch.setenv("NATS_URL", nats.url)
     monkeypatch.delenv("HOLDFAST_NATS_URL", raising=False)
@@ -115,7 +115,7 @@ def consumer_process(server: Server, namespace: str, root: Path) -> Iterator[Any
 async def test_consumer_process_works_and_drains(
     nats: Server, namespace: str, tmp_path: Path
 ) -> None:
-    """One call: it connects, is healthy on its port, runs, and ends with 0 on SIGTERM (K-010)."""
+    """One call: it connects, is healthy on its port, runs, and ends with 0 on SIGTERM."""
     app = Holdfast("sender", nats_url=nats.url, namespace=namespace)
 
     @app.job(name="image-download")

@@ -79,7 +79,7 @@ async def test_lease_is_won_once_renewed_and_released(nats: Server, namespace: s
 async def test_lease_expires_with_a_marker_and_is_taken_at_its_revision(
     nats: Server, namespace: str
 ) -> None:
-    """An expired lease is not absent: the next holder expects the marker's revision (D-03)."""
+    """An expired lease is not absent: the next holder expects the marker's revision."""
     async with brokers(nats, namespace, 1) as [broker]:
         mine, other = lease(broker, "mine"), lease(broker, "other")
         assert await mine.acquire(0)
@@ -99,7 +99,7 @@ async def test_lease_expires_with_a_marker_and_is_taken_at_its_revision(
 
 
 async def test_renewal_keeps_the_ttl(nats: Server, namespace: str) -> None:
-    """A renewed lease expires as well: the TTL goes with every renewal (D-01)."""
+    """A renewed lease expires as well: the TTL goes with every renewal."""
     async with brokers(nats, namespace, 1) as [broker]:
         mine = lease(broker, "mine")
         assert await mine.acquire(0)
@@ -147,7 +147,7 @@ async def test_election_replaces_a_leader_whose_process_is_gone(
 async def test_leader_that_cannot_renew_stops_before_its_lease_expires(
     nats: Server, namespace: str
 ) -> None:
-    """Renewals that fail for want of a network end the lead too, not only refused ones (D-04)."""
+    """Renewals that fail for want of a network end the lead too, not only refused ones."""
     async with brokers(nats, namespace, 2) as [one, two]:
         first = await Candidate(one, "first").start()
         await until(lambda: first.election.leader, 5)

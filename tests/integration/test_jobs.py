@@ -221,7 +221,7 @@ async def test_sync_handler_runs_in_a_thread_with_a_blocking_context(
 
 
 async def test_sync_handlers_do_not_block_each_other(app: Holdfast) -> None:
-    """Two blocking handlers run at the same time, and the loop goes on beside them (D-18)."""
+    """Two blocking handlers run at the same time, and the loop goes on beside them."""
     both = threading.Barrier(3)
 
     @app.job

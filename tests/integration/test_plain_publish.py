@@ -247,7 +247,7 @@ async def test_empty_body_means_no_arguments(
 async def test_body_that_does_not_fit_is_a_dead_letter_with_its_bytes(
     app: Holdfast, nats: Server, namespace: str, body: bytes
 ) -> None:
-    """What cannot be decoded is not retried: the letter has the very bytes and headers (D-17)."""
+    """What cannot be decoded is not retried: the letter has the very bytes and headers."""
 
     @app.job
     async def resize(id: int, size: int = 1) -> None:

@@ -142,7 +142,7 @@ async def test_restarted_server_is_worked_with_again(
 async def test_worker_that_cannot_get_its_consumer_back_ends(
     app: Holdfast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A consumer that stays away ends the worker with an error: never just deaf (P-017)."""
+    """A consumer that stays away ends the worker with an error: never just deaf."""
     monkeypatch.setattr(pulling, "GIVE_UP_SECONDS", 0.5)
 
     @app.job

@@ -77,7 +77,7 @@ async def test_waits_follow_the_policy(
 
 
 async def test_default_policy_has_fifteen_attempts_over_days(app: Holdfast) -> None:
-    """Without `retry=` a run gets 15 attempts, one minute to one day apart (D-13, D-14)."""
+    """Without `retry=` a run gets 15 attempts, one minute to one day apart."""
 
     @app.job
     async def plain() -> None: ...
@@ -112,7 +112,7 @@ async def test_short_wait_stays_with_the_consumer(app: Holdfast) -> None:
 
 
 async def test_long_wait_is_parked_and_is_no_lag(app: Holdfast) -> None:
-    """A wait of a day is a scheduled message: the consumer is empty, scale-to-zero works (D-19)."""
+    """A wait of a day is a scheduled message: the consumer is empty, scale-to-zero works."""
 
     @app.job(retry=Backoff.list(["1d"]))
     async def flaky(n: int) -> None:
@@ -503,7 +503,7 @@ async def test_run_timeout_counts_from_acceptance_through_parking(app: Holdfast)
 
 @pytest.mark.parametrize("delivery", ["effectively_once", "at_least_once"])
 async def test_run_longer_than_ack_wait_runs_once(app: Holdfast, seen: Seen, delivery: Any) -> None:
-    """What is held is extended: a long run, and one that waits behind it, start once (D-15)."""
+    """What is held is extended: a long run, and one that waits behind it, start once."""
 
     @app.job(delivery=delivery)
     async def long(n: int) -> None:

@@ -313,7 +313,7 @@ async def _deaf(_: object) -> None:
 
 
 async def test_ready_file_follows_the_role(app: Holdfast, tmp_path: Path) -> None:
-    """It is there while the scheduler is ready, and gone when it stops (D-26)."""
+    """It is there while the scheduler is ready, and gone when it stops."""
     ready = tmp_path / "ready"
     async with scheduling(app, ready_file=str(ready)):
         await until(ready.exists, 5, "the ready file")

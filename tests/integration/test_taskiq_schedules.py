@@ -115,7 +115,7 @@ async def test_schedules_stay_while_the_server_does_not_answer(
 async def test_empty_bucket_is_no_trouble(
     nats: Server, namespace: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A bucket without schedules is read without a word (ledger D-27)."""
+    """A bucket without schedules is read without a word."""
     caplog.set_level(logging.INFO)
     made = ResilientNATSScheduleSource(nats.url, bucket_name=namespace)
     async with started(made) as source:
@@ -144,7 +144,7 @@ async def test_schedules_that_vanish_are_told_of(
 
 
 async def test_many_schedules_are_never_read_as_few(nats: Server, namespace: str) -> None:
-    """The race of the client's watch (ledger D-05): every read is complete, also while writing."""
+    """The race of the client's watch: every read is complete, also while writing."""
     made = ResilientNATSScheduleSource(nats.url, bucket_name=namespace)
     async with started(made) as writer:
         known = [schedule(interval=n + 1, schedule_id=f"s{n}") for n in range(300)]
@@ -396,7 +396,7 @@ async def test_election_waits_for_the_lead(nats: Server, namespace: str) -> None
 
 
 async def test_leader_that_is_cut_off_stops_itself_first(nats: Server, namespace: str) -> None:
-    """It stops on its own clock, before anybody else can lead (ledger D-04)."""
+    """It stops on its own clock, before anybody else can lead."""
     port = int(nats.url.rpartition(":")[2])
     lease = {"ttl_seconds": 1.2, "renew_seconds": 0.3}
     async with Proxy(port) as proxy:
