@@ -182,7 +182,7 @@ class Everybody:
             assert process.running, f"{name} has ended:\n{process.text()[-3000:]}"
             assert "Traceback" not in process.text(), f"{name}:\n{process.text()[-5000:]}"
 
-    # ---- what is told
+    # ---- reporting
 
     async def metric(self, name: str, metric: str) -> dict[str, float]:
         """The values of a metric of one process, by bucket."""

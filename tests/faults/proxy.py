@@ -19,7 +19,7 @@ class Proxy:
         self.deaf = False
         """While it is set, what the server answers is lost."""
         self.fuse: tuple[int, Callable[[], None]] | None = None
-        """After so many bytes to the server, something is done."""
+        """Calls back after a number of bytes went to the server."""
 
     @property
     def url(self) -> str:

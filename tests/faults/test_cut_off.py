@@ -25,7 +25,7 @@ async def test_worker_that_is_cut_off_stops_itself(
     nats: Server, namespace: str, tmp_path: Path
 ) -> None:
     """It says DISCONNECTED, gives its handlers the grace period and no more, gives back what it
-    held when NATS is there, without a crash counted, and its process goes on as another node."""
+    held when NATS is there, without a crash counted, and its process continues as another node."""
     effects = Effects(tmp_path / "effects")
     app = sender(nats.url, namespace)
     async with Proxy(nats.port) as proxy:
@@ -48,7 +48,7 @@ async def test_worker_that_is_cut_off_stops_itself(
         history = await Nodes(Client(broker, RecordConfig())).history(first)
     await app.close()
     assert first != second
-    assert "goes on as a new node" in text
+    assert "continues as a new node" in text
     assert (status.crashes, status.failures) == (0, 0)
     assert [step.after for step in history] == [
         "CREATED",

@@ -139,7 +139,7 @@ class Worker:
         elsewhere. The worker does, as a new node, once NATS is back.
         """
         while await self._live_as_a_node():
-            log.warning("NATS is back: this worker goes on as a new node")
+            log.warning("NATS is back: this worker continues as a new node")
             self._become_a_node()
 
     async def _live_as_a_node(self) -> bool:
