@@ -8,11 +8,13 @@ HOURS ?= 1
 REPORTS := build/reports/$(shell date +%Y%m%d-%H%M%S)
 # A suite joins `make test` as soon as its directory exists.
 SUITES := $(wildcard tests/unit tests/conformance tests/integration tests/faults tests/security tests/docs tests/uptime)
-# These mostly wait, for processes to die and to be noticed: they run beside the others.
-WAITING := tests/faults tests/uptime
+# Tests mostly wait for servers and processes, so two for each core keep the machine busy. A file
+# runs in one process, so that its tests share one server.
+PARALLEL ?= $(shell $(PYTHON) -c 'import os; print(2 * len(os.sched_getaffinity(0)))')
+PYTEST := $(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check static unit bench bench-full chaos soak docs clean system
+.PHONY: help setup demo test check static unit bench bench-full chaos soak house coverage docs clean system
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -35,9 +37,7 @@ demo: setup ## see it work: an uptime monitor whose processes are killed now and
 	$(BIN)/python -m uptime.demo $(ARGS)
 
 test: static system ## everything: lint, format, types, layers, then every test suite
-	$(BIN)/python tools/side_by_side.py \
-	  "$(BIN)/python -m pytest $(filter-out $(WAITING),$(SUITES))" \
-	  "$(BIN)/python -m pytest $(filter $(WAITING),$(SUITES))"
+	$(PYTEST) --durations=20 $(SUITES)
 
 check: static unit ## the quick part of `test`: all but the tests with a server
 
@@ -48,7 +48,7 @@ static: setup
 	$(BIN)/lint-imports
 
 unit: setup
-	$(BIN)/python -m pytest -q tests/unit
+	$(PYTEST) tests/unit
 
 bench: setup ## measure Holdfast beside its peers (about 7 minutes)
 	$(BIN)/python -m benchmarks.environments
@@ -59,15 +59,15 @@ bench-full: setup ## the same with more and longer samples
 	$(BIN)/python -m benchmarks --full
 
 chaos: setup system ## break everything for 5 minutes, check every promise (MINUTES=5 SEED=…)
-	$(BIN)/python -m holdfast.testing.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+	$(BIN)/python -m chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 	  --out $(REPORTS)/chaos
 
 soak: setup system ## the long things: 100,000 histories, hours of chaos (HOURS=1), a rollout under load
 	HOLDFAST_SOAK=1 HOLDFAST_HISTORIES=100000 $(BIN)/python -m pytest -q --timeout=0 \
 	  $(wildcard tests/unit tests/security tests/faults)
-	$(BIN)/python -m holdfast.testing.chaos --minutes $$(( $(HOURS) * 60 )) \
+	$(BIN)/python -m chaos --minutes $$(( $(HOURS) * 60 )) \
 	  $(if $(SEED),--seed $(SEED)) --out $(REPORTS)/chaos
-	$(BIN)/python -m holdfast.testing.chaos --rolling --minutes 15 --out $(REPORTS)/rollout
+	$(BIN)/python -m chaos --rolling --minutes 15 --out $(REPORTS)/rollout
 
 # What the tests need from the system: libfaketime sets a process's clock wrong, Chromium opens the
 # pages, Prometheus (with promtool) scrapes and checks, openssl makes certificates. Installed here
@@ -81,6 +81,16 @@ system:
 	  DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends $$missing \
 	    >/dev/null 2>&1 && exit 0; fi; \
 	echo "please install$$missing (Debian, Ubuntu: sudo apt install$$missing): their tests fail without"
+
+house: setup ## measure the code: lines, repeats, files on the way of each flow (TREES='COMMIT .')
+	$(BIN)/python tools/house.py $(TREES)
+
+coverage: setup system ## every suite with coverage; branches of model and ownership at least 95 %
+	$(BIN)/coverage erase
+	$(PYTEST) --cov --cov-report= $(SUITES)
+	$(BIN)/coverage report --format=total
+	$(BIN)/coverage report --include='src/holdfast/model/*,src/holdfast/ownership/*' --fail-under=95
+	$(BIN)/coverage html --directory build/coverage
 
 docs: setup ## write the generated pages: configuration, command line, metrics
 	$(BIN)/python tools/generate_docs.py

@@ -1,118 +1,89 @@
-"""What every test may use: coroutines as tests, a shared server, one shared cluster.
+"""Fixtures for every test: a nats-server for each module, one cluster for each process.
 
-`async def test_…` runs in a loop of its own, closed afterwards; it is the standard library's loop,
-so that a test does not depend on uvloop. Fixtures are plain functions.
+pytest-asyncio runs `async def test_…`, each in an event loop that is closed afterwards: the
+standard library's loop, so that no test depends on uvloop. Fixtures are plain functions.
 
 The shared `nats` and `cluster` are for tests that leave them as they found them. A test that kills,
 stops or fills a server starts its own: `with Server(fast=True) as server: …`. Without a nats-server
-binary every one of these is an error, never a skip.
+binary these are errors, never skips.
 
-On a build server (`CI` is set) a test that fails is tried once more, at most four in a session, and
-named with its error under "failed at first": machines there are shared, and may stall for longer
-than any limit. Nowhere else: a test that needs it is a defect, and to be found as one.
+`make test` runs several pytest processes at once (pytest-xdist). A file is the unit of work, so a
+module's server and its namespaces belong to one process. `LONGEST` starts the files that take the
+most time first, so that none of them runs alone at the end.
 """
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import inspect
 import itertools
-import os
 import secrets
-import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from _pytest.runner import runtestprotocol
 
 from holdfast.server import Cluster, Server
 
-SECOND_TRIES = 4 if os.environ.get("CI") else 0
+LONGEST = ("tests/faults/", "tests/uptime/", "tests/integration/pages/")
 
 _numbers = itertools.count(1)
-_failed_at_first: list[str] = []
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-    """Run a test; on a build server once more when it fails."""
-    hook = item.ihook
-    hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    reports = runtestprotocol(item, nextitem=nextitem, log=False)
-    failures = [r for r in reports if r.failed]
-    if failures and len(_failed_at_first) < SECOND_TRIES:
-        _failed_at_first.append(f"{item.nodeid}\n{failures[0].longreprtext}")
-        _forget_leftovers()
-        item._initrequest()  # type: ignore[attr-defined]  # as the test had never run
-        reports = runtestprotocol(item, nextitem=nextitem, log=False)
-    for found in reports:
-        hook.pytest_runtest_logreport(report=found)
-    hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-    return True
-
-
-def _forget_leftovers() -> None:
-    """What a failed test left open is no fault of the next one."""
-    told, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    gc.collect()
-    sys.unraisablehook = told
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a coroutine function to its end; leave every other test to pytest."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    names = pyfuncitem._fixtureinfo.argnames
-    arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-        runner.run(pyfuncitem.obj(**arguments))
-    return True
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the directories of `LONGEST` first; within them the order stays."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
 @pytest.fixture(scope="module")
 def nats() -> Iterator[Server]:
     """One running server, shared by a module's tests; keep to your own `namespace` on it.
 
-    Not by the session: each namespace has a dozen streams, and a server makes the next stream the
-    more slowly the more it has.
+    Not shared by the session: each namespace has a dozen streams, and the more streams a server
+    has, the longer it takes to make the next one.
     """
     with Server(fast=True) as server:
         yield server
-        server.kill()  # its store goes too, and an orderly end of so many streams takes seconds
+        server.kill()  # its store is deleted, and an orderly stop with many streams takes seconds
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """One running cluster of three, shared by the session, started by the first who asks."""
+    """One running cluster of three, shared by the session, started by the first test that asks."""
     with Cluster(fast=True) as cluster:
         yield cluster
 
 
-_reports: list[str] = []
-
-
 @pytest.fixture
 def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Tell a figure that was measured and is not asserted; all of them stand below the results."""
+    """Record a measurement that is not asserted; all of them are printed below the results."""
 
     def write(text: str) -> None:
-        _reports.append(f"{request.node.name}: {text}")
+        request.node.user_properties.append(("measured", f"{request.node.name}: {text}"))
 
     return write
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what the tests have measured, and what went wrong on the way."""
-    if _failed_at_first:
-        terminalreporter.section("failed at first")
-        for text in _failed_at_first:
-            terminalreporter.write_line(text)
-    if _reports:
+    """Print what the tests measured."""
+    reports = [r for rs in terminalreporter.stats.values() for r in rs]
+    measured = [
+        text
+        for report in reports
+        if getattr(report, "when", "") == "teardown"
+        for name, text in report.user_properties
+        if name == "measured"
+    ]
+    if measured:
         terminalreporter.section("measured")
-        for line in _reports:
+        for line in measured:
             terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A directory with a short path: a Unix socket's path has at most 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="hf-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

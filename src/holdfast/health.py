@@ -80,8 +80,14 @@ class HealthServer:
                     self._serve, self._host, self._port, limit=MOST_BYTES
                 )
         except OSError as error:
+            why = error.strerror or error
+            if self._path:
+                raise ConfigError(
+                    f"health socket {self._path} cannot be opened ({why}): choose a shorter "
+                    "TMPDIR that this user may write to"
+                ) from None
             raise ConfigError(
-                f"health port {self._port} cannot be opened ({error.strerror}): "
+                f"health port {self._port} cannot be opened ({why}): "
                 "choose another with --health-port, or 0 for none"
             ) from None
         return self

@@ -29,8 +29,6 @@ WITH_PYTHON = [page for page in pages() if page.blocks("python")]
 KNOWN = ("worker", "fragment", "pytest")
 BLOCK_SECONDS = 120
 
-CONFTEST = "from tests.conftest import pytest_pyfunc_call  # noqa: F401\n"
-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -100,8 +98,8 @@ def test_test_snippets_pass(folder: Path) -> None:
                 found += 1
                 (folder / f"test_{page.path.stem}_{number}.py").write_text(block.text)
     assert found
-    (folder / "conftest.py").write_text(CONFTEST)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["-o", "asyncio_mode=auto", str(folder)]
     if not entry_points(group="pytest11", name="holdfast"):  # run from the sources, not installed
         command += ["-p", "holdfast.testing.plugin"]
     path = os.pathsep.join([str(ROOT), str(ROOT / "src"), str(folder)])

@@ -61,9 +61,9 @@ class Demo:
         self.process.wait()
 
 
-async def test_demo_shows_its_pages_and_stops_cleanly(tmp_path: Path) -> None:
+async def test_demo_shows_its_pages_and_stops_cleanly(short_path: Path) -> None:
     """The addresses that it prints answer; Ctrl-C ends every process and leaves no file."""
-    demo = Demo(tmp_path)
+    demo = Demo(short_path)
     try:
         for name in ("status page", "dashboard"):
             url = await demo.says(rf"{name}: +(http://\S+)")
@@ -79,9 +79,9 @@ async def test_demo_shows_its_pages_and_stops_cleanly(tmp_path: Path) -> None:
         demo.close()
 
 
-async def test_demo_ends_by_itself(tmp_path: Path) -> None:
+async def test_demo_ends_by_itself(short_path: Path) -> None:
     """With --seconds, and without a terminal: the last line tells what was counted."""
-    demo = Demo(tmp_path, "--seconds", "5", "--kill-every", "2")
+    demo = Demo(short_path, "--seconds", "5", "--kill-every", "2")
     try:
         assert await demo.ended() == 0
         last = demo.text.splitlines()[-1]
