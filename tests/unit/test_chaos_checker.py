@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from chaos import Checker, Fault, History, Line, Verdict, Wound
+from chaos.fleet import Exit
 from holdfast.model.run import Attempt, RunRecord
-from holdfast.testing.chaos import Checker, Fault, History, Line, Verdict, Wound
-from holdfast.testing.chaos.fleet import Exit
 
 
 def effect(mark: str, run: str = "", epoch: int = 1, at: float = 1.0, member: str = "w1") -> Line:

@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.testing.chaos import ChaosPlan, Fault, Victim
-from holdfast.testing.chaos.plan import SERVERS
+from chaos import ChaosPlan, Fault, Victim
+from chaos.plan import SERVERS
 
 PROCESS = ("kill", "stop", "freeze", "cut", "stall")
 VICTIMS = [

@@ -20,6 +20,7 @@ from holdfast.client.bucket import Data
 from holdfast.config import RecordConfig
 from holdfast.errors import Conflict, PayloadTooLarge
 from holdfast.model import run as runs
+from holdfast.model.message import first_message
 from holdfast.model.run import RunRecord
 from holdfast.names import H_CAUSE, H_ERROR, H_MSG_ID, H_REASON, H_RUN, H_TRACEBACK, Names
 from holdfast.ownership.store import MemoryStore
@@ -203,24 +204,26 @@ class MemoryBackend:
     # ---- accepting
 
     async def enqueue(self, request: Request) -> Enqueued:
-        headers = {**request.headers, H_MSG_ID: request.run}
-        if request.cause:
-            headers[H_CAUSE] = request.cause
-        _check_size(request.body, headers)
-        group, job = request.group, request.spec.name
+        group, job, now = request.group, request.spec.name, self._process.clock.utc()
+        due = now + request.delay_seconds if request.at is None else _due(request.at, now)
+        message = first_message(
+            self._names,
+            group,
+            job,
+            request.run,
+            request.body,
+            request.headers,
+            cause=request.cause,
+            due=due if request.delayed else None,
+        )
+        _check_size(message.body, message.headers)
         if request.keyed and await self._is_known(request):
             return Enqueued(request.run, 0, duplicate=True)
         if not request.delayed:
-            stored = self._queue.job(group, job, request.body, headers)
+            stored = self._queue.job(group, job, message.body, message.headers)
             return Enqueued(request.run, stored.seq, stored.duplicate)
-        headers[H_RUN] = request.run
-        now = self._process.clock.utc()
-        due = now + request.delay_seconds if request.at is None else _due(request.at, now)
-        stored = self._queue.later(
-            self._names.later(group, job, request.run, 1),
-            Scheduled(group, job, request.body, headers, due),
-            replace=False,
-        )
+        scheduled = Scheduled(group, job, message.body, message.headers, due)
+        stored = self._queue.later(message.subject, scheduled, replace=False)
         return Enqueued(request.run, 0, stored.duplicate)
 
     async def _is_known(self, request: Request) -> bool:

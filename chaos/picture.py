@@ -10,7 +10,7 @@ import html
 from collections.abc import Sequence
 from typing import Final
 
-from holdfast.testing.chaos.measures import Felt, Measures
+from chaos.measures import Felt, Measures
 
 WIDTH: Final = 1100
 LEFT: Final = 110

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from chaos.links import HOST, Link
+from chaos.plan import Fault
 from holdfast.server import Cluster, Server
-from holdfast.testing.chaos.links import HOST, Link
-from holdfast.testing.chaos.plan import Fault
 
 NOWHERE: Final = f"{HOST}:1"
 """Advertised to the other servers, so that they use only the routes that they were given."""

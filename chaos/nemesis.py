@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from holdfast.testing.chaos.plan import ChaosPlan, Fault, Victim
+from chaos.plan import ChaosPlan, Fault, Victim
 
 log = logging.getLogger("holdfast.chaos")
 

@@ -15,8 +15,8 @@ from typing import Final
 
 import msgspec
 
-from holdfast.testing.chaos.effects import Line
-from holdfast.testing.chaos.nemesis import Wound
+from chaos.effects import Line
+from chaos.nemesis import Wound
 
 FELT_SECONDS: Final = 30.0
 """How long after its end a fault is still looked for."""

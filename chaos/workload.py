@@ -16,10 +16,10 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
+from chaos.app import ANIMALS, ANNOUNCED
+from chaos.history import History
 from holdfast.app import Holdfast
 from holdfast.errors import BrokerError, HoldfastError
-from holdfast.testing.chaos.app import ANIMALS, ANNOUNCED
-from holdfast.testing.chaos.history import History
 
 REPEATED: Final = 0.1
 TRIES: Final = 4

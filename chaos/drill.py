@@ -22,6 +22,20 @@ from typing import Final
 
 import msgspec
 
+from chaos.app import POISON_CODE, make_app, slot_mark
+from chaos.backup import Backup
+from chaos.checker import Checker, Verdict
+from chaos.effects import Effects, Line
+from chaos.fleet import Exit, Member, find_faketime
+from chaos.history import History, Operation
+from chaos.links import Network
+from chaos.measures import Measures, measure
+from chaos.memory import Usage, usage, watch
+from chaos.nemesis import Nemesis, Target, victims
+from chaos.plan import ChaosPlan, Victim
+from chaos.servers import ClusterTarget, NodeTarget, RoutedCluster
+from chaos.targets import Records, Sender, Tap
+from chaos.workload import WINDOW_SECONDS, Workload
 from holdfast.broker import Broker, Bucket
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, RecordConfig
@@ -32,22 +46,8 @@ from holdfast.model.run import RunRecord
 from holdfast.model.slot import slot_id
 from holdfast.names import schedule_key
 from holdfast.status.jobs import Jobs
-from holdfast.testing.chaos.app import POISON_CODE, make_app, slot_mark
-from holdfast.testing.chaos.backup import Backup
-from holdfast.testing.chaos.checker import Checker, Verdict
-from holdfast.testing.chaos.effects import Effects, Line
-from holdfast.testing.chaos.fleet import Exit, Member, find_faketime
-from holdfast.testing.chaos.history import History, Operation
-from holdfast.testing.chaos.links import Network
-from holdfast.testing.chaos.measures import Measures, measure
-from holdfast.testing.chaos.memory import Usage, usage, watch
-from holdfast.testing.chaos.nemesis import Nemesis, Target, victims
-from holdfast.testing.chaos.plan import ChaosPlan, Victim
-from holdfast.testing.chaos.servers import ClusterTarget, NodeTarget, RoutedCluster
-from holdfast.testing.chaos.targets import Records, Sender, Tap
-from holdfast.testing.chaos.workload import WINDOW_SECONDS, Workload
 
-APP: Final = "holdfast.testing.chaos.app:app"
+APP: Final = "chaos.app:app"
 SETTLE_SECONDS: Final = 150.0
 QUIET_SECONDS: Final = 25.0
 """Empty queues for so long, with something missing: it is not coming any more."""

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.testing.chaos.drill import Outcome
-from holdfast.testing.chaos.measures import Felt
-from holdfast.testing.chaos.picture import draw
-from holdfast.testing.chaos.plan import KINDS
+from chaos.drill import Outcome
+from chaos.measures import Felt
+from chaos.picture import draw
+from chaos.plan import KINDS
 from holdfast.version import __version__
 
 SHOWN_VIOLATIONS: Final = 200
@@ -211,7 +211,7 @@ def _page(outcome: Outcome) -> str:
 <title>{title}</title><style>{_STYLE}</style></head><body>
 <h1 class="{"bad" if bad else "good"}">{title}</h1>
 <p>{outcome.seconds:.0f} seconds with Holdfast {__version__}. Repeat it with
-<code>python -m holdfast.testing.chaos --seed {outcome.plan.seed}</code>.</p>
+<code>python -m chaos --seed {outcome.plan.seed}</code>.</p>
 {_violations(outcome)}
 <h2>Faults and effects over time</h2>
 {draw(outcome.measures, outcome.seconds, outcome.pulse)}

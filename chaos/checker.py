@@ -33,12 +33,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
+from chaos.effects import Line
+from chaos.fleet import Exit
+from chaos.history import Operation
+from chaos.nemesis import Wound
+from chaos.plan import SERVERS
 from holdfast.model.run import RunRecord
-from holdfast.testing.chaos.effects import Line
-from holdfast.testing.chaos.fleet import Exit
-from holdfast.testing.chaos.history import Operation
-from holdfast.testing.chaos.nemesis import Wound
-from holdfast.testing.chaos.plan import SERVERS
 
 AFTERMATH_SECONDS: Final = 20.0
 """How long after its end a fault can still be the cause of a new start."""

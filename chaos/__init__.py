@@ -1,7 +1,7 @@
 """Chaos: break processes, servers, networks and clocks on purpose, then check every promise.
 
-`python -m holdfast.testing.chaos` does it to Holdfast itself (`make chaos`). The parts are a
-library, to do the same to an app of one's own:
+`python -m chaos` does it to Holdfast itself (`make chaos`). It needs a clone of the repository: it
+is not in the wheel. The parts are a library that can break your own app in the same way:
 
 * `ChaosPlan` deals faults from a seed: data, the same for the same seed,
 * `Nemesis` inflicts them on targets: `Member` for a local process, or anything with two methods,
@@ -11,14 +11,14 @@ library, to do the same to an app of one's own:
 docs/chaos.md shows how they fit together.
 """
 
-from holdfast.testing.chaos.checker import Checker, Verdict, Violation
-from holdfast.testing.chaos.effects import Effects, Line
-from holdfast.testing.chaos.fleet import Exit, Member, find_faketime
-from holdfast.testing.chaos.history import History, Operation
-from holdfast.testing.chaos.links import Link, Network
-from holdfast.testing.chaos.nemesis import Nemesis, Target, Wound, victims
-from holdfast.testing.chaos.plan import KINDS, ChaosPlan, Fault, Victim
-from holdfast.testing.chaos.servers import ClusterTarget, NodeTarget, RoutedCluster
+from chaos.checker import Checker, Verdict, Violation
+from chaos.effects import Effects, Line
+from chaos.fleet import Exit, Member, find_faketime
+from chaos.history import History, Operation
+from chaos.links import Link, Network
+from chaos.nemesis import Nemesis, Target, Wound, victims
+from chaos.plan import KINDS, ChaosPlan, Fault, Victim
+from chaos.servers import ClusterTarget, NodeTarget, RoutedCluster
 
 __all__ = [
     "KINDS",

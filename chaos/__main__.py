@@ -1,4 +1,4 @@
-"""`python -m holdfast.testing.chaos`: break everything for a few minutes and see what was promised.
+"""`python -m chaos`: break everything for a few minutes and see what was promised.
 
 Exit codes: 0 when every promise was kept, 1 on any violation, 2 on wrong usage.
 """
@@ -19,9 +19,9 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.testing.chaos import report
-from holdfast.testing.chaos.drill import Drill, Size
-from holdfast.testing.chaos.plan import ChaosPlan
+from chaos import report
+from chaos.drill import Drill, Size
+from chaos.plan import ChaosPlan
 
 SMALL = Size(quick=2, steady=1, zoo=1, coordinators=1, rate=15.0)
 
@@ -32,7 +32,7 @@ def say(text: str) -> None:
 
 
 def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m holdfast.testing.chaos", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=5.0, help="how long faults are made")
     parser.add_argument("--seed", type=int, help="the same seed makes the same faults")
     parser.add_argument("--out", type=Path, help="directory for report, history and logs")

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from chaos.effects import DIRECTORY_VARIABLE, MEMBER_VARIABLE
+from chaos.links import LinkState, Network
+from chaos.plan import Fault
 from holdfast.child import Child
-from holdfast.testing.chaos.effects import DIRECTORY_VARIABLE, MEMBER_VARIABLE
-from holdfast.testing.chaos.links import LinkState, Network
-from holdfast.testing.chaos.plan import Fault
 
 RESTART_SECONDS: Final = 1.0
 END_SECONDS: Final = 40.0
@@ -41,6 +41,12 @@ def find_faketime() -> Path | None:
         for found in sorted(Path("/").glob(pattern.lstrip("/"))):
             return found
     return None
+
+
+def python_path() -> str:
+    """Where the started processes find `chaos.app`, whatever the working directory is."""
+    root = str(Path(__file__).parents[1])
+    return os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +142,7 @@ class Member:
     def _environment(self) -> dict[str, str]:
         env = {
             **os.environ,
+            "PYTHONPATH": python_path(),
             **self._env,
             "HOLDFAST_NATS_URL": self.network.url,
             DIRECTORY_VARIABLE: str(self._root),

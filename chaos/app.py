@@ -15,11 +15,11 @@ import functools
 import os
 from typing import Any, Final
 
+from chaos import zoo
+from chaos.effects import Effects
 from holdfast.app import Holdfast
 from holdfast.context import Context, SyncContext
 from holdfast.model.backoff import Backoff
-from holdfast.testing.chaos import zoo
-from holdfast.testing.chaos.effects import Effects
 
 QUICK: Final = "quick"
 STEADY: Final = "steady"

@@ -13,10 +13,10 @@ import contextlib
 from collections.abc import Callable
 from typing import Final
 
+from chaos.links import Network
+from chaos.plan import Fault
 from holdfast.broker import Broker, Received
 from holdfast.errors import BrokerError, NotConnected
-from holdfast.testing.chaos.links import Network
-from holdfast.testing.chaos.plan import Fault
 
 BACK_SECONDS: Final = 60.0
 """How long a deleted bucket may be away: roles look every few seconds, an election takes nine."""

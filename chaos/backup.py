@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 from typing import Final
 
+from chaos.effects import Effects
+from chaos.fleet import Member, python_path
 from holdfast.server import Cluster
-from holdfast.testing.chaos.effects import Effects
-from holdfast.testing.chaos.fleet import Member
 
-APP: Final = "holdfast.testing.chaos.app:app"
+APP: Final = "chaos.app:app"
 PAUSE_SECONDS: Final = 2.0
 """Between two tries: a backup fails while servers are down."""
 MOST_TRIES: Final = 60
@@ -90,7 +90,8 @@ class Backup:
         return {"HOLDFAST_NAMESPACE": self._namespace, "HOLDFAST_REPLICAS": "3"}
 
     async def _holdfast(self, *arguments: str, url: str) -> bool:
-        env = {**os.environ, **self._environment(), "HOLDFAST_NATS_URL": url}
+        env = {**os.environ, "PYTHONPATH": python_path(), **self._environment()}
+        env["HOLDFAST_NATS_URL"] = url
         self._root.mkdir(parents=True, exist_ok=True)
         with (self._root / f"{arguments[0]}.log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
