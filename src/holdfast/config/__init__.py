@@ -5,9 +5,9 @@ default. `load(WorkerConfig, concurrency=10)` does this; the environment and the
 `load` is called, never at import. The file is the one `HOLDFAST_CONFIG` names, or `holdfast.toml`
 in the working directory, with one table per role (`[worker]`).
 
-Guaranteed: a record that exists is usable. Types, limits and the relations between fields are
-checked at construction, and what cannot work raises a `ConfigError` that names the field, where
-the value came from and what to write instead. Unknown tables and keys of the file are refused.
+Guaranteed: construction validates everything. Types, limits and the relations between fields are
+checked, and a value that cannot work raises a `ConfigError` that names the field, where the value
+came from and what to write instead. Unknown tables and keys of the file are refused.
 Passwords and tokens, also those inside URLs, appear in no `repr` and in no message.
 
 Not checked: whether files, hosts or ports exist. Unknown environment variables are ignored, because
@@ -20,10 +20,11 @@ from holdfast.config.deployment import DeployConfig
 from holdfast.config.fleet import AgentConfig, DispatcherConfig
 from holdfast.config.loading import FILE, FILE_VARIABLE, load
 from holdfast.config.option import ROLES, Role, options, variable
-from holdfast.config.page import markdown
+from holdfast.config.page import documented, markdown
 from holdfast.config.roles import (
     LEASES,
     ConnectionConfig,
+    CoordinatorConfig,
     LivenessConfig,
     LogConfig,
     RecordConfig,
@@ -39,6 +40,7 @@ __all__ = [
     "ROLES",
     "AgentConfig",
     "ConnectionConfig",
+    "CoordinatorConfig",
     "DeployConfig",
     "DispatcherConfig",
     "LivenessConfig",
@@ -48,6 +50,7 @@ __all__ = [
     "SchedulerConfig",
     "WebConfig",
     "WorkerConfig",
+    "documented",
     "load",
     "markdown",
     "options",

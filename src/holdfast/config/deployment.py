@@ -1,8 +1,8 @@
-"""The deployment of a project on Kubernetes: what `holdfast deploy render` is told.
+"""The deployment of a project on Kubernetes: the input of `holdfast deploy render`.
 
-Guaranteed: a record that exists can be rendered. `JobDeployConfig` is what a directory `jobs/NAME`
-may say about itself in `[tool.holdfast]` of its `pyproject.toml`; where it says nothing, the
-project's `[deploy]` holds.
+Guaranteed: every valid record can be rendered. `JobDeployConfig` is what a directory `jobs/NAME`
+may set for itself in `[tool.holdfast]` of its `pyproject.toml`; anything it does not set comes from
+the project's `[deploy]`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-import holdfast.config.roles  # noqa: F401 - the roles come first on the page
-from holdfast.config.option import Role, option
+import holdfast.config.roles  # noqa: F401 - these come first on the page
+from holdfast.config.option import Role, option, options
 from holdfast.errors import ConfigError
 
 _LABEL = re.compile(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?")
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[KMGT]i?)?")
 STOP_MARGIN_SECONDS = 15
-"""What a pod gets beyond its process's own grace period, to give runs back and say goodbye."""
+"""What a pod gets beyond its process's grace period, to give runs back and deregister."""
 
 
 def check_label(value: str, what: str) -> str:
-    """A name that Kubernetes takes, with room for what we add to it."""
+    """A valid Kubernetes name, with room for the suffixes we add."""
     if not _LABEL.fullmatch(value):
         raise ConfigError(
             f"{what} {value!r} is not usable: lower-case letters, digits and '-', starting with a "
@@ -30,13 +30,30 @@ def check_label(value: str, what: str) -> str:
     return value
 
 
-class _Scaled(Role):
-    """What the project says for all of its jobs, and a job for itself."""
+@dataclass(frozen=True, repr=False)
+class Scaling(Role):
+    """How workers are scaled: set for the whole project, or for one job."""
 
-    min_replicas: int
-    max_replicas: int
-    cpu: str
-    memory: str
+    min_replicas: int = option(0, least=0, most=1000)
+    """Workers of a job when nothing waits."""
+    max_replicas: int = option(5, least=1, most=1000)
+    """Maximum number of workers of a job."""
+    lag_threshold: int = option(5, least=1, most=1_000_000)
+    """Waiting runs per added worker."""
+    polling_seconds: int = option(10, least=1, most=3600)
+    """How often KEDA reads the lag."""
+    cooldown_seconds: int = option(60, least=0, most=86_400)
+    """How long the queue must be empty before the last worker is removed."""
+    fallback_replicas: int = option(1, least=1, most=1000)
+    """Number of workers while the lag cannot be read."""
+    concurrency: int = option(10, least=1, most=100_000)
+    """Runs that one worker executes at a time."""
+    grace_seconds: int = option(60, least=1, most=3600)
+    """How long handlers may continue after SIGTERM; the pod gets 15 s more."""
+    cpu: str = option("200m")
+    """CPU limit of a worker."""
+    memory: str = option("256Mi")
+    """Memory limit of a worker."""
 
     def _check_relations(self) -> None:
         if self.max_replicas < max(1, self.min_replicas):
@@ -52,67 +69,60 @@ class _Scaled(Role):
 
 
 @dataclass(frozen=True, repr=False)
-class DeployConfig(_Scaled):
-    """What `holdfast deploy render` writes for Kubernetes. A job's directory may say otherwise for itself: from `min_replicas` on, in `[tool.holdfast]` of its `pyproject.toml`."""  # noqa: E501 - one line of the generated page
+class DeployConfig(Scaling):
+    """What `holdfast deploy render` writes for Kubernetes.
+
+    A job can override everything from `min_replicas` on, in `[tool.holdfast]` of the
+    `pyproject.toml` in its directory.
+    """
 
     table = "deploy"
 
-    name: str = option("holdfast", "The project: the first part of its images' names.")
-    kubernetes_namespace: str = option("", "Where everything lives; none: as the project's name.")
-    registry: str = option("ghcr.io/example", "Where images are pushed to and pulled from.")
-    tag: str = option("dev", "The tag of the images; the pipeline gives the commit.")
-    release: str = option(
-        "",
-        "Number of the release, such as a build number: schedules of a lower one never replace "
-        "those of a higher one.",
-    )
-    pull_secret: str = option("", "Secret with the registry's credentials, if it needs any.")
-    deployer: str = option(
-        "github:repo:example/holdfast:environment:production",
-        "The user as whom the pipeline is known to Kubernetes.",
-    )
-    account: str = option(
-        "",
-        "The NATS account in which the streams are, for KEDA; none: that of `holdfast auth init`.",
-    )
-    nats_image: str = option("nats:2.15.1-alpine", "Image of the nats-server, 2.12.6 or newer.")
-    exporter_image: str = option(
-        "natsio/prometheus-nats-exporter:0.19.1", "Image of the exporter beside each nats-server."
-    )
-    nats_replicas: int = option(3, "Servers of the NATS cluster: 1, 3 or 5.", least=1, most=5)
-    nats_volume_gib: int = option(20, "Size of each server's volume.", least=2, most=65_536)
-    nats_max_file_gib: int = option(
-        0, "What JetStream may fill of it; 0: four fifths.", least=0, most=65_536
-    )
-    storage_class: str = option("", "Storage class of the volumes; none: the cluster's default.")
-    control_replicas: int = option(2, "Control processes.", least=2, most=9)
-    web_replicas: int = option(2, "Web processes; 0: none.", least=0, most=9)
-    web_hosts: str = option("", "Names under which the web is reached, separated by commas.")
-    agents: str = option("yes", "Whether every machine runs an agent.", choices=("yes", "no"))
-    keda_namespace: str = option("keda", "Where KEDA runs: it may read the NATS monitor.")
-    monitoring_namespace: str = option("monitoring", "Where Prometheus runs: it may scrape.")
-    monitoring_release: str = option(
-        "prometheus", "Label `release` by which Prometheus and Grafana pick up what is theirs."
-    )
-    scaler: str = option(
-        "nats-jetstream",
-        "Where KEDA reads the lag: from the NATS monitor, or from the control plane's `/lag`.",
-        choices=("nats-jetstream", "metrics-api"),
-    )
-    min_replicas: int = option(0, "Workers that a job has when nothing waits.", least=0, most=1000)
-    max_replicas: int = option(5, "Workers that a job has at most.", least=1, most=1000)
-    lag_threshold: int = option(5, "Runs for each worker that is added.", least=1, most=1_000_000)
-    polling_seconds: int = option(10, "How often KEDA looks.", least=1, most=3600)
-    cooldown_seconds: int = option(
-        60, "How long nothing must wait before the last worker goes.", least=0, most=86_400
-    )
-    fallback_replicas: int = option(1, "Workers while the lag cannot be read.", least=1, most=1000)
-    concurrency: int = option(10, "Runs that one worker executes at a time.", least=1, most=100_000)
-    grace_seconds: int = option(
-        60, "How long handlers may go on after SIGTERM; the pod gets 15 s more.", least=1, most=3600
-    )
-    cpu: str = option("200m", "Processor that a worker may use.")
-    memory: str = option("256Mi", "Memory that a worker may use.")
+    name: str = option("holdfast")
+    """Name of the project, and the first part of its image names."""
+    kubernetes_namespace: str = option("")
+    """Kubernetes namespace; defaults to the project's name."""
+    registry: str = option("ghcr.io/example")
+    """Container registry of the images."""
+    tag: str = option("dev")
+    """Image tag; the pipeline passes the commit."""
+    release: str = option("")
+    """Release number, e.g. a build number. Schedules of a lower release never replace those of a
+    higher one."""
+    pull_secret: str = option("")
+    """Secret with the registry's credentials, if it needs any."""
+    deployer: str = option("github:repo:example/holdfast:environment:production")
+    """Kubernetes user of the deployment pipeline."""
+    account: str = option("")
+    """NATS account of the streams, for KEDA; defaults to the one from `holdfast auth init`."""
+    nats_image: str = option("nats:2.15.1-alpine")
+    """Image of the nats-server, 2.12.6 or newer."""
+    exporter_image: str = option("natsio/prometheus-nats-exporter:0.19.1")
+    """Image of the exporter beside each nats-server."""
+    nats_replicas: int = option(3, least=1, most=5)
+    """Servers of the NATS cluster: 1, 3 or 5."""
+    nats_volume_gib: int = option(20, least=2, most=65_536)
+    """Size of each server's volume."""
+    nats_max_file_gib: int = option(0, least=0, most=65_536)
+    """How much of the volume JetStream may use; 0 means four fifths."""
+    storage_class: str = option("")
+    """Storage class of the volumes; defaults to the cluster's."""
+    control_replicas: int = option(2, least=2, most=9)
+    """Number of control processes."""
+    web_replicas: int = option(2, least=0, most=9)
+    """Number of web processes; 0 means none."""
+    web_hosts: str = option("")
+    """Host names of the web UI, separated by commas."""
+    agents: str = option("yes", choices=("yes", "no"))
+    """Whether every machine runs an agent."""
+    keda_namespace: str = option("keda")
+    """Namespace of KEDA, which is allowed to read the NATS monitor."""
+    monitoring_namespace: str = option("monitoring")
+    """Namespace of Prometheus, which is allowed to scrape."""
+    monitoring_release: str = option("prometheus")
+    """Value of the label `release` that Prometheus and Grafana select on."""
+    scaler: str = option("nats-jetstream", choices=("nats-jetstream", "metrics-api"))
+    """Where KEDA reads the lag: from the NATS monitor, or from the control plane's `/lag`."""
 
     @property
     def max_file_gib(self) -> int:
@@ -137,30 +147,18 @@ class DeployConfig(_Scaled):
             )
 
 
-SAME = (
-    *("min_replicas", "max_replicas", "lag_threshold", "polling_seconds", "cooldown_seconds"),
-    *("fallback_replicas", "concurrency", "grace_seconds", "cpu", "memory"),
-)
-"""What a job may say for itself; the defaults are the project's."""
+SAME = tuple(spec.name for spec in options(Scaling))
+"""What a job may set for itself."""
 
 
 @dataclass(frozen=True, repr=False)
-class JobDeployConfig(_Scaled):
+class JobDeployConfig(Scaling):
     """How one directory's workers run."""
 
-    app: str = option("main:app", "The app in the directory.")
-    min_replicas: int = option(0, "", least=0, most=1000)
-    max_replicas: int = option(5, "", least=1, most=1000)
-    lag_threshold: int = option(5, "", least=1, most=1_000_000)
-    polling_seconds: int = option(10, "", least=1, most=3600)
-    cooldown_seconds: int = option(60, "", least=0, most=86_400)
-    fallback_replicas: int = option(1, "", least=1, most=1000)
-    concurrency: int = option(10, "", least=1, most=100_000)
-    grace_seconds: int = option(60, "", least=1, most=3600)
-    cpu: str = option("200m", "")
-    memory: str = option("256Mi", "")
+    app: str = option("main:app")
+    """The app in the directory."""
 
     @property
     def stop_seconds(self) -> int:
-        """What the pod gets to end."""
+        """How long the pod may take to stop."""
         return self.grace_seconds + STOP_MARGIN_SECONDS

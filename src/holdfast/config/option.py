@@ -1,14 +1,15 @@
 """An option: one field of a role, and what may stand in it.
 
-Guaranteed: a value is in its type and within its limits once `checked` returned it, and a `Role`
-checks all of its own at construction; a wrong one raises a `ConfigError` that says where it came
-from and what it must be. Secrets, and logins inside URLs, are never shown.
+Guaranteed: a value that `checked` returned has its type and is within its limits, and a `Role`
+checks all of its fields at construction. A wrong value raises a `ConfigError` that says where it
+came from and what is allowed. Secrets, and logins inside URLs, are never shown.
 
 Not here: where values come from (`loading`), and which roles exist (`roles`).
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import Field, field, fields
@@ -25,15 +26,14 @@ C = TypeVar("C")
 
 def option(
     default: Any,
-    doc: str,
     *,
     least: float | None = None,
     most: float | None = None,
     choices: tuple[str, ...] = (),
     secret: bool = False,
 ) -> Any:
-    """A field of a role: its default, what it means, and which values it takes."""
-    facts = {"doc": doc, "least": least, "most": most, "choices": choices, "secret": secret}
+    """A field of a role: its default and the values it takes. The string below it is its doc."""
+    facts = {"least": least, "most": most, "choices": choices, "secret": secret}
     return field(default=default, metadata=facts)
 
 
@@ -53,7 +53,7 @@ class Role:
         self._check_relations()
 
     def _check_relations(self) -> None:
-        """Raise `ConfigError` when values that are fine alone cannot work together."""
+        """Raise `ConfigError` when values that are valid alone cannot work together."""
 
     def __repr__(self) -> str:
         given = (f"{s.name}={shown(s, getattr(self, s.name))}" for s in options(type(self)))
@@ -61,12 +61,14 @@ class Role:
 
 
 def options(role: type[Role]) -> tuple[Field[Any], ...]:
-    """The fields of a role, in order."""
-    return fields(role)  # type: ignore[arg-type]  # every subclass is a dataclass
+    """The fields of a role: its own in order, then those that it shares with other roles."""
+    every = fields(role)  # type: ignore[arg-type]  # every subclass is a dataclass
+    own = inspect.get_annotations(role)
+    return tuple(sorted(every, key=lambda spec: spec.name not in own))
 
 
 def variable(role: type[Role], name: str) -> str:
-    """The environment variable of a field: those of the connection have no role in their name."""
+    """The environment variable of a field; connection variables have no role in their name."""
     prefix = "" if role.table == "connection" else f"{role.table}_"
     return f"HOLDFAST_{prefix}{name}".upper()
 
@@ -75,7 +77,7 @@ def variable(role: type[Role], name: str) -> str:
 
 
 def checked(spec: Field[Any], value: Any, where: str) -> Any:
-    """A field's value in its type and within its limits, or a `ConfigError` that says where."""
+    """The value with the right type and within its limits, or a `ConfigError` that says where."""
     kind = str(spec.type)
     if kind == "str":
         return _checked_text(spec, value, where)
@@ -110,7 +112,7 @@ def _number(value: Any, is_duration: bool, where: str) -> float | None:
 
 
 def checked_by(check: Callable[..., C], *args: Any) -> C:
-    """What another module's check returns; its refusal becomes a `ConfigError`."""
+    """Call another module's check; its refusal becomes a `ConfigError`."""
     try:
         return check(*args)
     except InvalidInput as error:
@@ -121,7 +123,7 @@ def checked_by(check: Callable[..., C], *args: Any) -> C:
 
 
 def shown(spec: Field[Any], value: Any) -> str:
-    """A value as it may be printed."""
+    """A value that is safe to print."""
     if spec.metadata["secret"]:
         return "'***'" if value else "''"
     if spec.name == "nats_url" and isinstance(value, str):

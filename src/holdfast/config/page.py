@@ -1,11 +1,12 @@
 """The page `docs/configuration.md`: every option of every role, as the code defines it.
 
-Guaranteed: nothing on the page is written by hand except its introduction, so it cannot differ from
-what is checked. It is text only; `python -m holdfast.config` prints it.
+Guaranteed: only the introduction is written by hand, so the page cannot differ from what is
+checked. `python -m holdfast.config` prints it.
 """
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import MISSING, Field
 from typing import Any
 
@@ -47,13 +48,30 @@ def markdown() -> str:
 
 
 def _section(name: str, role: type[Role]) -> str:
-    head = f"\n## `[{name}]`\n\n{role.__doc__}\n\n"
+    head = f"\n## `[{name}]`\n\n{inspect.getdoc(role)}\n\n"
     head += "| key | environment | default | takes | meaning |\n|---|---|---|---|---|\n"
+    docs = documented(role)
     return head + "".join(
         f"| `{spec.name}` | `{variable(role, spec.name)}` | {_default_text(spec)} "
-        f"| {limits_text(spec)} | {spec.metadata['doc']} |\n"
+        f"| {limits_text(spec)} | {docs[spec.name]} |\n"
         for spec in options(role)
     )
+
+
+def documented(role: type[Role]) -> dict[str, str]:
+    """The doc of each field: the string below it in the source."""
+    import ast
+    import textwrap
+
+    found: dict[str, str] = {}
+    for home in (cls for cls in role.__mro__ if issubclass(cls, Role)):
+        body = ast.parse(textwrap.dedent(inspect.getsource(home))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, below in zip(body.body, body.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                text = ast.literal_eval(below.value)
+                found.setdefault(ast.unparse(field.target), " ".join(text.split()))
+    return found
 
 
 def _default_text(spec: Field[Any]) -> str:

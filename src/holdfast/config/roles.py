@@ -1,8 +1,7 @@
 """The roles: one frozen record for each part of Holdfast that is configured.
 
-Guaranteed: a record that exists is usable. Each option states its default, limits and meaning where
-it is defined, and relations between options are checked at construction: what cannot work together
-raises a `ConfigError` that says why.
+Guaranteed: construction validates everything. Each option states its default, limits and meaning
+where it is defined; values that cannot work together raise a `ConfigError` that says why.
 
 Not checked: whether files, hosts or ports exist. The order of the classes is that of the page.
 """
@@ -18,7 +17,8 @@ from holdfast.errors import ConfigError
 RESTARTS = ("immediately", "after_grace", "never")
 """The restart strategies, as in `holdfast.model.run`, which is a layer above."""
 LEASES = {"local": (2.0, 0.5, 0.1), "lan": (5.0, 2.0, 0.15), "wan": (15.0, 5.0, 1.0)}
-"""By profile: a lease's TTL, how often it is renewed, how often its holder is looked for."""
+"""By profile: a lease's TTL, how often it is renewed, and how often its holder is probed. The TTL
+is about three renewals, so that one lost renewal does not cost the lease."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,60 +27,47 @@ class ConnectionConfig(Role):
 
     table = "connection"
 
-    nats_url: str = option(
-        "nats://127.0.0.1:4222",
-        "Servers to connect to, separated by commas: `nats://`, `tls://`, `ws://` or `wss://`.",
-    )
-    namespace: str = option(
-        names.DEFAULT_NAMESPACE,
-        "First part of every stream, subject and bucket name: two namespaces share a NATS "
-        "account without seeing each other.",
-    )
-    user: str = option("", "User name, together with `password`.")
-    password: str = option("", "Password of `user`.", secret=True)
-    token: str = option("", "Authentication token.", secret=True)
-    credentials_file: str = option(
-        "", "File with a login as `holdfast auth user` and `holdfast auth agent` issue it."
-    )
-    unsigned_requests: str = option(
-        "refuse",
-        "Requests (drain, cancel, fleet runs) and commands of earlier versions do not prove who "
-        "sent them: `accept` them only while those versions are being replaced. Without "
-        "`credentials_file` nothing is signed or refused.",
-        choices=("refuse", "accept"),
-    )
-    nkey_seed_file: str = option("", "File with an NKey seed.")
-    creds_file: str = option("", "File with a user JWT and its seed (`.creds`).")
-    tls_ca: str = option("", "File with the certificate authority that signed the servers'.")
-    tls_cert: str = option("", "File with the client's certificate, together with `tls_key`.")
-    tls_key: str = option("", "File with the key of `tls_cert`.")
-    tls_hostname: str = option("", "Name the server's certificate must carry, if not the URL's.")
-    tls_handshake: str = option(
-        "after_info",
-        "`first` for servers with `handshake_first`: not one byte travels in the clear.",
-        choices=("after_info", "first"),
-    )
-    inbox_prefix: str = option(
-        "",
-        "Subject below which answers arrive, where permissions keep it from other users; empty "
-        "means that of `credentials_file`, else `_INBOX`.",
-    )
-    connect_timeout_seconds: float = option(
-        5.0, "How long one attempt to connect may take.", least=0.05, most=3600
-    )
-    request_timeout_seconds: float = option(
-        5.0,
-        "How long an answer may take; after that the outcome is unknown.",
-        least=0.05,
-        most=3600,
-    )
-    replicas: int = option(
-        0,
-        "Copies of every stream: 1, 3 or 5; 0 means as many as the cluster has nodes for, "
-        "at most 3.",
-        least=0,
-        most=5,
-    )
+    nats_url: str = option("nats://127.0.0.1:4222")
+    """Servers to connect to, separated by commas: `nats://`, `tls://`, `ws://` or `wss://`."""
+    namespace: str = option(names.DEFAULT_NAMESPACE)
+    """First part of every stream, subject and bucket name. Two namespaces can share a NATS account
+    without seeing each other."""
+    user: str = option("")
+    """User name, together with `password`."""
+    password: str = option("", secret=True)
+    """Password of `user`."""
+    token: str = option("", secret=True)
+    """Authentication token."""
+    credentials_file: str = option("")
+    """Login file issued by `holdfast auth user` or `holdfast auth agent`."""
+    unsigned_requests: str = option("refuse", choices=("refuse", "accept"))
+    """Whether to accept unsigned requests (drain, cancel, fleet runs) and commands. Earlier
+    versions do not sign them: `accept` them only during an upgrade. Without `credentials_file`
+    nothing is signed and nothing is refused."""
+    nkey_seed_file: str = option("")
+    """File with an NKey seed."""
+    creds_file: str = option("")
+    """File with a user JWT and its seed (`.creds`)."""
+    tls_ca: str = option("")
+    """File with the certificate authority that signed the servers'."""
+    tls_cert: str = option("")
+    """File with the client's certificate, together with `tls_key`."""
+    tls_key: str = option("")
+    """File with the key of `tls_cert`."""
+    tls_hostname: str = option("")
+    """Name expected in the server's certificate, if it differs from the URL."""
+    tls_handshake: str = option("after_info", choices=("after_info", "first"))
+    """When TLS starts. Use `first` for servers with `handshake_first`: nothing is sent in clear
+    text."""
+    inbox_prefix: str = option("")
+    """Prefix of the subjects on which replies arrive; permissions can keep it from other users.
+    Empty means the one in `credentials_file`, else `_INBOX`."""
+    connect_timeout_seconds: float = option(5.0, least=0.05, most=3600)
+    """Timeout of one connection attempt."""
+    request_timeout_seconds: float = option(5.0, least=0.05, most=3600)
+    """How long to wait for a reply; after that the outcome is unknown."""
+    replicas: int = option(0, least=0, most=5)
+    """Copies of every stream: 1, 3 or 5. 0 means one per server of the cluster, at most 3."""
 
     @property
     def servers(self) -> list[str]:
@@ -94,7 +81,7 @@ class ConnectionConfig(Role):
 
     @property
     def encrypted(self) -> bool:
-        """Whether TLS was asked for; a server that demands it is told apart when connecting."""
+        """Whether TLS was requested here; a server that requires it is detected when connecting."""
         schemes = ("tls://", "wss://")
         return bool(self.tls_ca or self.tls_cert) or self.nats_url.startswith(schemes)
 
@@ -118,106 +105,68 @@ class ConnectionConfig(Role):
 
 
 @dataclass(frozen=True, repr=False)
-class WorkerConfig(Role):
+class Served(Role):
+    """What every long-running process has: a port for health and metrics."""
+
+    health_port: int = option(0, least=0, most=65_535)
+    """Port that answers health and metrics requests; 0 means none."""
+    health_host: str = option("0.0.0.0")
+    """Address on which `health_port` listens."""
+
+
+@dataclass(frozen=True, repr=False)
+class WorkerConfig(Served):
     """What one `holdfast worker` does."""
 
     table = "worker"
 
-    group: str = option(names.DEFAULT_GROUP, "Group whose jobs this worker runs.")
-    concurrency: int = option(
-        100, "Runs that one process executes at the same time.", least=1, most=100_000
-    )
-    threads: int = option(
-        0,
-        "Threads in which one process runs plain (`def`) handlers; 0 means as many as it has "
-        "cores. More help handlers that wait, and only slow down those that compute.",
-        least=0,
-        most=10_000,
-    )
-    pool_processes: int = option(
-        0,
-        'Processes in which one worker process runs handlers with `execution="process"`, made when '
-        "they are needed; 0 means as many as it has cores.",
-        least=0,
-        most=1024,
-    )
-    processes: int = option(1, "Processes that share the work.", least=1, most=1024)
-    max_runs: int = option(
-        0, "Runs after which a process is replaced by a fresh one; 0 means never.", least=0
-    )
-    grace_seconds: float = option(
-        0.0,
-        "How long running handlers may go on after SIGTERM; 0 means as the liveness profile says.",
-        least=0,
-        most=86_400,
-    )
-    health_port: int = option(
-        0, "Port that answers health and metrics requests; 0 means none.", least=0, most=65_535
-    )
-    health_host: str = option("0.0.0.0", "Address on which `health_port` listens.")
-    ack_wait_seconds: float = option(
-        5.0,
-        "After this long without a sign of life the server gives a run to another worker.",
-        least=0.5,
-        most=3600,
-    )
-    extend_seconds: float = option(
-        1.5,
-        "How often a worker gives that sign for everything it holds; below half of "
-        "`ack_wait_seconds`.",
-        least=0.05,
-    )
-    blocked_seconds: float = option(
-        60.0,
-        "How long a handler may block the event loop, or hold the interpreter. After that the "
-        "node enters ERROR, its process is killed, and the crash counts for that run only; 0 means "
-        "for ever.",
-        least=0,
-        most=86_400,
-    )
-    restart: str = option(
-        "",
-        "Restart strategy of runs whose worker was lost, where neither the job nor the group sets "
-        "one: `immediately`, `after_grace` or `never`; empty means `immediately`.",
-        choices=("", *RESTARTS),
-    )
-    group_restart: str = option(
-        "",
-        "Restart strategies of single groups, e.g. `payments=after_grace, rockets=never`. They "
-        "override `app.group` in the code; a job's own strategy wins.",
-    )
-    crash_limit: int = option(
-        3, "Crashes of its process after which a run becomes a dead letter.", least=1, most=1000
-    )
-    canary_seconds: float = option(
-        5.0, "How often a worker sends itself a message to prove that it can.", least=0.5, most=3600
-    )
-    unknown_payload_seconds: float = option(
-        600.0,
-        "How long a run whose payload has an unknown member is left to workers of another version, "
-        "as during a rollout, before it becomes a dead letter; 0 means at once.",
-        least=0,
-        most=86_400,
-    )
-    short_wait_seconds: float = option(
-        10.0,
-        "Retries up to this wait stay with the consumer; longer ones become scheduled messages "
-        "and do not count as lag.",
-        least=0,
-        most=3600,
-    )
-    cleanup_seconds: float = option(
-        10.0,
-        "How long a handler that was cancelled may clean up. After that its attempt is settled "
-        "without it; it keeps its place until it ends.",
-        least=0,
-        most=3600,
-    )
-    settings_file: str = option(
-        "",
-        "File in which the agent on this host keeps the settings (`settings.json` in its "
-        "`data_dir`): handlers read them as `ctx.settings`. Read again when it changes.",
-    )
+    group: str = option(names.DEFAULT_GROUP)
+    """Group whose jobs this worker runs."""
+    concurrency: int = option(100, least=1, most=100_000)
+    """Maximum number of runs that one process executes at the same time."""
+    threads: int = option(0, least=0, most=10_000)
+    """Threads for plain (`def`) handlers in one process; 0 means one per core. More threads help
+    handlers that wait for something and slow down those that compute."""
+    pool_processes: int = option(0, least=0, most=1024)
+    """Pool size for handlers with `execution="process"`; 0 means one per core. Pool processes start
+    when they are first needed."""
+    processes: int = option(1, least=1, most=1024)
+    """Number of worker processes that share the work."""
+    max_runs: int = option(0, least=0)
+    """Replace a process after this many runs; 0 means never."""
+    grace_seconds: float = option(0.0, least=0, most=86_400)
+    """How long running handlers may continue after SIGTERM; 0 means the liveness profile's
+    value."""
+    ack_wait_seconds: float = option(5.0, least=0.5, most=3600)
+    """After this long without a sign of life the server gives a run to another worker."""
+    extend_seconds: float = option(1.5, least=0.05)
+    """How often a worker extends everything it holds; must be below half of `ack_wait_seconds`."""
+    blocked_seconds: float = option(60.0, least=0, most=86_400)
+    """How long a handler may block the event loop or hold the interpreter. After that the node
+    enters ERROR, its process is killed, and the crash counts for that run only; 0 means no
+    limit."""
+    restart: str = option("", choices=("", *RESTARTS))
+    """Restart strategy of runs whose worker was lost, where neither the job nor the group sets
+    one: `immediately`, `after_grace` or `never`; empty means `immediately`."""
+    group_restart: str = option("")
+    """Restart strategies of single groups, e.g. `payments=after_grace, rockets=never`. They
+    override `app.group` in the code; a job's own strategy wins."""
+    crash_limit: int = option(3, least=1, most=1000)
+    """Crashes of its process after which a run becomes a dead letter."""
+    canary_seconds: float = option(5.0, least=0.5, most=3600)
+    """How often a worker sends itself a message to prove that messages still arrive."""
+    unknown_payload_seconds: float = option(600.0, least=0, most=86_400)
+    """How long a run whose payload has an unknown member is left for workers of another version, as
+    during a rollout, before it becomes a dead letter; 0 means at once."""
+    short_wait_seconds: float = option(10.0, least=0, most=3600)
+    """Retries with a wait up to this stay in the consumer. Longer ones become scheduled messages
+    and do not count as lag."""
+    cleanup_seconds: float = option(10.0, least=0, most=3600)
+    """How long a cancelled handler may clean up. After that its attempt is settled without it; it
+    keeps its place until it ends."""
+    settings_file: str = option("")
+    """File in which the agent on this host keeps its settings (`settings.json` in its `data_dir`).
+    Handlers read them as `ctx.settings`; the file is read again when it changes."""
 
     @property
     def restarts(self) -> dict[str, str]:
@@ -237,8 +186,8 @@ class WorkerConfig(Role):
         if self.extend_seconds >= self.ack_wait_seconds / 2:
             raise ConfigError(
                 f"extend_seconds ({self.extend_seconds:g}) must be below half of ack_wait_seconds "
-                f"({self.ack_wait_seconds:g}): else one late extension gives the run to another "
-                "worker while this one still executes it"
+                f"({self.ack_wait_seconds:g}): otherwise one late extension gives the run to "
+                "another worker while this one still executes it"
             )
 
 
@@ -248,129 +197,66 @@ class LivenessConfig(Role):
 
     table = "liveness"
 
-    profile: str = option(
-        "lan",
-        "Numbers for one machine, one network, or several sites; docs/liveness.md explains each.",
-        choices=("local", "lan", "wan"),
-    )
-    enabled: str = option(
-        "yes", "Whether this node is judged at all; `no` is for debugging.", choices=("yes", "no")
-    )
-    cut_off: str = option(
-        "stop",
-        "What a worker does when it cannot reach NATS for its timeout. `stop`: it is DISCONNECTED, "
-        "takes no runs, lets handlers end within the grace period, interrupts the others, and "
-        "starts again as a new node when NATS is back. `wait`: handlers continue, and so does the "
-        "worker when NATS is back and nobody has declared it lost.",
-        choices=("stop", "wait"),
-    )
-    heartbeat_seconds: float = option(
-        0.0, "How often a node renews its record.", least=0, most=3600
-    )
-    timeout_seconds: float = option(
-        0.0, "Silence after which a node is declared lost.", least=0, most=86_400
-    )
-    initial_delay_seconds: float = option(
-        0.0, "How long a new node is not judged.", least=0, most=86_400
-    )
-    ping_seconds: float = option(
-        0.0, "How often a coordinator asks whether the node is there.", least=0, most=3600
-    )
-    confirm_seconds: float = option(
-        0.0,
-        "How long the absence of a node must be proved before it is declared lost.",
-        least=0,
-        most=3600,
-    )
-    ping_misses: int = option(
-        0,
-        "Pings in a row with proof of absence that are tolerated where the server cannot be asked "
-        "about the node's connection.",
-        least=0,
-        most=1000,
-    )
-    grace_seconds: float = option(
-        0.0,
-        "Time to finish after SIGTERM, and before `after_grace` starts a lost node's runs again.",
-        least=0,
-        most=86_400,
-    )
+    profile: str = option("lan", choices=("local", "lan", "wan"))
+    """Defaults for one machine, one network or several sites; docs/liveness.md explains each
+    number."""
+    enabled: str = option("yes", choices=("yes", "no"))
+    """Whether coordinators judge this node; `no` is for debugging."""
+    cut_off: str = option("stop", choices=("stop", "wait"))
+    """What a worker does when it cannot reach NATS for its timeout. `stop`: it is DISCONNECTED,
+    takes no runs, lets handlers finish within the grace period, interrupts the rest, and starts
+    again as a new node when NATS is back. `wait`: handlers continue, and so does the worker if
+    nobody has declared it lost by the time NATS is back."""
+    heartbeat_seconds: float = option(0.0, least=0, most=3600)
+    """How often a node renews its record."""
+    timeout_seconds: float = option(0.0, least=0, most=86_400)
+    """Silence after which a node is declared lost."""
+    initial_delay_seconds: float = option(0.0, least=0, most=86_400)
+    """How long after its start a node is not judged."""
+    ping_seconds: float = option(0.0, least=0, most=3600)
+    """How often a coordinator pings the node."""
+    confirm_seconds: float = option(0.0, least=0, most=3600)
+    """How long a node must be proved absent before it is declared lost."""
+    ping_misses: int = option(0, least=0, most=1000)
+    """How many pings in a row may prove the node absent before it is declared lost, where the
+    server cannot be asked about its connection."""
+    grace_seconds: float = option(0.0, least=0, most=86_400)
+    """Time to finish after SIGTERM, and before `after_grace` starts a lost node's runs again."""
 
 
 @dataclass(frozen=True, repr=False)
-class SchedulerConfig(Role):
+class SchedulerConfig(Served):
     """What one `holdfast scheduler` does."""
 
     table = "scheduler"
 
-    profile: str = option(
-        "lan",
-        "How far apart the machines are: sets the times below that are 0.",
-        choices=tuple(LEASES),
-    )
-    lease_ttl_seconds: float = option(
-        0.0,
-        "After this long without a renewal the leader's lease expires; 0: by profile (2, 5 or 15).",
-        least=0,
-        most=3600,
-    )
-    lease_renew_seconds: float = option(
-        0.0,
-        "How often the leader renews its lease; 0: by profile (0.5, 2 or 5).",
-        least=0,
-        most=3600,
-    )
-    probe_seconds: float = option(
-        0.0,
-        "How often the others look whether the leader's process is there; 0: by profile "
-        "(0.1, 0.15 or 1).",
-        least=0,
-        most=3600,
-    )
-    probe_misses: int = option(
-        3, "Looks in a row that find nobody before another takes over.", least=1, most=100
-    )
-    overdue_seconds: float = option(
-        1.0,
-        "A slot that is due for so long and not recorded makes another scheduler look at the "
-        "leader, and take over when it does not answer; after three times this it does so anyway.",
-        least=0.1,
-        most=3600,
-    )
-    missed_after_seconds: float = option(
-        10.0,
-        "A slot that could not be sent within this time of being due was missed: `catch_up` "
-        "decides about it. Until then it is late, and fires.",
-        least=1,
-        most=86_400,
-    )
-    clock_tolerance_seconds: float = option(
-        1.0,
-        "A scheduler whose clock differs by more from the server's fires nothing.",
-        least=0.05,
-        most=60,
-    )
-    slot_ttl_seconds: int = option(
-        604_800,
-        "How long the record of a slot is kept at most; `slots_kept` may make it shorter.",
-        least=3600,
-    )
-    slots_kept: int = option(
-        1000,
-        "How many slots of one schedule are kept, about; none goes before an hour has passed.",
-        least=1,
-        most=1_000_000,
-    )
-    release: str = option(
-        "",
-        "The release of the app whose schedules are registered, such as a build number: a lower "
-        "one never replaces what a higher one registered.",
-    )
-    ready_file: str = option("", "File that exists while this scheduler is ready.")
-    health_port: int = option(
-        0, "Port that answers health and metrics requests; 0 means none.", least=0, most=65_535
-    )
-    health_host: str = option("0.0.0.0", "Address on which `health_port` listens.")
+    profile: str = option("lan", choices=tuple(LEASES))
+    """How far apart the machines are; provides the times below that are 0."""
+    lease_ttl_seconds: float = option(0.0, least=0, most=3600)
+    """The leader's lease expires after this long without renewal; 0: by profile (2, 5 or 15)."""
+    lease_renew_seconds: float = option(0.0, least=0, most=3600)
+    """How often the leader renews its lease; 0: by profile (0.5, 2 or 5)."""
+    probe_seconds: float = option(0.0, least=0, most=3600)
+    """How often standby schedulers probe the leader's process; 0: by profile (0.1, 0.15 or 1)."""
+    probe_misses: int = option(3, least=1, most=100)
+    """Failed probes in a row before a standby takes over."""
+    overdue_seconds: float = option(1.0, least=0.1, most=3600)
+    """A slot that is overdue by this much and not recorded makes a standby ping the leader and take
+    over if it does not answer. At three times this value it takes over in any case."""
+    missed_after_seconds: float = option(10.0, least=1, most=86_400)
+    """A slot that could not be sent within this time counts as missed, and `catch_up` decides about
+    it. Until then it is only late, and fires."""
+    clock_tolerance_seconds: float = option(1.0, least=0.05, most=60)
+    """A scheduler whose clock differs from the server's by more than this fires nothing."""
+    slot_ttl_seconds: int = option(604_800, least=3600)
+    """How long a slot's record is kept at most; `slots_kept` may make it shorter."""
+    slots_kept: int = option(1000, least=1, most=1_000_000)
+    """About how many slots of one schedule are kept; none is removed within its first hour."""
+    release: str = option("")
+    """Release of the app whose schedules are registered, e.g. a build number. A lower release never
+    replaces what a higher one registered."""
+    ready_file: str = option("")
+    """File that exists while this scheduler is ready."""
 
     @property
     def lease(self) -> tuple[float, float, float]:
@@ -387,69 +273,54 @@ class SchedulerConfig(Role):
         if ttl < 1 or ttl < 2 * renew:
             raise ConfigError(
                 f"lease_ttl_seconds ({ttl:g}) must be at least 1 and at least twice "
-                f"lease_renew_seconds ({renew:g}): else one late renewal costs the lead"
+                f"lease_renew_seconds ({renew:g}): otherwise one late renewal loses the lead"
             )
         if not all(p.isascii() and p.isdigit() for p in self.release.split(".") if self.release):
             raise ConfigError(f"release {self.release!r} must be numbers with dots: 41 or 1.10.2")
 
 
 @dataclass(frozen=True, repr=False)
-class WebConfig(Role):
+class CoordinatorConfig(Served):
+    """What one `holdfast coordinator` does. In `holdfast control` the port is the scheduler's."""
+
+    table = "coordinator"
+
+
+@dataclass(frozen=True, repr=False)
+class WebConfig(Served):
     """What one `holdfast web` does: the API and the pages."""
 
     table = "web"
 
-    host: str = option(
-        "127.0.0.1",
-        "Address to listen on; one that others can reach needs tokens.",
-    )
-    port: int = option(8080, "Port to listen on; 0 means any that is free.", least=0, most=65_535)
-    hosts: str = option(
-        "",
-        "Names by which browsers and programs reach it, separated by commas (`jobs.example.com`, "
-        "`*.example.com`, `*` for any). Addresses, `localhost` and this machine's own name need "
-        "no mention; every other name is refused.",
-    )
-    tokens: str = option(
-        "",
-        "Who may log in, separated by commas: `NAME:ROLE:HASH`, as `holdfast web token` prints it.",
-        secret=True,
-    )
-    tokens_file: str = option(
-        "", "File with one such token on each line; read again when it changes."
-    )
-    session_seconds: float = option(43_200.0, "How long a login lasts.", least=60, most=2_592_000)
-    rate_per_second: float = option(
-        50.0,
-        "Requests that one user may make from one address each second, with four seconds' worth "
-        "in one go; 0 means no limit.",
-        least=0,
-        most=1_000_000,
-    )
-    connections: int = option(
-        1000,
-        "Open connections, at most. Beyond that, those that have waited longest for the rest of "
-        "their request are closed.",
-        least=10,
-        most=1_000_000,
-    )
-    connections_per_address: int = option(
-        200,
-        "Open connections for each address, at most; 0 means no limit. `proxies` have no limit.",
-        least=0,
-        most=1_000_000,
-    )
-    proxies: str = option(
-        "",
-        "Addresses of proxies in front of it, separated by commas: their `X-Forwarded-For` and "
-        "`X-Forwarded-Proto` are believed.",
-    )
-    tls_cert: str = option("", "File with the certificate to serve, together with `tls_key`.")
-    tls_key: str = option("", "File with the key of `tls_cert`.")
-    health_port: int = option(
-        0, "Port that answers health and metrics requests; 0 means none.", least=0, most=65_535
-    )
-    health_host: str = option("0.0.0.0", "Address on which `health_port` listens.")
+    host: str = option("127.0.0.1")
+    """Address to listen on. One that other machines can reach requires tokens."""
+    port: int = option(8080, least=0, most=65_535)
+    """Port to listen on; 0 means any free port."""
+    hosts: str = option("")
+    """Host names under which it is reached, separated by commas (`jobs.example.com`,
+    `*.example.com`, `*` for any). IP addresses, `localhost` and this machine's own name always
+    work; every other name is refused."""
+    tokens: str = option("", secret=True)
+    """Who may log in: `NAME:ROLE:HASH` as printed by `holdfast web token`, separated by commas."""
+    tokens_file: str = option("")
+    """File with one such token per line; read again when it changes."""
+    session_seconds: float = option(43_200.0, least=60, most=2_592_000)
+    """How long a login lasts."""
+    rate_per_second: float = option(50.0, least=0, most=1_000_000)
+    """Requests per second allowed for one user from one address, with bursts of four seconds'
+    worth; 0 means no limit."""
+    connections: int = option(1000, least=10, most=1_000_000)
+    """Maximum number of open connections. Above it, those that have waited longest for the rest of
+    their request are closed."""
+    connections_per_address: int = option(200, least=0, most=1_000_000)
+    """Maximum number of open connections per address; 0 means no limit. `proxies` are exempt."""
+    proxies: str = option("")
+    """Addresses of trusted proxies, separated by commas: their `X-Forwarded-For` and
+    `X-Forwarded-Proto` headers are used."""
+    tls_cert: str = option("")
+    """File with the certificate to serve, together with `tls_key`."""
+    tls_key: str = option("")
+    """File with the key of `tls_cert`."""
 
     def _check_relations(self) -> None:
         if bool(self.tls_cert) != bool(self.tls_key):
@@ -458,51 +329,44 @@ class WebConfig(Role):
 
 @dataclass(frozen=True, repr=False)
 class RecordConfig(Role):
-    """How long Holdfast remembers."""
+    """How long records are kept."""
 
     table = "record"
 
-    keyed_ttl_seconds: int = option(
-        86_400,
-        "How long the record of a finished run with a key, or of a slot, is kept: for so long "
-        "the same key is known as a repeat.",
-        least=1,
-    )
-    keyless_ttl_seconds: int = option(
-        3600, "How long the record of any other finished run, with its result, is kept.", least=1
-    )
-    dedup_window_seconds: float = option(
-        120.0,
-        "For how long the server drops a second message with the same id.",
-        least=0.1,
-        most=86_400,
-    )
-    dead_days: int = option(30, "How long dead letters are kept.", least=1, most=36_500)
-    event_days: int = option(7, "How long events are kept.", least=1, most=36_500)
-    ledger_days: int = option(7, "How long the audit ledger is kept.", least=1, most=36_500)
+    keyed_ttl_seconds: int = option(86_400, least=1)
+    """How long the record of a finished run with a key, or of a slot, is kept. During that time the
+    same key is recognised as a repeat."""
+    keyless_ttl_seconds: int = option(3600, least=1)
+    """How long the record of any other finished run, with its result, is kept."""
+    dedup_window_seconds: float = option(120.0, least=0.1, most=86_400)
+    """How long the server drops a second message with the same id."""
+    dead_days: int = option(30, least=1, most=36_500)
+    """How long dead letters are kept."""
+    event_days: int = option(7, least=1, most=36_500)
+    """How long events are kept."""
+    ledger_days: int = option(7, least=1, most=36_500)
+    """How long the audit ledger is kept."""
 
     def _check_relations(self) -> None:
         for name in ("keyed_ttl_seconds", "keyless_ttl_seconds"):
             if getattr(self, name) < self.dedup_window_seconds:
                 raise ConfigError(
                     f"{name} ({getattr(self, name)}) must not be below dedup_window_seconds "
-                    f"({self.dedup_window_seconds:g}): else the server drops a repeat of which "
-                    "no record is left"
+                    f"({self.dedup_window_seconds:g}): otherwise the server drops a repeat whose "
+                    "record is already gone"
                 )
 
 
 @dataclass(frozen=True, repr=False)
 class LogConfig(Role):
-    """What the processes write to standard error."""
+    """Log lines of all processes; they go to standard error."""
 
     table = "log"
 
-    level: str = option(
-        "info", "The least important lines to write.", choices=("debug", "info", "warning", "error")
-    )
-    format: str = option(
-        "text", "Lines for people, or one JSON object per line.", choices=("text", "json")
-    )
+    level: str = option("info", choices=("debug", "info", "warning", "error"))
+    """Lowest level that is logged."""
+    format: str = option("text", choices=("text", "json"))
+    """Plain lines, or one JSON object per line."""
 
 
 def _check_servers(servers: list[str]) -> None:
