@@ -70,6 +70,7 @@ class World:
         self.telemetry = Telemetry()
         """Of all agents together."""
         self._root = root
+        self._dispatchers = 0
         self._stack = contextlib.AsyncExitStack()
         self.broker = Broker(self.connection, name="agents")
         self.sender = Broker(self.connection, name="sender")
@@ -86,8 +87,15 @@ class World:
         await self._stack.aclose()
 
     async def start_agents(self, *ids: str, **config: Any) -> None:
-        """Start agents on the shared connection."""
+        """Start agents on the shared connection; running dispatchers know them afterwards."""
         await asyncio.gather(*(self.start_agent(agent, **config) for agent in ids))
+        if self._dispatchers:
+            await until(lambda: self._known(set(ids)), what=f"{ids} known to every dispatcher")
+
+    async def _known(self, ids: set[str]) -> bool:
+        """Ask often enough to reach every dispatcher: the server chooses which one answers."""
+        asked = 1 if self._dispatchers == 1 else 4 * self._dispatchers
+        return all([ids <= set(await self.fleet.resolve("*")) for _ in range(asked)])
 
     async def start_agent(
         self, id: str, credentials: AgentCredentials | None = None, **config: Any
@@ -110,7 +118,11 @@ class World:
         """A dispatcher on this loop, handing over what it owns at the end."""
         made = Dispatcher(self.connection, DispatcherConfig(**config), liveness=PROFILES["local"])
         async with _running(made, made.ready):
-            yield made
+            self._dispatchers += 1
+            try:
+                yield made
+            finally:
+                self._dispatchers -= 1
 
     @contextlib.asynccontextmanager
     async def coordinator(self) -> AsyncIterator[Coordinator]:

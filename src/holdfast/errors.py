@@ -1,15 +1,13 @@
-"""Every error that can reach a user's code, in one tree.
+"""Every error that can reach a user's code, in one tree ordered by what the caller does about it.
 
-Errors that stay inside one part (a lease, an embedded server, loading an app) live beside what
-raises them, under the same root.
-
-A message says what was wrong and what to do next; facts that a program may need are attributes.
-Errors of the NATS client never leave `holdfast.broker`: they arrive here as one of these.
+Errors that stay inside one part (an embedded server, loading an app) live beside what raises them,
+under the same root. A message says what was wrong and what to do next; facts that a program may
+need are attributes. Errors of the NATS client never leave `holdfast.broker`.
 
     HoldfastError
     ├── ConfigError               a configuration value, or a mix of them, that cannot work
     │   └── DefinitionError       a job, hook or event defined in a way that cannot work
-    ├── InvalidInput              what a caller passed in is refused; nothing was sent
+    ├── InvalidInput              change the input: it was rejected, and nothing was sent
     │   ├── InvalidName
     │   ├── InvalidPayload
     │   │   └── UnknownMember     it has a member that this version of the job does not know
@@ -17,17 +15,21 @@ Errors of the NATS client never leave `holdfast.broker`: they arrive here as one
     │   ├── UnknownJob
     │   └── NoWorker              the group has no live worker, and its fallback is `fail`
     ├── BrokerError               something between us and NATS
-    │   ├── NotConnected
-    │   ├── ServerTooOld
-    │   ├── PermissionDenied
-    │   ├── Unavailable           nobody answers for the stream right now; nothing was applied
+    │   ├── TryAgain              retry the same step: see `holdfast.retrying`
+    │   │   ├── NotConnected      no connection right now; nothing was sent
+    │   │   ├── Unavailable       no leader answers for the stream right now; nothing was applied
+    │   │   └── OutcomeUnknown    no answer: the write may or may not have been applied
+    │   │       └── PartlyStored  of many runs some are stored, and it says which
+    │   ├── Replaced              stop and write nothing: somebody else has taken over
+    │   │   ├── ClaimLost         another attempt holds the run
+    │   │   ├── NodeLost          this node was declared lost
+    │   │   ├── StaleTerm         another leader has a newer term
+    │   │   └── LeaseLost         the lease is another's, or nobody's
+    │   ├── Conflict              read again and decide: a compare-and-swap was refused
     │   ├── NotFound              stream, consumer, message or key does not exist
-    │   ├── ClaimLost             the run is somebody else's now: this attempt must stop
-    │   ├── NodeLost              this node was declared lost: it must end
-    │   ├── Conflict              a compare-and-swap was refused: somebody else was first
-    │   └── OutcomeUnknown        no answer: the write may or may not have been applied
-    │       └── PartlyStored      of many runs some are stored, and it says which
-    ├── Unreadable                a record or message is damaged, or of a version not known here
+    │   ├── ServerTooOld
+    │   └── PermissionDenied
+    ├── Unreadable                skip it: a record is damaged, or a newer version wrote it
     ├── SettingsError             settings that cannot be published, read or rendered
     ├── HandlerError              what a handler in a process raised, as its middlewares see it
     └── RunError                  what became of a run
@@ -54,8 +56,8 @@ class HoldfastError(Exception):
     """Root of every error that Holdfast raises."""
 
     requests: tuple[Any, ...] = ()
-    """From `enqueue` and `enqueue_many`: what was to be sent. `app.enqueue_many(error.requests)`
-    sends the same runs again; one that is stored already is not stored twice."""
+    """From `enqueue` and `enqueue_many`: what should have been sent.
+    `app.enqueue_many(error.requests)` sends the same runs again; none is stored twice."""
 
 
 class ConfigError(HoldfastError):
@@ -67,7 +69,7 @@ class DefinitionError(ConfigError):
 
 
 class InvalidInput(HoldfastError):
-    """What was passed in is refused; nothing was sent."""
+    """What was passed in is rejected; nothing was sent."""
 
 
 class InvalidName(InvalidInput):
@@ -106,8 +108,48 @@ class BrokerError(HoldfastError):
     """Something between us and NATS went wrong."""
 
 
-class NotConnected(BrokerError):
+class TryAgain(BrokerError):
+    """The same step may work in a moment; `holdfast.retrying` repeats it."""
+
+
+class NotConnected(TryAgain):
     """There is no connection to NATS right now; nothing was sent."""
+
+
+class Unavailable(TryAgain):
+    """No leader answers for the stream right now, as during an election; nothing was applied."""
+
+
+class OutcomeUnknown(TryAgain):
+    """No answer came: the write may or may not have been applied."""
+
+
+class Replaced(BrokerError):
+    """Somebody else has taken over: stop, and write nothing more."""
+
+
+class ClaimLost(Replaced):
+    """Another attempt holds the run now: stop, and leave its effects alone."""
+
+
+class NodeLost(Replaced):
+    """This node was declared lost: it must end, since its runs may be running elsewhere."""
+
+
+class StaleTerm(Replaced):
+    """Another process leads with a higher epoch, and this write was refused."""
+
+
+class LeaseLost(Replaced):
+    """Somebody else holds the lease now, or nobody does."""
+
+
+class Conflict(BrokerError):
+    """A compare-and-swap was refused because somebody else wrote first."""
+
+
+class NotFound(BrokerError):
+    """A stream, consumer, message or key does not exist."""
 
 
 class ServerTooOld(BrokerError):
@@ -116,30 +158,6 @@ class ServerTooOld(BrokerError):
 
 class PermissionDenied(BrokerError):
     """The credentials do not allow this subject."""
-
-
-class Unavailable(BrokerError):
-    """Nobody answers for the stream right now, as during an election; nothing was applied."""
-
-
-class NotFound(BrokerError):
-    """A stream, consumer, message or key is not there."""
-
-
-class ClaimLost(BrokerError):
-    """Somebody else holds the run now: stop, and leave its effects alone."""
-
-
-class NodeLost(BrokerError):
-    """This node was declared lost: it must end, since its runs may be running elsewhere."""
-
-
-class Conflict(BrokerError):
-    """A compare-and-swap was refused because somebody else wrote first."""
-
-
-class OutcomeUnknown(BrokerError):
-    """No answer came: the write may or may not have been applied."""
 
 
 class Unreadable(HoldfastError):
@@ -207,11 +225,11 @@ class RunLost(RunError):
 
 
 class RunNotFound(RunError):
-    """No record of that run exists (any more)."""
+    """No record of that run exists, or it has expired."""
 
 
 class ResultTimeout(RunError, TimeoutError):
-    """The result did not come in time; the run itself goes on."""
+    """The result did not arrive in time; the run itself continues."""
 
 
 class NoRecord(RunError):

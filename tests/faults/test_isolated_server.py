@@ -9,6 +9,7 @@ from urllib.parse import urlparse
 
 import pytest
 
+from chaos import Fault, NodeTarget, RoutedCluster
 from holdfast.broker import Broker
 from holdfast.broker.streams import Topology
 from holdfast.client import Client
@@ -16,7 +17,6 @@ from holdfast.config import ConnectionConfig, RecordConfig
 from holdfast.errors import BrokerError
 from holdfast.model.liveness import PROFILES
 from holdfast.ownership.membership import Membership
-from holdfast.testing.chaos import Fault, NodeTarget, RoutedCluster
 from tests.support import until
 
 ISOLATE = Fault(1, 0.0, "isolate", "", "nats", 60.0)

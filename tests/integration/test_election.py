@@ -11,9 +11,9 @@ import pytest
 from holdfast.broker import Broker, Bucket
 from holdfast.broker.streams import Topology
 from holdfast.config import ConnectionConfig, RecordConfig
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, LeaseLost
 from holdfast.ownership.election import LeaderElection
-from holdfast.ownership.lease import Lease, LeaseLost
+from holdfast.ownership.lease import Lease
 from holdfast.server import Server
 from tests.support import until
 

@@ -17,12 +17,12 @@ from holdfast.client import Client
 from holdfast.client.backfill import backfill
 from holdfast.client.schedules import Schedules, UnknownSchedule
 from holdfast.config import RecordConfig, SchedulerConfig
-from holdfast.errors import DefinitionError, HoldfastError, InvalidInput
+from holdfast.errors import DefinitionError, HoldfastError, InvalidInput, StaleTerm
 from holdfast.model.schedule import define
 from holdfast.model.slot import Progress, Slot
 from holdfast.names import consumer, kv_stream, schedule_key, term_key
 from holdfast.scheduler import Scheduler, registering
-from holdfast.scheduler.store import NatsSlots, Planned, StaleTerm
+from holdfast.scheduler.store import NatsSlots, Planned
 from holdfast.scheduler.view import ScheduleView
 from holdfast.status.doctor import examine
 from holdfast.status.jobs import Jobs

@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.errors import BrokerError, Conflict, OutcomeUnknown
+from holdfast.errors import BrokerError, Conflict, LeaseLost, OutcomeUnknown, StaleTerm
 from holdfast.model.planner import Planner
 from holdfast.model.schedule import Schedule, due_at, instants
 from holdfast.model.slot import Progress, Slot
-from holdfast.ownership.lease import Lease, LeaseLost
+from holdfast.ownership.lease import Lease
 from holdfast.scheduler.leader import Leader
-from holdfast.scheduler.store import TOO_LARGE, Answer, NatsSlots, Planned, Sent, StaleTerm
+from holdfast.scheduler.store import TOO_LARGE, Answer, NatsSlots, Planned, Sent
 from holdfast.telemetry import Telemetry
 
 TTL = 5.0

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from chaos.zoo import ZOO
 from holdfast import Context, Holdfast
 from holdfast.agent.builtins import builtins, cmd_run, file_hash
 from holdfast.agent.execution import Executor
@@ -22,7 +23,6 @@ from holdfast.agent.journal import KEPT, Journal
 from holdfast.errors import ConfigError, HoldfastError, InvalidInput
 from holdfast.model.fleet import Order, Return
 from holdfast.process import run_loop
-from holdfast.testing.chaos.zoo import ZOO
 from tests.support import until
 
 CALL = Call("f1", "web1", 7, 0.0)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from chaos.zoo import ZOO
 from holdfast import Context, Holdfast, SyncContext, threads
 from holdfast.context import current_run
 from holdfast.telemetry import Telemetry
 from holdfast.testing import make_context
-from holdfast.testing.chaos.zoo import ZOO
 from holdfast.worker.calling import Caller
 
 who: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")

@@ -7,8 +7,9 @@ import pytest
 from holdfast.errors import BrokerError, OutcomeUnknown, Unavailable
 from holdfast.model import node as nodes
 from holdfast.model.node import NodeRecord
-from holdfast.ownership.heartbeat import ELECTION_SECONDS, Heartbeat
+from holdfast.ownership.heartbeat import Heartbeat
 from holdfast.ownership.store import MemoryStore
+from holdfast.retrying import PATIENCE_SECONDS
 
 
 class StepClock:
@@ -64,7 +65,7 @@ async def test_start_gives_up_when_nobody_is_elected() -> None:
     store = FailingStore(clock, [Unavailable("no leader")] * 1000)
     with pytest.raises(Unavailable):
         await Heartbeat(store, NodeRecord("n1", "worker"), clock).start()
-    assert clock.now - 1000.0 < ELECTION_SECONDS + 1
+    assert clock.now - 1000.0 < PATIENCE_SECONDS + 1
 
 
 class LostKeeper:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from chaos.zoo import ZOO, Animal, swallows_cancellation
 from holdfast import Backoff, Context, Holdfast
 from holdfast.config import WorkerConfig
 from holdfast.telemetry import Telemetry
 from holdfast.testing import memory
-from holdfast.testing.chaos.zoo import ZOO, Animal, swallows_cancellation
 from holdfast.testing.memory_app import Memory
 
 OUTCOMES = {"failed": "dead", "done": "done"}

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.model.target import MOST_WORDS, InvalidTarget, parse
@@ -196,6 +196,8 @@ def test_compound_means_what_logic_says(made: tuple[str, Any]) -> None:
 
 
 @settings(max_examples=300, deadline=None)
+@example("E@[[", "")
+@example("E@[[a]", "")
 @given(st.text(max_size=60), st.text(max_size=20))
 def test_target_is_parsed_or_refused_never_broken(text: str, value: str) -> None:
     """Any text gives a target that can be asked, or an InvalidTarget."""

@@ -26,6 +26,7 @@ from holdfast.model.lifecycle import NodeState
 from holdfast.model.liveness import Liveness
 from holdfast.model.node import NodeRecord
 from holdfast.names import H_TTL, kv_subject
+from holdfast.retrying import retrying
 from holdfast.version import __version__
 
 log = logging.getLogger("holdfast.agent")
@@ -56,23 +57,22 @@ class Presence:
         self._metrics = metrics
         self._started = 0.0
         self._published: dict[str, Any] | None = None
-        self._warned = False
         self.confirmed = -1e9
         """When the server last confirmed a heartbeat, on the monotonic clock."""
 
     async def start(self) -> None:
         """Publish both until it is done: a dispatcher may have to make the buckets first."""
         self._started = self._broker.server_now()
-        while True:
-            try:
-                await self.publish_facts()
-                await self.measure_clock()
-                return
-            except BrokerError as error:
-                if not self._warned:
-                    self._warned = True
-                    log.warning("waiting for a dispatcher to prepare the namespace (%s)", error)
-            await self._broker.clock.sleep(RETRY_SECONDS)
+        await retrying(
+            self._publish,
+            clock=self._broker.clock,
+            what="waiting for a dispatcher to prepare the namespace",
+            on=BrokerError,
+        )
+
+    async def _publish(self) -> None:
+        await self.publish_facts()
+        await self.measure_clock()
 
     async def beat(self, state: NodeState = "RUNNING") -> int:
         """Renew the record; returns its revision."""

@@ -26,6 +26,7 @@ from holdfast.broker.kv import Bucket, parse_time
 from holdfast.clock import rfc3339
 from holdfast.config import RecordConfig
 from holdfast.names import Names, kv_stream, kv_subject, parse_consumer, pause_key
+from holdfast.retrying import PATIENCE_SECONDS, retrying
 
 log = logging.getLogger("holdfast.broker")
 
@@ -35,7 +36,6 @@ MAX_CONSUMERS: Final = 100_000
 MAX_ACK_PENDING: Final = 50_000
 MAX_WAITING: Final = 8_192
 FOREVER: Final = "2199-01-01T00:00:00Z"
-PATIENCE_SECONDS: Final = 30.0
 LOOK_SECONDS: Final = 0.5
 """A question asked during an election is never answered: ask again soon."""
 BUCKETS: Final = ("runs", "schedules", "slots", "leases", "nodes")
@@ -218,26 +218,21 @@ class Topology:
         """Create every stream and bucket that is missing; measure the server's clock."""
         replicas = await self.wanted_replicas()
         for config in stream_configs(self._names, self.records, replicas):
-            await self._patiently(functools.partial(self.ensure_stream, config))
-        await self._patiently(self.measure_clock)
+            await self._ensure(config)
+        await self._start(self.measure_clock, "reading the server's clock")
 
     async def ensure_bucket(self, noun: str) -> None:
         """Create one bucket unless it is there."""
         config = bucket_config(self._names, noun, await self.wanted_replicas())
-        await self._patiently(functools.partial(self.ensure_stream, config))
+        await self._ensure(config)
 
-    async def _patiently(self, step: Callable[[], Awaitable[object]]) -> None:
+    async def _ensure(self, config: Config) -> None:
+        step = functools.partial(self.ensure_stream, config)
+        await self._start(step, f"preparing {config['name']}")
+
+    async def _start(self, step: Callable[[], Awaitable[object]], what: str) -> None:
         """A cluster that has just started needs a moment; every step may be repeated."""
-        clock = self._broker.clock
-        deadline = clock.monotonic() + PATIENCE_SECONDS
-        while True:
-            try:
-                await step()
-                return
-            except (errors.OutcomeUnknown, errors.Unavailable, errors.NotConnected):
-                if clock.monotonic() > deadline:
-                    raise
-                await clock.sleep(0.2)
+        await retrying(step, clock=self._broker.clock, what=what, seconds=PATIENCE_SECONDS)
 
     async def ensure_stream(self, config: Config) -> None:
         """Create one stream unless it is there."""
@@ -250,7 +245,7 @@ class Topology:
         try:
             first = await self._first_sequence(config["name"])
             await self._broker.api(f"STREAM.CREATE.{config['name']}", config | first)
-        except (errors.OutcomeUnknown, errors.Unavailable, errors.NotConnected):
+        except errors.TryAgain:
             raise
         except errors.PermissionDenied:
             raise errors.PermissionDenied(

@@ -17,9 +17,10 @@ from holdfast.client.schedules import Schedules
 from holdfast.clock import rfc3339
 from holdfast.errors import Conflict, InvalidInput
 from holdfast.model import slot as slots
+from holdfast.model.message import first_message
 from holdfast.model.schedule import NO_BODY, Schedule, due_at, instants
 from holdfast.model.slot import Slot, slot_id
-from holdfast.names import H_MSG_ID, H_SLOT, slot_key
+from holdfast.names import slot_key
 
 KEPT_SECONDS = 7 * 86_400.0
 MOST = 10_000
@@ -83,10 +84,17 @@ async def _fire(client: Client, schedule: Schedule, moment: int) -> bool:
         revision = await bucket.put(key, slots.encode(slot), expected=revision, ttl=KEPT_SECONDS)
     except Conflict:
         return False  # a scheduler was faster
-    run = slot_id(schedule.name, moment)
-    headers = {**schedule.headers, H_MSG_ID: run, H_SLOT: rfc3339(moment)}
-    subject = client.broker.names.job(schedule.group, schedule.job)
-    stored = await client.store_surely(subject, bytes(schedule.payload), headers)
+    stored = await client.store_surely(
+        *first_message(
+            client.broker.names,
+            schedule.group,
+            schedule.job,
+            slot_id(schedule.name, moment),
+            bytes(schedule.payload),
+            schedule.headers,
+            slot=moment,
+        )
+    )
     sent = msgspec.structs.replace(
         slot,
         state="dispatched",

@@ -25,21 +25,12 @@ from holdfast.broker.wire import Headers
 from holdfast.client.batches import Batches
 from holdfast.client.bucket import Data, NatsData
 from holdfast.client.request import Enqueued, Request
-from holdfast.clock import rfc3339
 from holdfast.config import RecordConfig
 from holdfast.model import node as nodes
 from holdfast.model import run as runs
+from holdfast.model.message import RunMessage, first_message
 from holdfast.model.run import RunRecord
-from holdfast.names import (
-    H_CAUSE,
-    H_EXPECTED,
-    H_EXPECTED_SUBJECT,
-    H_MSG_ID,
-    H_RUN,
-    H_SCHEDULE,
-    H_SCHEDULE_TARGET,
-    check_run,
-)
+from holdfast.names import check_run
 from holdfast.telemetry import Telemetry
 
 OWN_HEADERS_BYTES = 4096
@@ -113,9 +104,8 @@ class Client:
         clock = self.broker.clock
         deadline = clock.monotonic() + self.broker.config.request_timeout_seconds
         while True:
-            subject, headers = self._message(request)
             try:
-                return await self.store_surely(subject, request.body, headers)
+                return await self.store_surely(*self._message(request))
             except errors.Conflict as error:
                 if await self._waits(request):
                     return Stored(duplicate=True)
@@ -147,8 +137,7 @@ class Client:
         return await Batches(self.broker, self.telemetry, self.enqueue, self._write).send(requests)
 
     def _write(self, request: Request) -> Write:
-        subject, headers = self._message(request)
-        return Write(subject, request.body, headers)
+        return Write(*self._message(request))
 
     def _accepted(self, request: Request, stored: Stored) -> Enqueued:
         self.telemetry.enqueued.labels(request.group, request.spec.name).inc()
@@ -157,27 +146,23 @@ class Client:
             self.telemetry.duplicates.labels("publish").inc()
         return Enqueued(request.run, 0 if request.delayed else stored.seq, duplicate)
 
-    def _message(self, request: Request) -> tuple[str, Headers]:
-        names = self.broker.names
-        headers: Headers = {**request.headers, H_MSG_ID: request.run}
-        if request.cause:
-            headers[H_CAUSE] = request.cause
-        target = names.job(request.group, request.spec.name)
-        later = names.later(request.group, request.spec.name, request.run, 1)
-        if request.delayed:
-            at = request.at
-            due = at if at is not None else self.broker.server_now() + request.delay_seconds
-            headers |= {
-                H_RUN: request.run,
-                H_SCHEDULE: f"@at {rfc3339(due)}",
-                H_SCHEDULE_TARGET: target,
-                H_EXPECTED: "0",
-            }
-            target = later
-        elif request.keyed:  # refused while a delayed run of this key waits
-            headers |= {H_EXPECTED: "0", H_EXPECTED_SUBJECT: later}
-        self._check_size(request.body, headers)
-        return target, headers
+    def _message(self, request: Request) -> RunMessage:
+        due = request.at
+        if due is None and request.delayed:
+            due = self.broker.server_now() + request.delay_seconds
+        message = first_message(
+            self.broker.names,
+            request.group,
+            request.spec.name,
+            request.run,
+            request.body,
+            request.headers,
+            cause=request.cause,
+            keyed=request.keyed,
+            due=due,
+        )
+        self._check_size(message.body, message.headers)
+        return message
 
     def _largest(self) -> int:
         return self.broker.max_message_bytes - ENVELOPE_BYTES

@@ -26,8 +26,9 @@ from holdfast.errors import Conflict, InvalidInput, Unreadable
 from holdfast.model import schedule as schedules
 from holdfast.model import slot as slots
 from holdfast.model.codec import Codec, Instant, Release
+from holdfast.model.message import first_message
 from holdfast.model.schedule import KEPT_PAUSES, Pause, Schedule, check_release, release_order
-from holdfast.names import H_MSG_ID, IdMaker, app_key, check_name, schedule_key, trigger_run
+from holdfast.names import IdMaker, app_key, check_name, schedule_key, trigger_run
 
 REMOVED_SECONDS = 7 * 86_400.0
 TRIES = 20
@@ -233,9 +234,9 @@ class Schedules:
         """Send one run of it now, beside its slots; returns the run's id."""
         schedule = await self.show(name)
         run = trigger_run(name, _make_id())
-        subject = self.client.broker.names.job(schedule.group, schedule.job)
-        headers = {**schedule.headers, H_MSG_ID: run}
-        await self.client.store_surely(subject, bytes(schedule.payload), headers)
+        names, body = self.client.broker.names, bytes(schedule.payload)
+        message = first_message(names, schedule.group, schedule.job, run, body, schedule.headers)
+        await self.client.store_surely(*message)
         return run
 
     # ---- an app's set

@@ -18,21 +18,18 @@ from holdfast.broker.kv import ttl_text
 from holdfast.errors import (
     BrokerError,
     Conflict,
-    NotConnected,
-    OutcomeUnknown,
-    Unavailable,
+    TryAgain,
     Unreadable,
 )
 from holdfast.model import fleet
 from holdfast.model.fleet import Active, FleetRun, Step
 from holdfast.names import H_EXPECTED, H_TTL, active_key, fleet_key, kv_subject
+from holdfast.retrying import retrying
 
 log = logging.getLogger("holdfast.dispatcher")
 
 RETRY_SECONDS = 0.1
 RETRY_MOST_SECONDS = 1.0
-
-_UNSURE = (NotConnected, Unavailable, OutcomeUnknown)
 
 
 class FleetRecords:
@@ -69,10 +66,10 @@ class FleetRecords:
             try:
                 return await self._put(record, expected, ttl)
             except Conflict:
-                found = await self._patiently(record.run)
+                found = await self._read_surely(record.run)
                 return found[1] if found and found[0].token == record.token else 0
-            except _UNSURE:
-                found = await self._patiently(record.run)
+            except TryAgain:
+                found = await self._read_surely(record.run)
                 if found and found[0].token == record.token:
                     return found[1]
                 if (found[1] if found else 0) != expected:
@@ -98,14 +95,9 @@ class FleetRecords:
         )
         return stored.seq - 1
 
-    async def _patiently(self, run: str) -> tuple[FleetRun, int] | None:
-        delay = RETRY_SECONDS
-        while True:
-            try:
-                return await self.read(run)
-            except _UNSURE:
-                await self._broker.clock.sleep(delay)
-                delay = min(delay * 2, RETRY_MOST_SECONDS)
+    async def _read_surely(self, run: str) -> tuple[FleetRun, int] | None:
+        clock = self._broker.clock
+        return await retrying(lambda: self.read(run), clock=clock, what="reading a fleet run")
 
     async def active(self) -> AsyncIterator[tuple[str, Active]]:
         """The runs that have not ended, with their owners."""

@@ -27,7 +27,7 @@ from holdfast.broker.wire import Headers, parse_headers
 from holdfast.config import DispatcherConfig
 from holdfast.dispatcher.records import FleetRecords
 from holdfast.dispatcher.sending import Sender
-from holdfast.errors import BrokerError, HoldfastError, NotConnected, Unreadable
+from holdfast.errors import BrokerError, NotConnected, Replaced, Unreadable
 from holdfast.identity import CommandRefused
 from holdfast.identity.commands import UNVERIFIED, known_reason
 from holdfast.identity.sparse import Sparse
@@ -45,7 +45,7 @@ CANCEL_SECONDS: Final = 1.0
 AGAIN_SECONDS: Final = 0.5
 
 
-class Lost(HoldfastError):
+class Lost(Replaced):
     """The run is another dispatcher's now."""
 
 

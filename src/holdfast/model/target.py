@@ -28,6 +28,7 @@ import functools
 import math
 import operator
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -409,8 +410,11 @@ def _regex(source: str) -> Matcher:
     if len(source) > LONGEST_PATTERN:
         raise InvalidTarget(f"target: a regex has at most {LONGEST_PATTERN} characters")
     try:
-        pattern = re.compile(source)
-        steps = _steps(re._parser.parse(source))  # type: ignore[attr-defined]  # its own tree
+        # `[[` is only a warning of a future meaning: what it means today is what is matched.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            pattern = re.compile(source)
+            steps = _steps(re._parser.parse(source))  # type: ignore[attr-defined]  # its own tree
     except (re.error, OverflowError, RecursionError) as error:
         raise InvalidTarget(f"target: E@{_shown(source)} cannot be used: {error}") from None
     if steps > MOST_STEPS:

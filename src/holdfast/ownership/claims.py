@@ -38,15 +38,14 @@ from holdfast.errors import (
     ClaimLost,
     Conflict,
     InvalidInput,
-    NotConnected,
     NotFound,
-    OutcomeUnknown,
-    Unavailable,
+    TryAgain,
     Unreadable,
 )
 from holdfast.model import run as runs
 from holdfast.model.run import Outcome, Progress, RunRecord, State, Verdict
 from holdfast.ownership.store import Store
+from holdfast.retrying import retrying
 from holdfast.telemetry import Telemetry
 
 RETRY_SECONDS = 0.1
@@ -59,7 +58,8 @@ OVERDUE_SECONDS = 60.0
 MOST_CROWDED = 10_000
 """Suspects that are remembered: a bound on memory, far above what a process meets."""
 
-_UNSURE = (NotConnected, Unavailable, OutcomeUnknown)
+_AWAY = (TryAgain, NotFound)
+"""NotFound is the bucket itself: upkeep makes a deleted one again."""
 
 
 class Claim:
@@ -340,7 +340,9 @@ class Claims:
 
     async def read(self, run: str) -> tuple[RunRecord, int] | None:
         """A run's record and revision, waiting out a lost connection and a deleted bucket."""
-        entry: Any = await self._patiently(lambda: self._store.get(run))
+        entry: Any = await retrying(
+            lambda: self._store.get(run), clock=self._clock, what="reading a run", on=_AWAY
+        )
         if entry is None:
             return None
         record = self._store.read(runs.decode, entry)
@@ -402,17 +404,8 @@ class Claims:
                 else:
                     return 0
             except BrokerError as error:
-                if not own and not isinstance(error, _UNSURE):
+                if not own and not isinstance(error, TryAgain):
                     raise  # nothing is held yet; what is held must be settled, on a full disk too
-                await self._clock.sleep(delay)
-                delay = min(delay * 2, RETRY_MOST_SECONDS)
-
-    async def _patiently(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        delay = RETRY_SECONDS
-        while True:
-            try:
-                return await call()
-            except (*_UNSURE, NotFound):
                 await self._clock.sleep(delay)
                 delay = min(delay * 2, RETRY_MOST_SECONDS)
 

@@ -32,11 +32,11 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.broker import Broker, Bucket, Received
-from holdfast.errors import BrokerError, ConfigError, Conflict, NotConnected, Unavailable
+from holdfast.errors import BrokerError, ConfigError, Conflict, LeaseLost, NotConnected, Unavailable
 from holdfast.model import lease as leases
 from holdfast.model.lease import LeaseRecord, TermRecord
 from holdfast.names import H_KV_OPERATION, H_MARKER, term_key
-from holdfast.ownership.lease import Lease, LeaseLost
+from holdfast.ownership.lease import Lease
 from holdfast.telemetry import Telemetry
 
 log = logging.getLogger("holdfast.election")

@@ -32,11 +32,12 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.durations import text
-from holdfast.errors import BrokerError, Conflict, NodeLost, OutcomeUnknown, Unavailable
+from holdfast.errors import BrokerError, Conflict, NodeLost, OutcomeUnknown
 from holdfast.model import node as nodes
 from holdfast.model.lifecycle import NodeState
 from holdfast.model.node import HeldRun, NodeRecord, Transition
 from holdfast.ownership.store import Store
+from holdfast.retrying import PATIENCE_SECONDS, retrying
 from holdfast.version import __version__
 
 log = logging.getLogger("holdfast.heartbeat")
@@ -44,7 +45,6 @@ log = logging.getLogger("holdfast.heartbeat")
 STEADY = 0.75
 """The part of a timeout without a renewal after which a series of heartbeats counts as broken."""
 FROZEN_SECONDS = 1.0
-ELECTION_SECONDS = 15.0
 LEAP_SECONDS = 1.0
 ENDED_TTL_SECONDS = 86_400.0
 """How long the record of a node that has ended stays; its history is in the ledger."""
@@ -219,25 +219,17 @@ class Heartbeat:
         """Register: CREATED, then RUNNING."""
         now = self._now()
         self.record = msgspec.structs.replace(self.record, started=now, since=now)
-        await self._patiently(self._register)
+        await self._start(self._register)
         await self._ledger(nodes.transition(self.record, self.record))
-        await self._patiently(lambda: self.move("RUNNING"))
+        await self._start(lambda: self.move("RUNNING"))
 
     async def _register(self) -> None:
         async with self._writing:
             await self._write(self.record)
 
-    async def _patiently(self, step: Callable[[], Awaitable[None]]) -> None:
-        """A bucket that somebody else has just made elects its leader first."""
-        deadline = self._clock.monotonic() + ELECTION_SECONDS
-        while True:
-            try:
-                return await step()
-            except (OutcomeUnknown, Unavailable) as error:
-                if self._clock.monotonic() > deadline:
-                    raise
-                log.debug("not registered yet: %s", error)
-            await self._clock.sleep(0.2)
+    async def _start(self, step: Callable[[], Awaitable[None]]) -> None:
+        """A bucket that another process has just made elects its leader first."""
+        await retrying(step, clock=self._clock, what="registering", seconds=PATIENCE_SECONDS)
 
     async def beat(self) -> None:
         """Renew once; registers again when the key is not there."""

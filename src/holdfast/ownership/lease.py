@@ -22,16 +22,12 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from holdfast.clock import Clock
-from holdfast.errors import BrokerError, Conflict, OutcomeUnknown
+from holdfast.errors import Conflict, LeaseLost, OutcomeUnknown
 from holdfast.model import lease as leases
 from holdfast.model.lease import LeaseRecord, TrustWindow
 from holdfast.ownership.store import Stamped
 
 T = TypeVar("T")
-
-
-class LeaseLost(BrokerError):
-    """Somebody else holds the lease now, or nobody does."""
 
 
 class LeaseStore(Protocol):

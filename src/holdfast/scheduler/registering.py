@@ -20,8 +20,9 @@ from holdfast.broker import Bucket
 from holdfast.client import Client
 from holdfast.client.schedules import Schedules
 from holdfast.config import SchedulerConfig
-from holdfast.errors import BrokerError, InvalidInput
+from holdfast.errors import InvalidInput
 from holdfast.names import refusal_key
+from holdfast.retrying import repeating
 
 log = logging.getLogger("holdfast.scheduler")
 
@@ -81,10 +82,10 @@ class Registering:
 
     async def run(self) -> None:
         """Try again regularly while it is refused."""
-        while True:
-            await self._clock.sleep(AGAIN_SECONDS)
-            if self._refused:
-                try:
-                    await self.register()
-                except BrokerError as error:
-                    log.debug("schedules not registered: %s", error)
+        await repeating(
+            self._again, clock=self._clock, every=AGAIN_SECONDS, what="registering schedules"
+        )
+
+    async def _again(self) -> None:
+        if self._refused:
+            await self.register()

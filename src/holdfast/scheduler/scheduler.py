@@ -29,7 +29,7 @@ from holdfast.broker import Broker, Received
 from holdfast.broker.upkeep import Upkeep
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, RecordConfig, SchedulerConfig
-from holdfast.errors import NodeLost
+from holdfast.errors import NodeLost, StaleTerm
 from holdfast.health import Health, HealthServer
 from holdfast.model import slot as slots
 from holdfast.model.planner import Planner
@@ -39,10 +39,11 @@ from holdfast.names import progress_key
 from holdfast.ownership.election import LeaderElection
 from holdfast.ownership.heartbeat import new_node_id
 from holdfast.ownership.membership import Membership
+from holdfast.retrying import PATIENCE_SECONDS, repeating, retrying
 from holdfast.scheduler.leader import Leader, until_next
 from holdfast.scheduler.ready import ReadyFile
 from holdfast.scheduler.registering import Registering
-from holdfast.scheduler.store import KEPT_LEAST_SECONDS, ROLE, NatsSlots, Planned, StaleTerm
+from holdfast.scheduler.store import KEPT_LEAST_SECONDS, ROLE, NatsSlots, Planned
 from holdfast.scheduler.time import ServerTime
 from holdfast.scheduler.view import ScheduleView
 from holdfast.status.figures import Figures
@@ -60,7 +61,6 @@ AGAIN_SECONDS = 0.1
 ANSWER_SECONDS = 0.3
 SAY_SECONDS = 10.0
 FINISH_SECONDS = 2.0
-PATIENCE_SECONDS = 30.0
 SILENT_SECONDS = 30.0
 """A slot overdue for so long is a problem of its own, whoever ought to have fired it."""
 PAUSES_SECONDS = 5.0
@@ -111,7 +111,7 @@ class Scheduler:
             self._assemble()
             await self._client.topology.ensure()
             self._broker.on_reconnect(self._reconnected)
-            await self._patiently(self._member.start)
+            await self._start(self._member.start, "registering this node")
             try:
                 await self._prepare()
                 await self._live(ready)
@@ -121,21 +121,16 @@ class Scheduler:
             if self._member.heartbeat.lost.is_set():
                 raise NodeLost("this scheduler was declared lost; another one fires its slots")
 
-    async def _patiently(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Do what may be done again: streams may not have leaders, or be electing new ones."""
-        deadline = self._broker.clock.monotonic() + PATIENCE_SECONDS
-        while True:
-            try:
-                return await step()
-            except (errors.Unavailable, errors.OutcomeUnknown):
-                if self._broker.clock.monotonic() > deadline:
-                    raise
-                await self._broker.clock.sleep(AGAIN_SECONDS)
+    async def _start(self, step: Callable[[], Awaitable[T]], what: str) -> T:
+        """Streams may have no leaders yet, or be electing new ones."""
+        clock = self._broker.clock
+        return await retrying(step, clock=clock, what=what, seconds=PATIENCE_SECONDS)
 
     def _assemble(self) -> None:
         broker, config = self._broker, self.config
         ttl, renew, probe = config.lease
         self._client = Client(broker, self._records, self.telemetry)
+        self._jobs = Jobs(self._client)
         self._figures = Figures(self._client, self.telemetry)
         self._member = Membership(broker, ROLE, node=self.node, stop=self.stop)
         self._time = ServerTime(broker, config.clock_tolerance_seconds)
@@ -158,11 +153,11 @@ class Scheduler:
 
     async def _prepare(self) -> None:
         """Everything that must be known before a role is taken."""
-        await self._patiently(self._time.measure)
-        await self._patiently(self._registration.register)
+        await self._start(self._time.measure, "reading the server's clock")
+        await self._start(self._registration.register, "registering the app's schedules")
         subject = self._broker.names.changed(self._broker.names.slots, progress_key(ROLE))
         await self._broker.subscribe(subject, self._heard)
-        self._follow(await self._patiently(self._store.progress))
+        self._follow(await self._start(self._store.progress, "reading the slots' progress"))
         await self._view.load()
         self._started = True
         log.info("%s: %d schedules", self.node, len(self._view.schedules))
@@ -178,7 +173,15 @@ class Scheduler:
             self._spawn(self._figures.run(), "figures"),
             self._spawn(self._upkeep.run(), "upkeep"),
             self._spawn(self._registration.run(), "registration"),
-            self._spawn(self._keep_paused(), "pauses"),
+            self._spawn(
+                repeating(
+                    self._keep_paused,
+                    clock=self._broker.clock,
+                    every=PAUSES_SECONDS,
+                    what="checking paused jobs",
+                ),
+                "pauses",
+            ),
         ]
         try:
             async with HealthServer(self.config.health_host, self.config.health_port, self.health):
@@ -363,14 +366,8 @@ class Scheduler:
 
     async def _keep_paused(self) -> None:
         """Pause consumers again that were created while the record of their pause was missing."""
-        jobs = Jobs(self._client)
-        while True:
-            await self._broker.clock.sleep(PAUSES_SECONDS)
-            try:
-                if self._view.paused:
-                    await jobs.pause_again(self._view.paused)
-            except errors.BrokerError as error:
-                log.debug("paused jobs not checked: %s", error)
+        if self._view.paused:
+            await self._jobs.pause_again(self._view.paused)
 
     # ---- telling
 

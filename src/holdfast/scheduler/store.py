@@ -25,7 +25,6 @@ from holdfast.broker import Broker, Bucket, Received
 from holdfast.broker.answers import read_ack
 from holdfast.broker.batch import LARGEST_BATCH, Write, store_batch
 from holdfast.broker.kv import Entry, direct_page, ttl_text
-from holdfast.clock import rfc3339
 from holdfast.errors import (
     BrokerError,
     Conflict,
@@ -33,16 +32,16 @@ from holdfast.errors import (
     NotFound,
     OutcomeUnknown,
     PayloadTooLarge,
+    StaleTerm,
     Unavailable,
 )
 from holdfast.model import run as runs
 from holdfast.model import slot as slots
+from holdfast.model.message import RunMessage, first_message
 from holdfast.model.slot import Progress, Slot
 from holdfast.names import (
     H_EXPECTED,
     H_EXPECTED_SUBJECT,
-    H_MSG_ID,
-    H_SLOT,
     H_TTL,
     kv_key,
     kv_subject,
@@ -65,10 +64,6 @@ BATCH_HEADER_BYTES = 512
 """More than the headers of one write of a batch."""
 _EXCEEDS_STREAM = "(10054)"
 """The server's number for a message that is larger than its stream takes."""
-
-
-class StaleTerm(BrokerError):
-    """Another scheduler leads by now: its epoch is higher, and this write was refused."""
 
 
 class Planned(NamedTuple):
@@ -238,14 +233,19 @@ class NatsSlots:
         """Publish runs, all under way at once."""
         futures: list[asyncio.Future[Received] | TooLarge | None] = []
         for p in planned:
-            subject = self._broker.names.job(p.slot.group, p.slot.job)
             try:
-                futures.append(await self._broker.send(subject, bytes(p.slot.body), _headers(p)))
+                futures.append(await self._broker.send(*self._message(p)))
             except PayloadTooLarge:
                 futures.append(TOO_LARGE)
             except HoldfastError:
                 futures.append(None)
         return [await _sent(future) for future in futures]
+
+    def _message(self, p: Planned) -> RunMessage:
+        slot, names = p.slot, self._broker.names
+        return first_message(
+            names, slot.group, slot.job, p.id, bytes(slot.body), slot.headers, slot=p.moment
+        )
 
     # ---- what was left undone
 
@@ -320,10 +320,6 @@ class NatsSlots:
         """A slot's record, or None for another key and for what cannot be read."""
         found = self._bucket.read(lambda body: slots.decode_at(entry.key, body), entry)
         return Planned(*found, entry.revision) if found else None
-
-
-def _headers(p: Planned) -> dict[str, str]:
-    return {**p.slot.headers, H_MSG_ID: p.id, H_SLOT: rfc3339(p.moment)}
 
 
 async def _sent(future: asyncio.Future[Received] | TooLarge | None) -> Answer:

@@ -16,8 +16,8 @@ from collections import deque
 
 from holdfast.broker import Broker
 from holdfast.broker.kv import parse_time
-from holdfast.errors import BrokerError
 from holdfast.names import kv_stream
+from holdfast.retrying import repeating
 
 log = logging.getLogger("holdfast.scheduler")
 
@@ -74,9 +74,6 @@ class ServerTime:
 
     async def run(self) -> None:
         """Keep measuring."""
-        while True:
-            await self._clock.sleep(EVERY_SECONDS)
-            try:
-                await self.measure()
-            except BrokerError:
-                log.debug("the server's clock could not be read")
+        await repeating(
+            self.measure, clock=self._clock, every=EVERY_SECONDS, what="reading the server's clock"
+        )

@@ -38,6 +38,7 @@ from holdfast.names import (
     parse_pause_key,
     schedule_key,
 )
+from holdfast.retrying import repeating
 
 log = logging.getLogger("holdfast.scheduler")
 
@@ -81,17 +82,13 @@ class ScheduleView:
 
     async def run(self) -> None:
         """Look every so often, and whenever something may have been missed."""
-        while True:
-            try:
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._look.wait()
-            except TimeoutError:
-                pass
-            self._look.clear()
-            try:
-                await self.look()
-            except BrokerError as error:
-                log.debug("the schedules could not be looked at: %s", error)
+        await repeating(
+            self.look,
+            clock=self._broker.clock,
+            every=LOOK_SECONDS,
+            what="comparing the schedules",
+            wake=self._look,
+        )
 
     def look_soon(self) -> None:
         """Something may have been missed."""

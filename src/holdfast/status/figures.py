@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from holdfast.client import Client
-from holdfast.errors import HoldfastError
 from holdfast.names import kv_stream, parse_consumer
+from holdfast.retrying import repeating
 from holdfast.status.messages import subject_counts
 from holdfast.status.nodes import Nodes
 from holdfast.telemetry import Telemetry
@@ -101,12 +101,13 @@ class Figures:
 
     async def run(self) -> None:
         """Renew the gauges until cancelled; what cannot be had keeps its old value."""
-        while True:
-            try:
-                await self.renew()
-            except HoldfastError as error:
-                log.debug("figures are not renewed: %s", error)
-            await self._client.broker.clock.sleep(EVERY_SECONDS)
+        await repeating(
+            self.renew,
+            clock=self._client.broker.clock,
+            every=EVERY_SECONDS,
+            what="renewing the figures",
+            at_once=True,
+        )
 
     async def renew(self) -> None:
         """Ask once and set every gauge."""

@@ -19,19 +19,8 @@ import msgspec
 
 from holdfast import errors
 from holdfast.broker import Broker, Received
-from holdfast.broker.kv import direct_batch, direct_page, parse_time
-from holdfast.model.codec import whole_number
-from holdfast.names import (
-    H_ATTEMPT,
-    H_MSG_ID,
-    H_RUN,
-    H_SCHEDULE,
-    OWN_HEADERS,
-    SERVER_HEADERS,
-    check_run,
-    encode,
-    sequence_run,
-)
+from holdfast.broker.kv import direct_batch, direct_page
+from holdfast.model.message import due_of, number_of, read_heading, user_headers
 
 PAGE: Final = 1_000
 FIRST: Final = 128
@@ -58,34 +47,23 @@ class Kept(NamedTuple):
 
     @property
     def run(self) -> str:
-        """The run that it carries, by the same rule as a worker's."""
-        given = self.headers.get(H_RUN) or self.headers.get(H_MSG_ID)
-        if not given:
-            return sequence_run(self.sequence, self.stored_ns)
-        try:
-            return check_run(given)
-        except errors.InvalidName:
-            return encode(given)
+        """The run that it carries."""
+        return read_heading(self.headers, self.sequence, self.stored_ns).run
 
     @property
     def stamp(self) -> int:
-        """The attempt stamped on it: 1 unless it was re-published."""
-        return whole_number(self.headers.get(H_ATTEMPT), 1) if H_RUN in self.headers else 1
+        """The number of the message: 1 unless it was published again."""
+        return number_of(self.headers)
 
     @property
     def due(self) -> float:
         """When a delayed or parked message is to be delivered; 0 for any other."""
-        schedule = self.headers.get(H_SCHEDULE, "")
-        try:
-            return parse_time(schedule.removeprefix("@at "))
-        except ValueError:
-            return 0.0
+        return due_of(self.headers)
 
     @property
     def user_headers(self) -> dict[str, str]:
         """The headers that are neither Holdfast's nor the server's."""
-        reserved = (OWN_HEADERS, SERVER_HEADERS)
-        return {k: v for k, v in self.headers.items() if not k.startswith(reserved)}
+        return user_headers(self.headers)
 
 
 def _kept(message: Received) -> Kept:

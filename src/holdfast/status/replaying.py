@@ -23,13 +23,16 @@ from holdfast.broker.answers import header_bytes
 from holdfast.client import Client
 from holdfast.errors import Conflict, OutcomeUnknown, PayloadTooLarge
 from holdfast.model import run as runs
+from holdfast.model.message import RunMessage, next_message
 from holdfast.model.replay import MARK, Refused, again, decide_replay
 from holdfast.model.run import RunRecord
-from holdfast.names import H_ATTEMPT, H_MSG_ID, H_REASON, H_RUN, attempt_message_id
+from holdfast.names import H_REASON
 from holdfast.status.finding import Finder
 from holdfast.status.messages import Kept
 
 TRIES: Final = 20
+ROOMY_NUMBER: Final = 10**15
+"""As long as the number of any message, to measure one before its number is known."""
 GONE: Final = "gone"
 """The reason of a dead letter that has no payload: the message of its run was gone."""
 PAYLOAD_GONE: Final = "its payload is gone: enqueue it again"
@@ -61,7 +64,7 @@ class Replayer:
         """Send it again; returns why not, or nothing."""
         if is_gone(letter) and not body:
             return PAYLOAD_GONE
-        self._check_size(letter, body)
+        self._check_size(self._message(letter, group, job, body, ROOMY_NUMBER, self._token))
         for _ in range(TRIES):
             record, revision = await self._finder.record(letter.run)
             if record and (record.group, record.job) != (group, job):
@@ -74,7 +77,8 @@ class Replayer:
                 letter.run, record, revision, group, job, decision.message
             ):
                 continue
-            await self._publish(letter, group, job, body, decision.message, mark)
+            message = self._message(letter, group, job, body, decision.message, mark)
+            await self._client.store_surely(*message)
             return ""
         return "others keep changing the run: try again"
 
@@ -101,24 +105,16 @@ class Replayer:
         records = self._client.records
         return records.keyed_ttl_seconds if record.keyed else records.keyless_ttl_seconds
 
-    async def _publish(
-        self, letter: Kept, group: str, job: str, body: bytes, message: int, mark: str
-    ) -> None:
-        headers = self._headers(letter, message, mark)
-        subject = self._broker.names.job(group, job)
-        await self._client.store_surely(subject, body, headers)
-
-    def _headers(self, letter: Kept, message: int, mark: str) -> dict[str, str]:
-        return letter.user_headers | {
-            H_RUN: letter.run,
-            H_MSG_ID: f"{attempt_message_id(letter.run, message)}.{mark}",
-            H_ATTEMPT: str(message),
-        }
-
-    def _check_size(self, letter: Kept, body: bytes) -> None:
-        """Before anything is written: what cannot be published must not look as if it were."""
-        size = len(body) + header_bytes(
-            self._headers(letter, letter.stamp + 1_000_000, self._token)
+    def _message(
+        self, letter: Kept, group: str, job: str, body: bytes, number: int, mark: str
+    ) -> RunMessage:
+        names, headers = self._broker.names, letter.headers
+        return next_message(
+            names, group, job, letter.run, body, headers, number=number, mark=f".{mark}"
         )
+
+    def _check_size(self, message: RunMessage) -> None:
+        """Before anything is written: what cannot be published must not look as if it were."""
+        size = len(message.body) + header_bytes(message.headers)
         if size > self._broker.max_message_bytes:
             raise PayloadTooLarge(size, self._broker.max_message_bytes)

@@ -23,16 +23,10 @@ from holdfast.client import Client
 from holdfast.clock import rfc3339
 from holdfast.errors import InvalidInput, NoRecord, NotFound, RunError
 from holdfast.model import node as nodes
+from holdfast.model.message import cause_of, next_message
 from holdfast.model.run import RunRecord
 from holdfast.names import (
-    H_ATTEMPT,
-    H_CAUSE,
-    H_CREATED,
-    H_FAILURES,
-    H_MSG_ID,
-    H_RUN,
     Names,
-    attempt_message_id,
     check_name,
     consumer,
     encode,
@@ -369,15 +363,18 @@ class Runs:
         record = found.record
         assert record is not None
         kept, number = carrier.kept, max(record.message, carrier.kept.stamp) + 1
-        headers = kept.user_headers | {
-            H_RUN: found.run,
-            H_MSG_ID: attempt_message_id(found.run, number),
-            H_ATTEMPT: str(number),
-            H_FAILURES: str(record.failures),
-            H_CREATED: f"{record.created:.3f}",
-        }
-        subject = self._names.job(found.group, found.job)
-        await self._client.store_surely(subject, kept.body, headers)
+        message = next_message(
+            self._names,
+            found.group,
+            found.job,
+            found.run,
+            kept.body,
+            kept.headers,
+            number=number,
+            failures=record.failures,
+            created=record.created,
+        )
+        await self._client.store_surely(*message)
         if carrier.later:
             await self._client.topology.purge(self._names.jobs, kept.subject)
         waited = max(0.0, record.due - self._broker.server_now())
@@ -418,7 +415,7 @@ def of_message(kept: Kept, names: Names) -> RunInfo | None:
         kept.stored,
         created=kept.stored,
         due=kept.due,
-        cause=kept.headers.get(H_CAUSE, ""),
+        cause=cause_of(kept.headers),
     )
 
 

@@ -33,14 +33,10 @@ from holdfast.model import run as runs
 from holdfast.model import schedule as schedules
 from holdfast.model.codec import whole_number
 from holdfast.model.dead import dead_headers
+from holdfast.model.message import next_message
 from holdfast.model.run import RunRecord
 from holdfast.names import (
-    H_ATTEMPT,
-    H_CREATED,
-    H_FAILURES,
     H_MSG_ID,
-    H_RUN,
-    attempt_message_id,
     is_event_run,
     keyed_run,
     kv_key,
@@ -264,17 +260,18 @@ class Stranded:
         schedule = schedules.decode(entry.value)
         if (schedule.group, schedule.job) != (record.group, record.job):
             return ""
-        number = record.message + 1  # the one that is gone may still be known by its id
-        headers = {
-            **schedule.headers,
-            H_RUN: case.run,
-            H_MSG_ID: attempt_message_id(case.run, number),
-            H_ATTEMPT: str(number),
-            H_FAILURES: str(record.failures),
-            H_CREATED: f"{record.created:.3f}",
-        }
-        subject = self._names.job(record.group, record.job)
-        await self._client.store_surely(subject, bytes(schedule.payload), headers)
+        message = next_message(
+            self._names,
+            record.group,
+            record.job,
+            case.run,
+            bytes(schedule.payload),
+            schedule.headers,
+            number=record.message + 1,  # the server may still know the id of the one that is gone
+            failures=record.failures,
+            created=record.created,
+        )
+        await self._client.store_surely(*message)
         return "the payload of its schedule was sent again"
 
     async def _end(self, case: Case) -> str:
