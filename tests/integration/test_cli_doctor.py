@@ -189,7 +189,7 @@ async def test_doctor_notices_a_node_that_fell_silent(app: Holdfast) -> None:
         silent = NodeRecord("worker-gone-1", "worker", "default", state="RUNNING")
         await Bucket(broker, broker.names.nodes).put(silent.id, nodes.encode(silent), expected=0)
         later, now = broker.server_now() + 60, broker.clock.monotonic()
-        broker.learn_time(later, now, topology.measure_clock)  # as if it were a minute later
+        broker.time.learn(later, now, topology.measure_clock)  # as if it were a minute later
         site = Site(broker, Client(broker, RecordConfig()), RecordConfig())
         (finding,) = await namespace_checks.node_records(site)
     assert finding.level == "warn"

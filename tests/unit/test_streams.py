@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.broker.answers import ApiError, api_error
 from holdfast.broker.streams import Topology
+from holdfast.broker.time import ServerTime
 from holdfast.broker.upkeep import GIVE_UP_SECONDS, Upkeep
 from holdfast.config import ConnectionConfig, RecordConfig
 from holdfast.errors import BrokerError, NotFound, Unavailable
@@ -23,13 +24,13 @@ class YoungCluster:
 
     config = ConnectionConfig(replicas=3)
     names = Names("hf")
-    knows_time = True
 
     def server_now(self) -> float:
         return 1.5
 
     def __init__(self, words: str, refusals: int) -> None:
         self.clock = FakeClock()
+        self.time = ServerTime(self.clock)
         self.clock.sleep = self.pass_time  # type: ignore[method-assign]
         self.left = refusals
         self.words = words

@@ -109,13 +109,11 @@ class Presence:
         Whether a command has expired is judged by it. An agent may ask for no other stamp; one of
         an older heartbeat, from a copy that is behind, says nothing.
         """
-        clock = self._broker.clock
-        before = clock.monotonic()
         written = await self.beat()
-        middle = (before + clock.monotonic()) / 2
+        at = self._broker.clock.monotonic()
         entry = await Bucket(self._broker, self._broker.names.agents).peek(self._agent)
         if entry is not None and entry.revision == written:
-            self._broker.learn_time(entry.stored, middle, self.measure_clock)
+            self._broker.time.learn(entry.stored, at, self.measure_clock)
 
     async def publish_facts(self) -> None:
         """Publish the facts if they are others than before."""

@@ -50,6 +50,7 @@ from holdfast.broker.options import (
     shown_url,
 )
 from holdfast.broker.requirements import check_jetstream, check_version
+from holdfast.broker.time import Measure, ServerTime
 from holdfast.broker.unreadable import Unreadables
 from holdfast.broker.wire import Headers, Listener, WireClient, publish_line
 from holdfast.clock import Clock, SystemClock
@@ -65,10 +66,6 @@ PING_SECONDS: Final = 2
 before the liveness timeout of a process that could go on with another server."""
 USELESS_SECONDS: Final = 10.0
 """A server through which nothing could be written for so long may have lost the others."""
-LEAP_SECONDS: Final = 0.5
-"""Wall clock and monotonic clock moved apart by so much: one of them is not to be believed."""
-MEASURE_SECONDS: Final = 600.0
-"""How long a measured difference is taken for granted: a clock may be fast or slow as well."""
 
 CALLBACKS: Final = ("error_cb", "disconnected_cb", "reconnected_cb", "closed_cb")
 
@@ -98,10 +95,7 @@ class Broker:
         self._theirs = {n: self._options.pop(n, None) for n in CALLBACKS}
         self.names = Names(config.namespace)
         self.clock = clock or SystemClock()
-        self._ahead: float | None = None  # the server's clock before our monotonic one
-        self._measured = 0.0
-        self._apart = 0.0  # what our two clocks differed by when it was measured
-        self._measure: Callable[[], Awaitable[object]] | None = None
+        self.time = ServerTime(self.clock)
         self._measuring: asyncio.Task[None] | None = None
         self.api_level = 0
         self.unreadable = Unreadables()
@@ -305,30 +299,9 @@ class Broker:
         """Whether the server wants to know who we are."""
         return bool(self._nc._server_info.get("auth_required"))
 
-    @property
-    def knows_time(self) -> bool:
-        """Whether the server's clock was ever read."""
-        return self._ahead is not None
-
     def server_now(self) -> float:
-        """The server's clock, as far as this process knows it: the only one to compare with.
-
-        Carried on by the monotonic clock: a wall clock that is set wrong changes nothing.
-        """
-        if self._ahead is None:
-            return self.clock.utc()
-        return self.clock.monotonic() + self._ahead
-
-    def learn_time(self, instant: float, at: float, again: Callable[[], Awaitable[object]]) -> None:
-        """It was `instant` on the server when our monotonic clock showed `at`.
-
-        `again` is called to measure anew once in a while, and when our clocks have moved apart: one
-        of them was set, or the machine slept while the monotonic clock stood still.
-        """
-        self._ahead = instant - at
-        self._measured = self.clock.monotonic()
-        self._apart = self.clock.utc() - self._measured
-        self._measure = again
+        """The server's time: the only one to compare with another machine's."""
+        return self.time.now()
 
     def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back after each reconnect; returns the way to stop that."""
@@ -502,19 +475,16 @@ class Broker:
                 future = self._waiting.pop(number)[0]
                 if not future.done():
                     future.set_exception(errors.OutcomeUnknown("no answer from NATS in time"))
-            self._keep_time(now)
+            self._keep_time()
 
-    def _keep_time(self, now: float) -> None:
-        """Have the server's time measured again where what we know of it is old or doubtful."""
+    def _keep_time(self) -> None:
+        """Measure the server's time again where what we know of it is old or doubtful."""
         busy = self._measuring is not None and not self._measuring.done()
-        if self._measure is None or busy or not self.connected:
-            return
-        leapt = abs(self.clock.utc() - now - self._apart) > LEAP_SECONDS
-        if leapt or now - self._measured > MEASURE_SECONDS:
-            task = self._measure_again(self._measure)
+        if self.connected and not busy and self.time.doubtful and self.time.measure is not None:
+            task = self._measure_again(self.time.measure)
             self._measuring = asyncio.create_task(task, name="holdfast-clock")
 
-    async def _measure_again(self, measure: Callable[[], Awaitable[object]]) -> None:
+    async def _measure_again(self, measure: Measure) -> None:
         try:
             await measure()
         except errors.BrokerError as error:

@@ -75,7 +75,7 @@ class Bucket:
     """One bucket."""
 
     def __init__(self, broker: Broker, name: str) -> None:
-        self._broker = broker
+        self.broker = self._broker = broker
         self.name = name
         self.stream = kv_stream(name)
         self._prefix = kv_subject(name, "")
@@ -107,19 +107,7 @@ class Bucket:
 
     async def get(self, key: str) -> Entry | None:
         """Read from the stream's leader."""
-        try:
-            answer = await self._broker.api(
-                f"STREAM.MSG.GET.{self.stream}", {"last_by_subj": self._prefix + key}
-            )
-        except errors.NotFound as error:
-            if "stream not found" in str(error):
-                raise
-            return None
-        message = answer["message"]
-        if _is_marker(message.get("hdrs")):
-            return None
-        value = base64.b64decode(message.get("data", ""))
-        return Entry(key, value, int(message["seq"]), parse_time(message["time"]))
+        return (await self.last(key))[1]
 
     async def peek(self, key: str) -> Entry | None:
         """Read from any copy of the bucket: what is read may be old, and the key is part of the
@@ -130,7 +118,7 @@ class Bucket:
             if found.status in ("404", "408"):
                 return None
             raise errors.BrokerError(f"a read of {key} failed: {found.status}")
-        if _is_marker_headers(found.headers):
+        if is_marker(found.headers):
             return None
         stored = parse_time(found.headers["Nats-Time-Stamp"])
         return Entry(key, found.body, int(found.headers["Nats-Sequence"]), stored)
@@ -155,6 +143,22 @@ class Bucket:
         value = base64.b64decode(message.get("data", ""))
         found = kv_key(self.name, message["subject"])
         return revision, Entry(found, value, revision, parse_time(message["time"]))
+
+    async def has_after(self, revision: int) -> bool:
+        """Whether the stream's leader has a record, or a marker, above a revision."""
+        request = {"seq": revision + 1, "next_by_subj": self._prefix + ">"}
+        try:
+            await self._broker.api(f"STREAM.MSG.GET.{self.stream}", request)
+        except errors.NotFound as error:
+            if "stream not found" in str(error):
+                raise
+            return False
+        return True
+
+    async def page(self, start: int, *, markers: bool = False) -> Page:
+        """The next records from a revision on, by paged direct gets."""
+        subject = self._prefix + ">"
+        return await direct_page(self._broker, self.stream, subject, start, markers=markers)
 
     async def state(self, pattern: str) -> State:
         """Which keys there are, from the stream's leader; `pattern` may have wildcards."""
@@ -248,9 +252,15 @@ class Page(NamedTuple):
 
 
 async def direct_page(
-    broker: Broker, stream: str, subject: str, start: int, size: int = _PAGE
+    broker: Broker,
+    stream: str,
+    subject: str,
+    start: int,
+    size: int = _PAGE,
+    *,
+    markers: bool = False,
 ) -> Page:
-    """The next stored messages of a subject from a sequence on, without a bucket's markers.
+    """The next stored messages of a subject from a sequence on; a bucket's markers if wanted.
 
     In any other stream a header that looks like a marker's is its sender's. The server ends a page
     before `size` when its messages are large, and says that more follow.
@@ -266,8 +276,8 @@ async def direct_page(
         request: dict[str, Any] = {"seq": start, "next_by_subj": subject, "batch": size}
         asked = f"$JS.API.DIRECT.GET.{stream}"
         await broker.publish(asked, msgspec.json.encode(request), reply=inbox)
-        markers = stream.startswith(kv_stream(""))
-        return await _read_page(queue, broker.config.request_timeout_seconds, markers)
+        dropping = stream.startswith(kv_stream("")) and not markers
+        return await _read_page(queue, broker.config.request_timeout_seconds, dropping)
     except errors.OutcomeUnknown:
         if asked.lower() in broker.denied:
             raise errors.PermissionDenied(f"this login may not read {stream}") from None
@@ -280,7 +290,7 @@ async def direct_page(
         await broker.unsubscribe(subscription)
 
 
-async def _read_page(queue: asyncio.Queue[Received], timeout: float, markers: bool) -> Page:
+async def _read_page(queue: asyncio.Queue[Received], timeout: float, dropping: bool) -> Page:
     page: list[Received] = []
     last = 0
     while True:
@@ -297,7 +307,7 @@ async def _read_page(queue: asyncio.Queue[Received], timeout: float, markers: bo
         if status:
             raise errors.BrokerError(f"a listing failed: {status} {message.description}")
         last = int(message.headers[H_SEQUENCE])
-        if not (markers and _is_marker_headers(message.headers)):
+        if not (dropping and is_marker(message.headers)):
             page.append(message)
 
 
@@ -323,7 +333,8 @@ def _is_marker(encoded: str | None) -> bool:
     return b"KV-Operation:" in text or b"Nats-Marker-Reason:" in text
 
 
-def _is_marker_headers(headers: Headers) -> bool:
+def is_marker(headers: Headers) -> bool:
+    """Whether a write only says that its key was deleted or has expired."""
     return bool(headers.get(H_KV_OPERATION)) or H_MARKER in headers
 
 

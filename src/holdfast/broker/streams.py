@@ -280,7 +280,7 @@ class Topology:
         """Where the sequences of a new stream begin: above all that a deleted one can have had."""
         if stream in (self._names.dead, self._names.ledger) or stream == self._names.taskiq_dead:
             return {}  # nothing compares these, and people type the numbers of dead letters
-        if not self._broker.knows_time:
+        if not self._broker.time.known:
             for known in (self._names.jobs, self._names.ledger):
                 with contextlib.suppress(errors.NotFound):
                     await self._measure(known)
@@ -288,17 +288,15 @@ class Topology:
         return {"first_seq": int(self._broker.server_now() * MICROSECONDS)}
 
     async def measure_clock(self) -> float:
-        """The difference between the server's clock and ours, good to half a round trip."""
+        """Measure the server's time; returns how far it is ahead of this machine's."""
         return await self._measure(self._names.jobs)
 
     async def _measure(self, stream: str) -> float:
-        clock = self._broker.clock
-        before = clock.monotonic()
         info = await self._broker.api(f"STREAM.INFO.{stream}", timeout=LOOK_SECONDS)
-        middle = (before + clock.monotonic()) / 2
+        time = self._broker.time
         if "ts" in info:
-            self._broker.learn_time(parse_time(info["ts"]), middle, self.measure_clock)
-        return self._broker.server_now() - clock.utc()
+            time.learn(parse_time(info["ts"]), self._broker.clock.monotonic(), self.measure_clock)
+        return -time.offset
 
     async def drift(self) -> list[str]:
         """How the streams on the server differ from what Holdfast would create, in words."""

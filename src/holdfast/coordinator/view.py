@@ -1,24 +1,21 @@
 """What a coordinator knows of every node: its record, when it was last heard of, what it holds.
 
-Records arrive with each heartbeat on the subject where the server repeats writes, and are listed
-again every so often, so that a missed notice costs seconds and not more. A listing that fails
-changes nothing: it never means that everybody is dead.
+The view follows the nodes' bucket (`broker.mirror`). A read that fails changes nothing: it never
+means that everybody is dead.
 """
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import functools
 from collections.abc import Callable
 
-from holdfast.broker import Broker, Bucket, Received
+from holdfast.broker import Broker, Bucket, Entry
+from holdfast.broker.mirror import Mirror
 from holdfast.errors import BrokerError
 from holdfast.model import node as nodes
-from holdfast.model.codec import whole_number
 from holdfast.model.node import HeldRun, NodeRecord
 from holdfast.model.suspicion import Suspicion
-from holdfast.names import kv_key
-
-log = logging.getLogger("holdfast.coordinator")
 
 
 class Seen:
@@ -75,8 +72,9 @@ class Seen:
 
     def unread(self, revision: int, now: float) -> None:
         """Its record was written and cannot be read: a verdict has to replace that revision."""
-        self.revision = revision
-        self.heard = now
+        if revision > self.revision:
+            self.revision = revision
+            self.heard = now
 
     def answered(self, now: float) -> None:
         """A sign of life."""
@@ -90,62 +88,44 @@ class Seen:
             self.vouched, self.vouching = False, 0
 
 
-class View:
-    """Every node of the namespace."""
+class View(Mirror):
+    """Every node of the namespace, kept current while `run` runs."""
 
     def __init__(self, broker: Broker, joined: Callable[[Seen], None]) -> None:
+        bucket = Bucket(broker, broker.names.nodes)
+        super().__init__(bucket, self._learn, self._forget, on_deleted=self._forget_ended)
         self.nodes: dict[str, Seen] = {}
-        self._broker = broker
-        self._bucket = Bucket(broker, broker.names.nodes)
         self._joined = joined
 
-    async def open(self) -> None:
-        """Listen first, then list: what happens in between is seen twice and not missed."""
-        subject = self._broker.names.changed(self._bucket.name, ">")
-        await self._broker.subscribe(subject, self._on_change)
-        await self.refresh()
+    async def refresh(self) -> None:
+        with contextlib.suppress(BrokerError):
+            await self.look()
 
-    async def refresh(self) -> bool:
-        """List all records; False when that failed, and nothing was changed."""
-        try:
-            found = {e.key: e async for e in self._bucket.entries()}
-        except BrokerError as error:
-            log.debug("nodes not listed: %s", error)
-            return False
-        for entry in found.values():
-            self._learn(entry.key, entry.value, entry.revision)
-        for node in [n for n in self.nodes if n not in found]:
-            if not self.nodes[node].record.alive:
-                del self.nodes[node]
-        return True
-
-    async def _on_change(self, message: Received) -> None:
-        key = kv_key(self._bucket.name, message.headers.get("Nats-Subject", ""))
-        sequence = whole_number(message.headers.get("Nats-Sequence"))
-        if key and sequence and message.body:
-            self._learn(key, message.body, sequence)
-
-    def _learn(self, node: str, body: bytes, revision: int) -> None:
-        notes = self._broker.unreadable
-        record = notes.read(nodes.decode, self._bucket.name, node, body)
+    def _learn(self, entry: Entry) -> None:
+        record = self._bucket.read(functools.partial(nodes.decode_at, entry.key), entry)
         now = self._broker.clock.monotonic()
-        known = self.nodes.get(node)
-        if record is not None and record.id != node:  # whose it is says the key
-            other = nodes.CODEC.unreadable("it says that it is another node")
-            notes.note(self._bucket.name, node, other, body)
-            record = None
+        known = self.nodes.get(entry.key)
         if record is None:
-            if known is not None and revision > known.revision:
-                known.unread(revision, now)
-            return
-        if known is None:
-            seen = self.nodes[node] = Seen(record, revision, now)
+            if known is not None:
+                known.unread(entry.revision, now)
+        elif known is None:
+            seen = self.nodes[entry.key] = Seen(record, entry.revision, now)
             self._joined(seen)
         else:
-            known.wrote(record, revision, now)
+            known.wrote(record, entry.revision, now)
+
+    def _forget(self, node: str) -> None:
+        """A record has expired. That of a live node may have done so in an outage of NATS: its
+        silence decides about it."""
+        if node in self.nodes and not self.nodes[node].record.alive:
+            del self.nodes[node]
+
+    async def _forget_ended(self) -> None:
+        for node in list(self.nodes):
+            self._forget(node)
 
     def start_over(self) -> None:
-        """After a break of our own: everybody gets the benefit of the doubt again."""
+        """Our own connection broke: count everybody as heard of now."""
         now = self._broker.clock.monotonic()
         for seen in self.nodes.values():
             seen.answered(now)

@@ -136,6 +136,14 @@ decode = CODEC.decode
 decode_transition = TRANSITION.decode
 
 
+def decode_at(key: str, body: bytes) -> NodeRecord:
+    """The record under a key; the key decides whose it is, because permissions guard keys."""
+    found = decode(body)
+    if found.id != key:
+        raise CODEC.unreadable("it says that it is another node")
+    return found
+
+
 def encode(record: NodeRecord | Transition) -> bytes:
     """A record as it is stored."""
     return msgspec.json.encode(record)

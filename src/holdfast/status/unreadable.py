@@ -179,7 +179,7 @@ def decoders(names: Names) -> Mapping[str, Decode]:
     """What reads each bucket's records, by bucket; the ledger is a stream."""
     return {
         names.runs: _plain(run.decode),
-        names.nodes: _node,
+        names.nodes: node.decode_at,
         names.schedules: _schedule,
         names.slots: _slot,
         names.leases: _lease,
@@ -197,13 +197,6 @@ def decoders(names: Names) -> Mapping[str, Decode]:
 
 def _plain(decode: Callable[[bytes], Any]) -> Decode:
     return lambda _, body: decode(body)
-
-
-def _node(key: str, body: bytes) -> object:
-    found = node.decode(body)
-    if found.id != key:
-        raise node.CODEC.unreadable("it says that it is another node")
-    return found
 
 
 def _schedule(key: str, body: bytes) -> object:

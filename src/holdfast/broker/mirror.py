@@ -1,0 +1,185 @@
+"""A bucket's keys, followed as they change: every live view of a bucket is one of these.
+
+The protocol. Listen to the server's notice of each write, then read the bucket page by page, and
+remember the newest revision below which nothing is missing (`seen`). A notice with the next
+revision extends it. A gap, a reconnect and a regular comparison with the bucket's own numbers make
+the mirror read on from where it stopped, so a lost notice costs seconds and never a record.
+
+A key is reported as gone only when the stream's leader says so: when its newest write is a marker,
+or when the bucket has fewer keys than the mirror and this one is not among them. A replica that
+lags is recognised, because the leader still has something after what the replica returned.
+
+When the bucket was deleted and created again, `on_deleted` may put its content back; nothing is
+reported as gone for that reason. Records are handed over undecoded: their reader passes over what
+it cannot read (`Bucket.read`), and nothing here stops at it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from holdfast.broker.kv import Bucket, Entry, is_marker, parse_time
+from holdfast.broker.wire import Headers, parse_headers
+from holdfast.errors import Unavailable
+from holdfast.model.codec import whole_number
+from holdfast.names import H_SEQUENCE, kv_key
+from holdfast.retrying import PATIENCE_SECONDS, repeating, retrying
+
+log = logging.getLogger("holdfast.mirror")
+
+LOOK_SECONDS: Final = 5.0
+"""How often the bucket's numbers are compared: one small request, and the longest that a change
+stays unknown whose notice was lost."""
+PACE_SECONDS: Final = 0.02
+"""The shortest time between two readings: a fleet that starts changes thousands of keys a second,
+and one reading takes in all that have changed."""
+AT_ONCE: Final = 500
+"""Records handed over before other tasks may run: planning a schedule takes a tenth of a
+millisecond."""
+STALE_TRIES: Final = 25
+STALE_SECONDS: Final = 0.2
+"""Together five seconds, which is longer than a healthy replica lags."""
+
+
+async def _nothing() -> None:
+    return None
+
+
+class Mirror:
+    """Follows one bucket after `open`, while `run` runs."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        on_entry: Callable[[Entry], None],
+        on_gone: Callable[[str], None] = lambda key: None,
+        *,
+        trusting: bool = True,
+        on_deleted: Callable[[], Awaitable[None]] = _nothing,
+    ) -> None:
+        """Without `trusting`, a notice only causes a reading: notices can be forged by anyone who
+        may publish on their subject, records cannot."""
+        self.seen = 0
+        """Every change up to this revision was handed over."""
+        self._bucket = bucket
+        self._broker = bucket.broker
+        self._on_entry = on_entry
+        self._on_gone = on_gone
+        self._trusting = trusting
+        self._on_deleted = on_deleted
+        self._subject = self._broker.names.changed(bucket.name, "")
+        self._revisions: dict[str, int] = {}
+        """The newest revision of each key; that of a marker counts as well."""
+        self._created = ""
+        self._wake = asyncio.Event()
+
+    async def open(self) -> None:
+        """Listen, then read everything."""
+        await self._broker.listen(f"{self._subject}>", self._heard)
+        self._broker.on_reconnect(self.look_soon)
+        what = f"reading {self._bucket.name}"
+        await retrying(self.look, clock=self._broker.clock, what=what, seconds=PATIENCE_SECONDS)
+
+    async def run(self) -> None:
+        """Stay current until cancelled."""
+        await repeating(
+            self._look_and_rest,
+            clock=self._broker.clock,
+            every=LOOK_SECONDS,
+            what=f"reading {self._bucket.name}",
+            wake=self._wake,
+        )
+
+    def look_soon(self) -> None:
+        """Something may have been missed."""
+        self._wake.set()
+
+    async def _look_and_rest(self) -> None:
+        await self.look()
+        await self._broker.clock.sleep(PACE_SECONDS)
+
+    async def look(self) -> None:
+        """Compare with the bucket, and read what is missing."""
+        info = await self._info()
+        created = str(info.get("created", ""))
+        if self._created not in ("", created) or int(info["state"]["last_seq"]) < self.seen:
+            log.warning("%s was deleted and created again", self._bucket.name)
+            await self._on_deleted()
+            self._revisions.clear()
+            self.seen = 0
+            info = await self._info()
+        self._created = created
+        last = int(info["state"]["last_seq"])
+        if last > self.seen:
+            await self._read_on(last)
+        if int(info["state"]["messages"]) < len(self._revisions):
+            await self._find_gone()
+
+    async def _info(self) -> dict[str, Any]:
+        return await self._broker.api(f"STREAM.INFO.{self._bucket.stream}")
+
+    # ---- reading
+
+    async def _read_on(self, last: int) -> None:
+        """Read every record after `seen`, until nothing is left to read."""
+        for _ in range(STALE_TRIES):
+            newest = await self._read_pages()
+            if newest >= last or not await self._bucket.has_after(newest):
+                self.seen = max(self.seen, last)
+                return
+            await self._broker.clock.sleep(STALE_SECONDS)
+        raise Unavailable(f"{self._bucket.name} is read from a replica that is behind")
+
+    async def _read_pages(self) -> int:
+        newest, more, taken = self.seen, True, 0
+        while more:
+            page = await self._bucket.page(newest + 1, markers=True)
+            for message in page.messages:
+                key = kv_key(self._bucket.name, message.headers["Nats-Subject"])
+                if is_marker(message.headers):
+                    await self._confirm(key, int(message.headers[H_SEQUENCE]))
+                else:
+                    self._take(key, message.body, message.headers)
+                taken += 1
+                if taken % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            newest, more = max(newest, page.last), page.more
+        return newest
+
+    def _take(self, key: str, value: bytes, headers: Headers) -> int:
+        """Hand a write over unless it is known; returns its revision."""
+        revision = whole_number(headers.get(H_SEQUENCE))
+        if revision > self._revisions.get(key, 0):
+            self._revisions[key] = revision
+            stored = parse_time(headers["Nats-Time-Stamp"])
+            self._on_entry(Entry(key, value, revision, stored))
+        return revision
+
+    def _heard(self, subject: bytes, _: bytes, body: bytes, raw: bytes | None) -> None:
+        headers = parse_headers(raw)
+        if not self._trusting or is_marker(headers):
+            self._wake.set()
+            return
+        revision = self._take(subject.decode()[len(self._subject) :], body, headers)
+        if revision == self.seen + 1 and self._created:
+            self.seen = revision
+        elif revision != self.seen:
+            self._wake.set()
+
+    # ---- keys that are gone
+
+    async def _confirm(self, key: str, revision: int) -> None:
+        self._revisions[key] = max(revision, self._revisions.get(key, 0))
+        if await self._bucket.get(key) is None:
+            self._on_gone(key)
+
+    async def _find_gone(self) -> None:
+        """Keys that expired or were purged leave no marker: ask which are left."""
+        state = await self._bucket.state(">")
+        for key, revision in list(self._revisions.items()):
+            if key not in state.keys and revision <= state.last:
+                del self._revisions[key]
+                self._on_gone(key)
