@@ -117,7 +117,7 @@ class World:
     async def dispatcher(self, **config: Any) -> AsyncIterator[Dispatcher]:
         """A dispatcher on this loop, handing over what it owns at the end."""
         made = Dispatcher(self.connection, DispatcherConfig(**config), liveness=PROFILES["local"])
-        async with _running(made, made.ready):
+        async with _running(made, made.started):
             self._dispatchers += 1
             try:
                 yield made

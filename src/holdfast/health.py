@@ -14,8 +14,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast.errors import ConfigError, HoldfastError
@@ -143,6 +145,35 @@ class HealthServer:
         if answer is None:
             return 404, "text/plain", b"try /health/live, /health/ready or /metrics\n"
         return 200, "application/json", _json(answer)
+
+
+class ReadyFile:
+    """A file that exists while a process is ready, for probes that can only look at files.
+
+    Without a path it does nothing.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path) if path else None
+        self._exists: bool | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is a path."""
+        return self._path is not None
+
+    def set(self, ready: bool) -> None:
+        """Create the file or remove it, including one that a killed process left behind."""
+        if self._path is None or ready == self._exists:
+            return
+        try:
+            if ready:
+                self._path.write_text(f"{os.getpid()}\n")
+            else:
+                self._path.unlink(missing_ok=True)
+            self._exists = ready
+        except OSError as error:
+            log.error("cannot write the ready file %s: %s", self._path, error.strerror)
 
 
 async def _head(reader: asyncio.StreamReader) -> list[str]:

@@ -26,7 +26,7 @@ HANDLERS = ("holdfast-job", "holdfast-slot")
 """How the threads and tasks are called in which handlers run."""
 
 
-class Role(Protocol):
+class Runnable(Protocol):
     """A worker, a scheduler, a coordinator: what runs until it is stopped."""
 
     def stop(self) -> None: ...
@@ -44,7 +44,7 @@ def cores() -> int:
     return max(1, known)
 
 
-def run_role(make: Callable[[], Role]) -> int:
+def run_role(make: Callable[[], Runnable]) -> int:
     """Make a role inside a fresh event loop and run it to its end; returns the exit code."""
     code = run_loop(_main(make))
     if any(t.name.startswith(HANDLERS) and t.is_alive() for t in threading.enumerate()):
@@ -68,7 +68,7 @@ def run_loop(main: Coroutine[Any, Any, int]) -> int:
         return runner.run(main)
 
 
-async def _main(make: Callable[[], Role]) -> int:
+async def _main(make: Callable[[], Runnable]) -> int:
     code = 0
     try:
         role = make()

@@ -125,7 +125,7 @@ async def running(role: Any, ready: Any = None) -> AsyncIterator[Any]:
     """A role on the test's own loop, ready when the block begins, stopped after it."""
     task = asyncio.create_task(role.run())
     try:
-        await until(lambda: task.done() or (ready or (lambda: role._broker.connected))(), 20)
+        await until(lambda: task.done() or (ready or (lambda: role.started.is_set()))(), 20)
         if task.done():
             task.result()
         yield role

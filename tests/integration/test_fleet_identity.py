@@ -73,7 +73,7 @@ class Fleetlet:
 
     def denied(self) -> dict[str, dict[str, str]]:
         brokers = {name: agent.broker for name, agent in self.agents.items()}
-        brokers |= {"dispatcher": self.dispatcher._broker, "operator": self.operator}
+        brokers |= {"dispatcher": self.dispatcher.broker, "operator": self.operator}
         return {name: broker.denied for name, broker in brokers.items() if broker.denied}
 
 
@@ -103,7 +103,7 @@ async def fleetlet(
     )
     agents = {name: agent(name) for name in ("alpha", "beta")}
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(running(dispatcher, dispatcher.ready.is_set))
+        await stack.enter_async_context(running(dispatcher, dispatcher.started.is_set))
         operator = await stack.enter_async_context(site.broker("operator"))
         for one in agents.values():
             await stack.enter_async_context(

@@ -78,7 +78,7 @@ async def test_roles_do_their_whole_work(app: Holdfast, site: Site) -> None:
     async with (
         running(worker, lambda: worker.pulling),
         running(coordinator),
-        running(scheduler, lambda: scheduler._started),
+        running(scheduler, lambda: scheduler.started.is_set()),
     ):
         await large.enqueue(3)
         run = await large.options(delay="1s").enqueue(2_000_000)
@@ -88,8 +88,8 @@ async def test_roles_do_their_whole_work(app: Holdfast, site: Site) -> None:
         await long.cancel()
         await broken.enqueue()
         await until(lambda: {"heard", "tick"} <= {kind for kind, _ in seen}, 20)
-    brokers = {"worker": worker._broker, "scheduler": scheduler._broker}
-    brokers |= {"coordinator": coordinator._broker, "client": client.broker}  # type: ignore[attr-defined]
+    brokers = {"worker": worker._broker, "scheduler": scheduler.broker}
+    brokers |= {"coordinator": coordinator.broker, "client": client.broker}  # type: ignore[attr-defined]
     assert {role: broker.denied for role, broker in brokers.items()} == {
         role: {} for role in brokers
     }

@@ -37,7 +37,9 @@ async def scheduling(app: Holdfast, **config: Any) -> AsyncIterator[Scheduler]:
     scheduler = Scheduler(app, SchedulerConfig(**config))
     task = asyncio.create_task(scheduler.run())
     try:
-        await until(lambda: task.done() or (scheduler._started and not scheduler.problems()), 20)
+        await until(
+            lambda: task.done() or (scheduler.started.is_set() and not scheduler.problems()), 20
+        )
         if task.done():
             task.result()
         yield scheduler
@@ -352,7 +354,7 @@ async def test_refused_registration_is_told_until_there_is_room(
     scheduler = Scheduler(app, SchedulerConfig())
     task = asyncio.create_task(scheduler.run())
     try:
-        await until(lambda: scheduler._started and scheduler.problems(), 20, "a problem")
+        await until(lambda: scheduler.started.is_set() and scheduler.problems(), 20, "a problem")
         assert "schedules of app shop were not registered" in scheduler.problems()[-1]
         assert not scheduler.health().ready
         found = await examine(client.broker.config, RecordConfig())

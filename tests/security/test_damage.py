@@ -90,7 +90,7 @@ async def control(site: Site) -> AsyncIterator[None]:
     scheduler = Scheduler(connection=site.connection("scheduler"))
     coordinator = Coordinator(site.connection("coordinator"))
     async with (
-        running(dispatcher, dispatcher.ready.is_set),
+        running(dispatcher, dispatcher.started.is_set),
         running(scheduler, lambda: not scheduler.problems()),
         running(coordinator, lambda: coordinator.may_judge),
     ):
@@ -140,7 +140,7 @@ async def test_return_that_cannot_be_read_is_a_failed_one(
         seed = str(site.folder.path / "account.seed")
         dispatcher = Dispatcher(site.connection("dispatcher"), DispatcherConfig(seed_file=seed))
         async with (
-            running(dispatcher, dispatcher.ready.is_set),
+            running(dispatcher, dispatcher.started.is_set),
             site.broker("agent-alpha") as thief,
         ):
             request = FleetRequest(new_run(), "L@alpha", "ping", timeout=600.0)
@@ -238,7 +238,7 @@ async def test_schedule_without_a_job_is_passed_over(site: Site) -> None:
         async with running(scheduler):
             fired = functools.partial(count, client.broker, names.job("default", "add"))
             await until(fired, 30, "a schedule beside it")
-            assert scheduler._broker.denied == {}
+            assert scheduler.broker.denied == {}
         await Schedules(client).remove("nameless")
         await Schedules(client).remove("genuine")
 

@@ -107,7 +107,7 @@ async def test_record_that_cannot_be_buried_stops_no_coordinator(site: Site) -> 
             await coordinator._recovery.orphans(gone)  # as it does by itself, some seconds later
             assert await ended(runs, "genuine")
             assert not coordinator._recovery.unfinished
-            assert not any("dead.." in subject for subject in coordinator._broker.denied)
+            assert not any("dead.." in subject for subject in coordinator.broker.denied)
 
 
 async def test_parked_message_with_an_odd_number_stops_no_coordinator(site: Site) -> None:

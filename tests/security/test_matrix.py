@@ -267,7 +267,11 @@ async def test_no_role_reaches_a_running_process(
         assert {agent for agent, given in returns.items() if given.ok} == {"alpha", "beta"}
         assert {word for _, word in fleet.executed} == {"genuine"}
         assert (await run.status()).state == "running"
-        stopped = [worker._stop, fleet.dispatcher._stop, *(a._stop for a in fleet.agents.values())]
+        stopped = [
+            worker._stop,
+            fleet.dispatcher.stopping,
+            *(a.stopping for a in fleet.agents.values()),
+        ]
         assert not any(one.is_set() for one in stopped)
         await run.cancel()
     await app.close()

@@ -93,7 +93,7 @@ async def test_agent_stops_no_other_agent(site: Site, tmp_path: Path) -> None:
             await thief.client.publish(question, b"{}", reply=site.names.node("beta", "drain"))
         await thief.client.flush()
         await settled(fleet)
-        assert not fleet.agents["beta"]._stop.is_set()
+        assert not fleet.agents["beta"].stopping.is_set()
 
 
 async def test_operator_drains_an_agent_and_a_worker(site: Site, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ async def test_operator_drains_an_agent_and_a_worker(site: Site, tmp_path: Path)
             await nodes.drain(worker.node)
             await until(worker._stop.is_set, 10, "a drained worker")
         await nodes.drain("beta")
-        await until(fleet.agents["beta"]._stop.is_set, 10, "a drained agent")
+        await until(fleet.agents["beta"].stopping.is_set, 10, "a drained agent")
 
 
 async def test_cancel_is_obeyed_from_logins_only(
@@ -168,7 +168,7 @@ async def test_operator_of_an_earlier_version(site: Site, tmp_path: Path) -> Non
             await Fleet(operator).start(request)
         with pytest.raises(NotFound, match="does not obey"):
             await Nodes(store_of(operator)).drain("beta")
-        fleet.dispatcher._broker.guard.accept_unsigned = True
+        fleet.dispatcher.broker.guard.accept_unsigned = True
         record = await Fleet(operator).start(request)
         assert record.request.function == "touch"
 

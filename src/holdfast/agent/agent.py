@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -35,13 +35,13 @@ from holdfast.agent.presence import Presence
 from holdfast.app import Holdfast
 from holdfast.broker import Broker, Received
 from holdfast.config import AgentConfig, ConnectionConfig
-from holdfast.errors import BrokerError, ConfigError, NotConnected
-from holdfast.health import Health, HealthServer
+from holdfast.errors import BrokerError, ConfigError
 from holdfast.identity import AgentCredentials, CommandVerifier, ReportSigner, RequestRefused
 from holdfast.identity.sparse import Sparse
 from holdfast.model.settings import Settings
 from holdfast.names import check_name
 from holdfast.ownership.membership import Pong
+from holdfast.role import Role
 from holdfast.telemetry import Telemetry
 
 log = logging.getLogger("holdfast.agent")
@@ -77,8 +77,10 @@ class Extension(Protocol):
         ...
 
 
-class Agent:
+class Agent(Role):
     """One agent."""
+
+    role = "agent"
 
     def __init__(
         self,
@@ -96,9 +98,8 @@ class Agent:
         self.config = config
         self.credentials = credentials
         self.folder = Path(config.data_dir or Path(".holdfast") / "agents" / self.id)
-        self.telemetry = telemetry or Telemetry()
-        self._shared = broker is not None
-        self.broker = broker or Broker(connection or ConnectionConfig(), name=f"agent {self.id}")
+        broker = broker or Broker(connection or ConnectionConfig(), name=f"agent {self.id}")
+        super().__init__(broker, telemetry or Telemetry(), config)
         self._extensions = extensions
         self._refusals = Sparse(log, self.broker.clock)
         self._signer = ReportSigner(credentials) if credentials else None
@@ -133,7 +134,6 @@ class Agent:
             lambda: self._executor.running,
             self._numbers,
         )
-        self._stop = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._subscriptions: list[Any] = []
         self._begun: list[Extension] = []
@@ -150,32 +150,17 @@ class Agent:
 
     # ---- life
 
-    def stop(self) -> None:
-        """End `run`."""
-        self._stop.set()
+    async def prepare(self, ending: contextlib.AsyncExitStack) -> None:
+        """`close` ends whatever was started."""
+        ending.push_async_callback(self.close)
 
-    async def run(self) -> None:
-        """Take commands until `stop` is called, on a connection of its own."""
-        async with self.broker:
-            starting = asyncio.create_task(self.start(), name="holdfast-start")
-            ends = [
-                asyncio.create_task(self.broker.closed.wait(), name="holdfast-closed"),
-                asyncio.create_task(self._stop.wait(), name="holdfast-stop"),
-            ]
-            where = (self.config.health_host, self.config.health_port)
-            try:
-                async with HealthServer(*where, self._health):
-                    await asyncio.wait({starting, *ends}, return_when=asyncio.FIRST_COMPLETED)
-                    if starting.done():
-                        starting.result()
-                        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in (starting, *ends):
-                    task.cancel()
-                await asyncio.gather(starting, *ends, return_exceptions=True)
-                await self.close()
-            if not self._stop.is_set():
-                raise NotConnected("the connection to NATS is closed for good")
+    def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Take commands. Starting is a task, because it waits for a first dispatcher."""
+        return {"agent": self._take_commands()}
+
+    async def _take_commands(self) -> None:
+        await self.start()
+        await asyncio.Event().wait()
 
     async def start(self) -> None:
         """Take commands from now on. The connection is open."""
@@ -250,7 +235,7 @@ class Agent:
                 self._refusals.warn(refused.reason, "not drained: %s", refused)
                 return
             log.info("asked to drain by %s", sender.user or "an operator")
-            self._stop.set()
+            self.stop()
         for extension in self._extensions:
             await extension.answer(verb, message)
         if message.reply and verb in ("ping", "drain"):
@@ -267,13 +252,16 @@ class Agent:
             found |= extension.describe()
         return found
 
-    def _health(self) -> Health:
-        problems = [] if self.broker.connected else ["not connected to NATS"]
+    def trouble(self) -> list[str]:
+        """Whether others see it as online."""
         silent = self.broker.clock.monotonic() - self._presence.confirmed
         if self.broker.connected and silent > self.config.timeout_seconds:
-            problems.append("its heartbeat is not confirmed")
-        facts = {"agent": self.id, "running": self._executor.running}
-        return Health(not problems, problems, self.telemetry.render, facts)
+            return ["its heartbeat is not confirmed"]
+        return []
+
+    def describe(self) -> dict[str, Any]:
+        """Which agent, and how many commands run."""
+        return {"agent": self.id, "running": self._executor.running}
 
 
 def _id(config: AgentConfig, credentials: AgentCredentials | None) -> str:

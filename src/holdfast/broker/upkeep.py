@@ -63,6 +63,13 @@ class Upkeep:
         """Streams that are missing and cannot be created: since when, and why."""
         self._look = asyncio.Event()
 
+    async def ensure(self) -> None:
+        """Create whatever is missing before the role starts; what is optional is made on use."""
+        if self._core:
+            await self._topology.ensure()
+        for noun in self._buckets:
+            await self._topology.ensure_bucket(noun)
+
     @property
     def problems(self) -> list[str]:
         """What is missing and could not be made again."""

@@ -18,7 +18,7 @@ from holdfast.cli.worker import LogFormat, LogLevel, start_logging
 
 if TYPE_CHECKING:
     from holdfast.coordinator import Coordinator
-    from holdfast.process import Role
+    from holdfast.role import Role
     from holdfast.scheduler import Scheduler
     from holdfast.telemetry import Telemetry
 
@@ -45,6 +45,7 @@ def control(
     Exit codes: 0 after a signal, 1 when one of them cannot go on, 128 + signal when told twice.
     """
     from holdfast.process import run_role
+    from holdfast.role import Together
     from holdfast.telemetry import Telemetry
 
     start_logging(log_level, log_format)
@@ -92,29 +93,3 @@ def _make_coordinator(telemetry: Telemetry) -> Callable[[], Coordinator]:
     connection = load(ConnectionConfig, **connection_given())
     records, liveness = load(RecordConfig), from_config(load(LivenessConfig))
     return lambda: Coordinator(connection, records=records, liveness=liveness, telemetry=telemetry)
-
-
-class Together:
-    """Several roles as one: the end of any is the end of all."""
-
-    def __init__(self, roles: list[Role]) -> None:
-        self._roles = roles
-
-    def stop(self) -> None:
-        """Stop them all."""
-        for role in self._roles:
-            role.stop()
-
-    async def run(self) -> None:
-        """Run them until all have ended."""
-        import asyncio
-
-        tasks = [asyncio.create_task(role.run()) for role in self._roles]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self.stop()
-            results = await asyncio.gather(*tasks, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from holdfast.cli.common import Cli, connection_given
+from holdfast.cli.scheduler import HealthHost, HealthPort
 from holdfast.cli.worker import LogFormat, LogLevel, start_logging
-
-HealthPort = Annotated[
-    int, typer.Option("--health-port", help="Port for health and metrics; 0: none.")
-]
-HealthHost = Annotated[str, typer.Option("--health-host", help="Address of that port.")]
 
 
 def register(app: Cli) -> None:
@@ -21,13 +15,19 @@ def register(app: Cli) -> None:
 
 
 def coordinator(
-    health_port: HealthPort = 0,
-    health_host: HealthHost = "0.0.0.0",
+    health_port: HealthPort = None,
+    health_host: HealthHost = None,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
 ) -> None:
     """Notice nodes that have died, and give back what they held. Any number may run."""
-    from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig, load
+    from holdfast.config import (
+        ConnectionConfig,
+        CoordinatorConfig,
+        LivenessConfig,
+        RecordConfig,
+        load,
+    )
     from holdfast.coordinator import Coordinator
     from holdfast.model.liveness import from_config
     from holdfast.process import run_role
@@ -35,13 +35,6 @@ def coordinator(
     start_logging(log_level, log_format)
     connection = load(ConnectionConfig, **connection_given())
     records, liveness = load(RecordConfig), from_config(load(LivenessConfig))
-    code = run_role(
-        lambda: Coordinator(
-            connection,
-            records=records,
-            liveness=liveness,
-            health_host=health_host,
-            health_port=health_port,
-        )
-    )
-    raise typer.Exit(code)
+    config = load(CoordinatorConfig, health_port=health_port, health_host=health_host)
+    made = lambda: Coordinator(connection, config, records=records, liveness=liveness)  # noqa: E731
+    raise typer.Exit(run_role(made))

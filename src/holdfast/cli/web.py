@@ -64,11 +64,7 @@ def web(
     loaded = _load(app) if app else None
     config = load(WebConfig, host=host, port=port, health_port=health_port, health_host=health_host)
     _module("serve").check_reachable(config)
-    try:
-        raise typer.Exit(run_role(lambda: _server(config, loaded, ready_file)))
-    finally:
-        if ready_file:
-            ready_file.unlink(missing_ok=True)
+    raise typer.Exit(run_role(lambda: _server(config, loaded, ready_file)))
 
 
 def _module(name: str) -> ModuleType:
@@ -108,16 +104,14 @@ def _server(config: WebConfig, app: Holdfast | None, ready_file: Path | None) ->
         app=app,
         records=load(RecordConfig),
         liveness=from_config(load(LivenessConfig)),
-        started=lambda url: _started(url, ready_file),
+        started=_say_address if not ready_file else None,  # whoever waits for the file says it
+        ready_file=str(ready_file or ""),
     )
 
 
-def _started(url: str, ready_file: Path | None) -> None:
+def _say_address(url: str) -> None:
     import sys
 
-    if ready_file:  # whoever waits for the file says where we are
-        ready_file.touch()
-        return
     say(f"holdfast web is on {url}")
     sys.stdout.flush()
 

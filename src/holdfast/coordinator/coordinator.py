@@ -30,23 +30,22 @@ import msgspec
 
 from holdfast.broker import Broker
 from holdfast.broker.objects import Objects
-from holdfast.broker.streams import Topology
 from holdfast.broker.upkeep import Upkeep
 from holdfast.client import Client
-from holdfast.config import ConnectionConfig, RecordConfig
+from holdfast.config import ConnectionConfig, CoordinatorConfig, RecordConfig
 from holdfast.coordinator.detection import Detection
 from holdfast.coordinator.inboxes import DeadInboxes
 from holdfast.coordinator.recovery import Recovery
 from holdfast.coordinator.view import Seen, View
 from holdfast.durations import text
-from holdfast.errors import BrokerError, Conflict, NodeLost
-from holdfast.health import Health, HealthServer
+from holdfast.errors import BrokerError, Conflict
 from holdfast.model import node as nodes
 from holdfast.model.lifecycle import NodeState
 from holdfast.model.liveness import Liveness
 from holdfast.model.node import NodeRecord
 from holdfast.ownership.heartbeat import ENDED_TTL_SECONDS
 from holdfast.ownership.membership import Membership
+from holdfast.role import Role
 from holdfast.status.stranded import Stranded, repair_all
 from holdfast.telemetry import Telemetry
 
@@ -66,77 +65,58 @@ SHARE = 20
 """After a search, pause for this many times its duration: it costs at most 5 % of the time."""
 
 
-class Coordinator:
+class Coordinator(Role):
     """Judges nodes until it is stopped."""
+
+    role = "coordinator"
+    member: Membership
 
     def __init__(
         self,
         connection: ConnectionConfig,
+        config: CoordinatorConfig | None = None,
         *,
         records: RecordConfig | None = None,
         liveness: Liveness | None = None,
         telemetry: Telemetry | None = None,
-        health_host: str = "0.0.0.0",
-        health_port: int = 0,
     ) -> None:
-        self._health_at = (health_host, health_port)
-        self.telemetry = telemetry or Telemetry()
-        self._broker = Broker(connection, name="holdfast coordinator")
-        self._broker.unreadable.counter = self.telemetry.unreadable
-        self._topology = Topology(self._broker, records or RecordConfig())
-        self._member = Membership(self._broker, "coordinator", liveness=liveness, stop=self.stop)
-        self.node = self._member.node
-        self._view = View(self._broker, self._joined)
-        self._detection = Detection(self._broker, self._view)
-        self._recovery = Recovery(self._broker, self.telemetry)
-        self._inboxes = DeadInboxes(self._broker)
-        self._client = Client(self._broker, records or RecordConfig(), self.telemetry)
-        self._stranded = Stranded(self._client, self._member.alive)
+        broker = Broker(connection, name="holdfast coordinator")
+        super().__init__(broker, telemetry or Telemetry(), config or CoordinatorConfig())
+        self.member = Membership(broker, self.role, liveness=liveness, stop=self.stop)
+        self.node = self.member.node
+        self._client = Client(broker, records or RecordConfig(), self.telemetry)
+        self.upkeep = Upkeep(self._client.topology, on_made=self._made_again)
+        self._view = View(broker, self._joined)
+        self._detection = Detection(broker, self._view)
+        self._recovery = Recovery(broker, self.telemetry)
+        self._inboxes = DeadInboxes(broker)
+        self._stranded = Stranded(self._client, self.member.alive)
         self._next_look = 0.0
-        self._upkeep = Upkeep(self._topology, on_made=self._made_again)
-        self._stop = asyncio.Event()
         self._settled = 0.0
         self._look_for_orphans = True
         """Somebody may have died while no coordinator could see it, or recover what it held."""
         self._work: set[asyncio.Task[None]] = set()
 
-    def stop(self) -> None:
-        """End `run`."""
-        self._stop.set()
-
     # ---- life
 
-    async def run(self) -> None:
-        """Judge until `stop` is called; raises when it was judged itself."""
-        async with self._broker:
-            await self._topology.ensure()
-            await self._ensure_objects()
-            self._broker.on_reconnect(self._start_over)
-            await self._member.start()
-            await self._view.open()
-            await self._detection.open()
-            log.info("%s: watching %d nodes", self.node, len(self._view.nodes) - 1)
-            tasks = [
-                asyncio.create_task(self._member.heartbeat.run(), name="holdfast-heartbeat"),
-                asyncio.create_task(self._watch(), name="holdfast-watch"),
-                asyncio.create_task(self._keep_listed(), name="holdfast-nodes"),
-                asyncio.create_task(self._upkeep.run(), name="holdfast-upkeep"),
-                asyncio.create_task(self._stop.wait(), name="holdfast-stop"),
-                asyncio.create_task(self._broker.closed.wait(), name="holdfast-closed"),
-            ]
-            try:
-                async with HealthServer(*self._health_at, self._health):
-                    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-            finally:
-                for task in (*tasks, *self._work):
-                    task.cancel()
-                await asyncio.gather(*tasks, *self._work, return_exceptions=True)
-                await self._inboxes.close()
-                await self._member.stop()
-            if self._member.heartbeat.lost.is_set():
-                raise NodeLost("stopped after this node was declared lost")
+    async def prepare(self, ending: contextlib.AsyncExitStack) -> None:
+        """See every node before judging any."""
+        await self._ensure_objects()
+        self.broker.on_reconnect(self._start_over)
+        ending.push_async_callback(self._inboxes.close)
+        ending.push_async_callback(self._end_work)
+        await self._view.open()
+        await self._detection.open()
+        log.info("%s: watching %d nodes", self.node, len(self._view.nodes) - 1)
+
+    def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Judge nodes; keep the list of them complete."""
+        return {"watch": self._watch(), "nodes": self._keep_listed()}
+
+    async def _end_work(self) -> None:
+        for task in self._work:
+            task.cancel()
+        await asyncio.gather(*self._work, return_exceptions=True)
 
     def _made_again(self, _: str) -> None:
         """A stream was deleted: runs may wait for what was in it."""
@@ -144,36 +124,36 @@ class Coordinator:
         self._next_look = 0.0
 
     def _start_over(self) -> None:
-        self._settled = self._broker.clock.monotonic() + SETTLE_SECONDS
+        self._settled = self.broker.clock.monotonic() + SETTLE_SECONDS
         self._look_for_orphans = True
         self._view.start_over()
         self._detection.start_over()
 
     async def _keep_listed(self) -> None:
         while True:
-            await self._broker.clock.sleep(LIST_SECONDS + random.uniform(0, JITTER_SECONDS))
-            if self._broker.connected:
+            await self.broker.clock.sleep(LIST_SECONDS + random.uniform(0, JITTER_SECONDS))
+            if self.broker.connected:
                 await self._view.refresh()
                 with contextlib.suppress(BrokerError):
                     await self._ensure_objects()
             due = self._look_for_orphans or self._recovery.unfinished
-            if self.may_judge and self._member.heartbeat.may_judge:
+            if self.may_judge and self.member.heartbeat.may_judge:
                 if due:
                     await self._adopt()
-                if due or self._broker.clock.monotonic() >= self._next_look:
+                if due or self.broker.clock.monotonic() >= self._next_look:
                     await self._look_for_stranded()
 
     async def _ensure_objects(self) -> None:
         """Create the store of large values: workers with a login may not create streams, because
         whoever does decides where the server republishes what is stored."""
-        if self._broker.config.credentials_file:
-            await Objects(self._broker).ensure()
+        if self.broker.config.credentials_file:
+            await Objects(self.broker).ensure()
 
     async def _adopt(self) -> None:
         """Look for runs that nobody else would ever end; again later when that fails."""
         self._look_for_orphans = False
         try:
-            if count := await self._recovery.orphans(self._member.alive):
+            if count := await self._recovery.orphans(self.member.alive):
                 log.info("%d runs of nodes that nobody had judged are lost", count)
         except BrokerError as error:
             self._look_for_orphans = True
@@ -181,7 +161,7 @@ class Coordinator:
 
     async def _look_for_stranded(self) -> None:
         """Look for runs whose message is gone, rarely enough to cost little."""
-        clock = self._broker.clock
+        clock = self.broker.clock
         began = clock.monotonic()
         pause = STRANDED_SECONDS * (1 if self._is_first else 3)
         try:
@@ -202,19 +182,21 @@ class Coordinator:
     def may_judge(self) -> bool:
         """Only a coordinator that is well itself may judge."""
         return (
-            self._broker.connected
-            and self._member.heartbeat.record.state == "RUNNING"
-            and self._member.heartbeat.trusted
-            and self._broker.clock.monotonic() >= self._settled
+            self.broker.connected
+            and self.member.heartbeat.record.state == "RUNNING"
+            and self.member.heartbeat.trusted
+            and self.broker.clock.monotonic() >= self._settled
         )
 
-    def _health(self) -> Health:
-        problems = [] if self._broker.connected else ["not connected to NATS"]
-        if self._broker.connected and not self.may_judge:
-            problems.append("its own heartbeat is not confirmed: it judges nobody")
-        problems += self._upkeep.problems
-        facts = {**self._member.describe(), "nodes": len(self._view.nodes)}
-        return Health(not problems, problems, self.telemetry.render, facts)
+    def trouble(self) -> list[str]:
+        """Whether it may judge."""
+        if self.broker.connected and not self.may_judge:
+            return ["its own heartbeat is not confirmed: it judges nobody"]
+        return []
+
+    def describe(self) -> dict[str, Any]:
+        """How many nodes it sees."""
+        return {**super().describe(), "nodes": len(self._view.nodes)}
 
     # ---- watching
 
@@ -223,10 +205,10 @@ class Coordinator:
 
     async def _watch(self) -> None:
         while True:
-            await self._broker.clock.sleep(TICK_SECONDS)
-            if not self._broker.connected:
+            await self.broker.clock.sleep(TICK_SECONDS)
+            if not self.broker.connected:
                 continue
-            now = self._broker.clock.monotonic()
+            now = self.broker.clock.monotonic()
             self._detection.tick(now, TICK_SECONDS)
             for seen in list(self._view.nodes.values()):
                 if seen.record.id != self.node:
@@ -249,7 +231,7 @@ class Coordinator:
     def _verdict(self, seen: Seen, now: float) -> str:
         """Why a node counts as lost, or nothing."""
         liveness = seen.record.liveness
-        age = self._broker.server_now() - seen.record.started
+        age = self.broker.server_now() - seen.record.started
         if age < liveness.initial_delay_seconds:
             return ""
         if reason := self._detection.gone(seen, now):
@@ -303,7 +285,7 @@ class Coordinator:
         index = list(seen.held.values())
         await self._inboxes.drain(won.inbox)
         count = await self._recovery.recover(won, index, grace)
-        took = self._broker.clock.monotonic() - heard
+        took = self.broker.clock.monotonic() - heard
         if took < FRESH_SECONDS:
             count += await self._recovery.give_back_unclaimed(index)
         self.telemetry.recovery_seconds.observe(took)
@@ -320,7 +302,7 @@ class Coordinator:
             return
         if record.state == "DISCONNECTED":
             over = record.since + record.liveness.grace_seconds
-            if self._broker.server_now() >= over:
+            if self.broker.server_now() >= over:
                 self._end(seen, "NOT_RUNNING", "its grace period is over")
         elif record.state == "NOT_RUNNING":
             self._end(seen, "INACTIVE")
@@ -336,7 +318,7 @@ class Coordinator:
         except (Conflict, BrokerError) as error:
             log.debug("node %s not recovered here: %s", taken.id, error)
             return
-        seen.wrote(taken, revision, self._broker.clock.monotonic())
+        seen.wrote(taken, revision, self.broker.clock.monotonic())
         self.telemetry.transitions.labels(taken.role, taken.state).inc()
         log.warning("node %s is lost: %s", taken.id, reason)
         await self._recover(seen, taken, heard)
@@ -354,7 +336,7 @@ class Coordinator:
         before, revision = seen.record, seen.revision
         if before.state == state:
             return None
-        now = self._broker.server_now()
+        now = self.broker.server_now()
         after = nodes.move(before, state, by=self.node, at=now, reason=reason)
         after = msgspec.structs.replace(after, held=())
         ttl = INACTIVE_TTL_SECONDS if state == "INACTIVE" else ENDED_TTL_SECONDS
@@ -364,20 +346,20 @@ class Coordinator:
         except (Conflict, BrokerError) as error:
             log.debug("node %s not moved to %s: %s", before.id, state, error)
             return None
-        seen.wrote(after, won, self._broker.clock.monotonic())
+        seen.wrote(after, won, self.broker.clock.monotonic())
         self.telemetry.transitions.labels(after.role, state).inc()
-        await self._member.write_ledger(nodes.transition(before, after))
+        await self.member.write_ledger(nodes.transition(before, after))
         return after
 
     async def _put(self, record: NodeRecord, revision: int, ttl: float) -> int:
         """Write over the record that was judged, or over nothing when it has lapsed since."""
         body = nodes.encode(record)
         try:
-            return await self._member.nodes.put(record.id, body, expected=revision, ttl=ttl)
+            return await self.member.nodes.put(record.id, body, expected=revision, ttl=ttl)
         except Conflict:
-            if await self._member.nodes.get(record.id) is not None:
+            if await self.member.nodes.get(record.id) is not None:
                 raise
-            return await self._member.nodes.put(record.id, body, expected=0, ttl=ttl)
+            return await self.member.nodes.put(record.id, body, expected=0, ttl=ttl)
 
 
 REPORTED = frozenset({"DISCONNECTED", "NOT_RUNNING"})

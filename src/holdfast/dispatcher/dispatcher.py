@@ -28,8 +28,7 @@ from holdfast.dispatcher.intake import Intake
 from holdfast.dispatcher.records import FleetRecords
 from holdfast.dispatcher.sending import Sender
 from holdfast.dispatcher.watch import Watch
-from holdfast.errors import BrokerError, HoldfastError, NodeLost, Unreadable
-from holdfast.health import Health, HealthServer
+from holdfast.errors import BrokerError, HoldfastError, Unreadable
 from holdfast.identity import AccountSeed
 from holdfast.identity.seed import generations_near
 from holdfast.model.fleet import FleetRun
@@ -37,6 +36,7 @@ from holdfast.model.liveness import Liveness
 from holdfast.model.node import NodeRecord
 from holdfast.names import kv_stream
 from holdfast.ownership.membership import Membership
+from holdfast.role import Role
 from holdfast.telemetry import Telemetry
 
 log = logging.getLogger("holdfast.dispatcher")
@@ -50,8 +50,11 @@ NO_SEED: Final = (
 )
 
 
-class Dispatcher:
+class Dispatcher(Role):
     """Fans commands out until it is stopped."""
+
+    role = "dispatcher"
+    member: Membership
 
     def __init__(
         self,
@@ -63,104 +66,76 @@ class Dispatcher:
         telemetry: Telemetry | None = None,
     ) -> None:
         self.config = config or DispatcherConfig()
-        self.telemetry = telemetry or Telemetry()
+        broker = Broker(connection, name="holdfast dispatcher")
+        super().__init__(broker, telemetry or Telemetry(), self.config)
         seed = AccountSeed.load(self.config.seed_file) if self.config.seed_file else None
         self._signs = seed is not None
         self._will_be_refused = not self._signs and bool(connection.credentials_file)
-        self._broker = Broker(connection, name="holdfast dispatcher")
-        self._broker.unreadable.counter = self.telemetry.unreadable
         if seed and connection.credentials_file:
             near = generations_near(self.config.generation)
-            self._broker.guard.trust({g: seed.verify_key(g) for g in near})
-        self._topology = Topology(self._broker, records or RecordConfig())
-        self._member = Membership(
-            self._broker,
-            "dispatcher",
-            liveness=liveness,
-            stop=self.stop,
-            running=lambda: len(self._watches),
-        )
-        self.node = self._member.node
-        self.ready = asyncio.Event()
-        self._index = AgentIndex(self._broker, self._on_node)
-        self._records = FleetRecords(self._broker, self.node)
-        self._sender = Sender(self._broker, seed, self.config.generation)
-        self._intake = Intake(
-            self._broker, self.node, self._index, self._records, self._sender, self._own
-        )
-        self._adoption = Adoption(
-            self._broker,
-            self.node,
-            self._records,
-            self.telemetry,
-            self._member.alive,
-            self._own,
-            self.config.kept_seconds,
-        )
-        self._upkeep = Upkeep(
+            broker.guard.trust({g: seed.verify_key(g) for g in near})
+        self._watches: dict[str, tuple[Watch, asyncio.Task[None]]] = {}
+        self._requests: set[asyncio.Task[None]] = set()
+        self._look = asyncio.Event()
+        self._taking: Any = None
+        self._topology = Topology(broker, records or RecordConfig())
+        self.upkeep = Upkeep(
             self._topology,
             buckets=FLEET_BUCKETS,
             optional=SETTINGS_BUCKETS,
             on_made=self._made_again,
         )
-        self._stop = asyncio.Event()
-        self._look = asyncio.Event()
-        self._watches: dict[str, tuple[Watch, asyncio.Task[None]]] = {}
-        self._requests: set[asyncio.Task[None]] = set()
-        self._leaving = False
-
-    def stop(self) -> None:
-        """End `run`."""
-        self._stop.set()
+        self.member = Membership(
+            broker,
+            self.role,
+            liveness=liveness,
+            stop=self.stop,
+            running=self._watches.__len__,
+        )
+        self.node = self.member.node
+        self._index = AgentIndex(broker, self._on_node)
+        self._records = FleetRecords(broker, self.node)
+        self._sender = Sender(broker, seed, self.config.generation)
+        self._intake = Intake(
+            broker, self.node, self._index, self._records, self._sender, self._own
+        )
+        self._adoption = Adoption(
+            broker,
+            self.node,
+            self._records,
+            self.telemetry,
+            self.member.alive,
+            self._own,
+            self.config.kept_seconds,
+        )
 
     # ---- life
 
-    async def run(self) -> None:
-        """Dispatch until `stop` is called; raises when it was declared lost."""
-        async with self._broker:
-            await self._topology.ensure()
-            for noun in FLEET_BUCKETS:
-                await self._topology.ensure_bucket(noun)
-            await self._member.start()
-            await self._sender.open()
-            await self._index.open()
-            self._broker.on_reconnect(self._come_back)
-            await self._broker.subscribe(self._broker.names.handover, self._on_handover)
-            taking = await self._broker.subscribe(
-                self._broker.names.dispatch("*"), self._on_request, queue=QUEUE
-            )
-            self._look.set()
-            tasks = [
-                asyncio.create_task(self._member.heartbeat.run(), name="holdfast-heartbeat"),
-                asyncio.create_task(self._adopt(), name="holdfast-adopt"),
-                asyncio.create_task(self._upkeep.run(), name="holdfast-upkeep"),
-                asyncio.create_task(self._stop.wait(), name="holdfast-stop"),
-                asyncio.create_task(self._broker.closed.wait(), name="holdfast-closed"),
-            ]
-            known, online = self._index.counts()
-            how = "signed" if self._signs else "not signed"
-            log.info("%s: dispatching, %d of %d agents online, %s", self.node, online, known, how)
-            if self._will_be_refused:
-                log.warning(NO_SEED)
-            self.ready.set()
-            try:
-                async with HealthServer(
-                    self.config.health_host, self.config.health_port, self._health
-                ):
-                    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-                if not self._member.heartbeat.lost.is_set():
-                    await self._broker.unsubscribe(taking)
-                    await self._leave()
-            finally:
-                await self._end(tasks)
-            if self._member.heartbeat.lost.is_set():
-                raise NodeLost("stopped after this node was declared lost")
+    async def prepare(self, ending: contextlib.AsyncExitStack) -> None:
+        """Know the agents, then take requests."""
+        ending.push_async_callback(self._end_work)
+        await self._sender.open()
+        await self._index.open()
+        self.broker.on_reconnect(self._come_back)
+        await self.broker.subscribe(self.broker.names.handover, self._on_handover)
+        requests = self.broker.names.dispatch("*")
+        self._taking = await self.broker.subscribe(requests, self._on_request, queue=QUEUE)
+        self._look.set()
+        known, online = self._index.counts()
+        how = "signed" if self._signs else "not signed"
+        log.info("%s: dispatching, %d of %d agents online, %s", self.node, online, known, how)
+        if self._will_be_refused:
+            log.warning(NO_SEED)
 
-    async def _leave(self) -> None:
+    def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Take over the runs of dispatchers that are gone."""
+        return {"adopt": self._adopt()}
+
+    async def drain(self) -> None:
         """Take nothing more; hand over what is not just ending."""
-        self._leaving = True
+        if self.member.heartbeat.lost.is_set():
+            return  # others have taken our runs over
+        await self.broker.unsubscribe(self._taking)
         await asyncio.gather(*self._requests, return_exceptions=True)
         for watch, _ in self._watches.values():
             watch.detach()
@@ -169,12 +144,11 @@ class Dispatcher:
                 [task for _, task in self._watches.values()], timeout=HAND_OVER_SECONDS
             )
 
-    async def _end(self, tasks: list[asyncio.Task[Any]]) -> None:
-        ending = [*tasks, *self._requests, *(task for _, task in self._watches.values())]
+    async def _end_work(self) -> None:
+        ending = [*self._requests, *(task for _, task in self._watches.values())]
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
-        await self._member.stop()
 
     # ---- runs
 
@@ -183,20 +157,20 @@ class Dispatcher:
         if record.run in self._watches:
             return
         watch = Watch(
-            self._broker,
+            self.broker,
             self._records,
             self._sender,
             self.config,
             self.telemetry,
             record,
             revision,
-            trusted=lambda: self._member.heartbeat.trusted,
+            trusted=lambda: self.member.heartbeat.trusted,
             fresh=record.status == "claimed" and not record.adoptions,
         )
         task = asyncio.create_task(watch.run(), name=f"holdfast-run-{record.run}")
         self._watches[record.run] = (watch, task)
         self.telemetry.fleet_active.set(len(self._watches))
-        if self._leaving:
+        if self.stopping.is_set():
             watch.detach()
 
         def over(ended: asyncio.Task[None]) -> None:
@@ -211,7 +185,7 @@ class Dispatcher:
 
     async def _take_up(self, run: str) -> None:
         """A watch of ours has failed: begin again with what the record says."""
-        await self._broker.clock.sleep(TAKE_UP_SECONDS)
+        await self.broker.clock.sleep(TAKE_UP_SECONDS)
         try:
             found = await self._records.read(run)
         except Unreadable:
@@ -228,7 +202,7 @@ class Dispatcher:
 
     def _made_again(self, stream: str) -> None:
         """A bucket was deleted: write our runs again, then read it again."""
-        if stream in {kv_stream(self._broker.names.bucket(noun)) for noun in FLEET_BUCKETS}:
+        if stream in {kv_stream(self.broker.names.bucket(noun)) for noun in FLEET_BUCKETS}:
             self._come_back()
 
     # ---- hearing
@@ -250,7 +224,7 @@ class Dispatcher:
 
     async def _adopt(self) -> None:
         """Look for orphans when somebody is gone, at the start, and once in a while."""
-        pause = self._member.heartbeat.timeout / 2
+        pause = self.member.heartbeat.timeout / 2
         while True:
             try:
                 async with asyncio.timeout(pause):
@@ -263,15 +237,17 @@ class Dispatcher:
             self.telemetry.agents.labels("offline").set(known - online)
             with contextlib.suppress(BrokerError):
                 await self._topology.measure_clock()
-            able = self._broker.connected and self._member.heartbeat.trusted
+            able = self.broker.connected and self.member.heartbeat.trusted
             if not able or not await self._adoption.try_look():
-                await self._broker.clock.sleep(0.5)
+                await self.broker.clock.sleep(0.5)
                 self._look.set()
 
-    def _health(self) -> Health:
-        problems = [] if self._broker.connected else ["not connected to NATS"]
-        if self._broker.connected and not self._member.heartbeat.trusted:
-            problems.append("its own heartbeat is not confirmed: it sends nothing")
-        problems += self._upkeep.problems
-        facts = {**self._member.describe(), "runs": len(self._watches)}
-        return Health(not problems, problems, self.telemetry.render, facts)
+    def trouble(self) -> list[str]:
+        """Whether it may send."""
+        if self.broker.connected and not self.member.heartbeat.trusted:
+            return ["its own heartbeat is not confirmed: it sends nothing"]
+        return []
+
+    def describe(self) -> dict[str, Any]:
+        """How many runs it owns."""
+        return {**super().describe(), "runs": len(self._watches)}

@@ -11,14 +11,12 @@ The others follow its progress, which the server repeats to them, and so can go 
 
 A scheduler whose clock differs from the server's by more than the tolerance fires nothing, gives
 the lead away and says so. One that is refused because its term is over counts that and stands down.
-
-`run` ends normally after `stop`, and raises when it cannot go on: a connection closed for good, a
-node that was declared lost.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -29,8 +27,7 @@ from holdfast.broker import Broker, Received
 from holdfast.broker.upkeep import Upkeep
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, RecordConfig, SchedulerConfig
-from holdfast.errors import NodeLost, StaleTerm
-from holdfast.health import Health, HealthServer
+from holdfast.errors import StaleTerm
 from holdfast.model import slot as slots
 from holdfast.model.planner import Planner
 from holdfast.model.schedule import Schedule, next_after
@@ -40,8 +37,8 @@ from holdfast.ownership.election import LeaderElection
 from holdfast.ownership.heartbeat import new_node_id
 from holdfast.ownership.membership import Membership
 from holdfast.retrying import PATIENCE_SECONDS, repeating, retrying
+from holdfast.role import Role
 from holdfast.scheduler.leader import Leader, until_next
-from holdfast.scheduler.ready import ReadyFile
 from holdfast.scheduler.registering import Registering
 from holdfast.scheduler.store import KEPT_LEAST_SECONDS, ROLE, NatsSlots, Planned
 from holdfast.scheduler.time import ServerTime
@@ -67,8 +64,12 @@ PAUSES_SECONDS = 5.0
 """How often the consumers of paused jobs are looked at, while there are any."""
 
 
-class Scheduler:
+class Scheduler(Role):
     """Fires schedules until it is stopped."""
+
+    role = ROLE
+    member: Membership
+    upkeep: Upkeep
 
     def __init__(
         self,
@@ -82,62 +83,28 @@ class Scheduler:
         """With an app, the schedules defined in its code are registered first."""
         self.app = app
         self.config = config or SchedulerConfig()
-        self.telemetry = telemetry or Telemetry()
         self.node = new_node_id(ROLE)
-        self._records = records or RecordConfig()
         given = connection or (app.connection_config() if app else ConnectionConfig())
-        self._broker = Broker(given, name=self.node)
-        self._stop = asyncio.Event()
+        broker = Broker(given, name=self.node)
+        ready_file = self.config.ready_file
+        super().__init__(broker, telemetry or Telemetry(), self.config, ready_file=ready_file)
         self._wake = asyncio.Event()
-        self._planner = Planner(self.config.missed_after_seconds)
         self._progress = Progress()
         self._heard_at = 0.0
         self._said_at = -SAY_SECONDS
         self._leader: Leader | None = None
-        self._started = False
         self._cancelling: set[asyncio.Task[Any]] = set()
-
-    def stop(self) -> None:
-        """Give the lead away and end `run`."""
-        self._stop.set()
-        self._wake.set()
-
-    # ---- life
-
-    async def run(self) -> None:
-        """Fire slots, or stand by, until `stop` is called."""
-        ready = ReadyFile(self.config.ready_file)
-        async with self._broker:
-            self._assemble()
-            await self._client.topology.ensure()
-            self._broker.on_reconnect(self._reconnected)
-            await self._start(self._member.start, "registering this node")
-            try:
-                await self._prepare()
-                await self._live(ready)
-            finally:
-                ready.set(False)
-                await self._member.stop()
-            if self._member.heartbeat.lost.is_set():
-                raise NodeLost("this scheduler was declared lost; another one fires its slots")
-
-    async def _start(self, step: Callable[[], Awaitable[T]], what: str) -> T:
-        """Streams may have no leaders yet, or be electing new ones."""
-        clock = self._broker.clock
-        return await retrying(step, clock=clock, what=what, seconds=PATIENCE_SECONDS)
-
-    def _assemble(self) -> None:
-        broker, config = self._broker, self.config
-        ttl, renew, probe = config.lease
-        self._client = Client(broker, self._records, self.telemetry)
+        self._client = Client(broker, records or RecordConfig(), self.telemetry)
+        self.member = Membership(broker, ROLE, node=self.node, stop=self.stop)
+        self._planner = Planner(self.config.missed_after_seconds)
+        self._time = ServerTime(broker, self.config.clock_tolerance_seconds)
+        self._view = ScheduleView(broker, self._changed, self._planner.remove)
+        self._store = NatsSlots(broker, self._kept_seconds, self._cancel)
+        self.upkeep = Upkeep(self._client.topology, on_made=self._made_again)
+        self._registration = Registering(self._client, app, self.config, self._time.now)
         self._jobs = Jobs(self._client)
         self._figures = Figures(self._client, self.telemetry)
-        self._member = Membership(broker, ROLE, node=self.node, stop=self.stop)
-        self._time = ServerTime(broker, config.clock_tolerance_seconds)
-        self._view = ScheduleView(broker, self._changed, self._gone)
-        self._store = NatsSlots(broker, self._kept_seconds, self._cancel)
-        self._upkeep = Upkeep(self._client.topology, on_made=lambda _: self._view.look_soon())
-        self._registration = Registering(self._client, self.app, self.config, self._time.now)
+        ttl, renew, probe = self.config.lease
         self._election = LeaderElection(
             broker,
             ROLE,
@@ -145,76 +112,65 @@ class Scheduler:
             ttl_seconds=ttl,
             renew_seconds=renew,
             probe_seconds=probe,
-            probe_misses=config.probe_misses,
+            probe_misses=self.config.probe_misses,
             term_bucket=broker.names.slots,
             telemetry=self.telemetry,
             on_change=self._wake.set,
         )
 
-    async def _prepare(self) -> None:
-        """Everything that must be known before a role is taken."""
+    def stop(self) -> None:
+        """Give the lead away and end `run`."""
+        super().stop()
+        self._wake.set()
+
+    # ---- life
+
+    async def prepare(self, ending: contextlib.AsyncExitStack) -> None:
+        """Learn everything that must be known before a role is taken."""
+        self.broker.on_reconnect(self._reconnected)
         await self._start(self._time.measure, "reading the server's clock")
         await self._start(self._registration.register, "registering the app's schedules")
-        subject = self._broker.names.changed(self._broker.names.slots, progress_key(ROLE))
-        await self._broker.subscribe(subject, self._heard)
+        subject = self.broker.names.changed(self.broker.names.slots, progress_key(ROLE))
+        await self.broker.subscribe(subject, self._heard)
         self._follow(await self._start(self._store.progress, "reading the slots' progress"))
         await self._view.load()
-        self._started = True
         log.info("%s: %d schedules", self.node, len(self._view.schedules))
 
-    async def _live(self, ready: ReadyFile) -> None:
-        working = self._spawn(self._work(), "scheduler")
-        others = [
-            self._spawn(self._election.run(), "election"),
-            self._spawn(self._view.run(), "schedules"),
-            self._spawn(self._time.run(), "time"),
-            self._spawn(self._member.heartbeat.run(), "heartbeat"),
-            self._spawn(self._tell(ready), "tell"),
-            self._spawn(self._figures.run(), "figures"),
-            self._spawn(self._upkeep.run(), "upkeep"),
-            self._spawn(self._registration.run(), "registration"),
-            self._spawn(
-                repeating(
-                    self._keep_paused,
-                    clock=self._broker.clock,
-                    every=PAUSES_SECONDS,
-                    what="checking paused jobs",
-                ),
-                "pauses",
-            ),
-        ]
-        try:
-            async with HealthServer(self.config.health_host, self.config.health_port, self.health):
-                await self._until_stopped([working, *others])
-                await asyncio.wait([working], timeout=FINISH_SECONDS)
-        finally:
-            for task in (working, *others):
-                task.cancel()
-            await asyncio.gather(working, *others, return_exceptions=True)
-        log.info("%s stopped", self.node)
+    async def _start(self, step: Callable[[], Awaitable[T]], what: str) -> T:
+        """Streams may have no leaders yet, or be electing new ones."""
+        return await retrying(step, clock=self.broker.clock, what=what, seconds=PATIENCE_SECONDS)
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        return asyncio.create_task(work, name=f"holdfast-{name}")
+    def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Fire slots or stand by, and keep everything that takes up to date."""
+        pauses = repeating(
+            self._keep_paused,
+            clock=self.broker.clock,
+            every=PAUSES_SECONDS,
+            what="checking paused jobs",
+        )
+        return {
+            "scheduler": self._work(),
+            "election": self._election.run(),
+            "schedules": self._view.run(),
+            "time": self._time.run(),
+            "gauges": self._set_gauges(),
+            "figures": self._figures.run(),
+            "registration": self._registration.run(),
+            "pauses": pauses,
+        }
 
-    async def _until_stopped(self, tasks: list[asyncio.Task[None]]) -> None:
-        stopping = asyncio.create_task(self._stop.wait())
-        closed = asyncio.create_task(self._broker.closed.wait())
-        watched: list[asyncio.Future[Any]] = [stopping, closed, *tasks]
-        try:
-            done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {stopping, closed}:
-                task.result()
-            if closed in done and not self._stop.is_set():
-                raise errors.NotConnected("the connection to NATS is closed for good")
-        finally:
-            stopping.cancel()
-            closed.cancel()
+    async def drain(self) -> None:
+        """Finish the step that is under way."""
+        await asyncio.wait([self.running["scheduler"]], timeout=FINISH_SECONDS)
+
+    def _made_again(self, _: str) -> None:
+        self._view.look_soon()
 
     # ---- the loop
 
     async def _work(self) -> None:
         """One step after the other; what is under way is finished when told to stop."""
-        while not self._stop.is_set():
+        while not self.stopping.is_set():
             self._wake.clear()
             delay = await self._step()
             if delay:
@@ -236,7 +192,7 @@ class Scheduler:
 
     async def _refuse_to_fire(self) -> float:
         """The clocks disagree: better another fires, or nobody, than this one at a wrong time."""
-        now = self._broker.clock.monotonic()
+        now = self.broker.clock.monotonic()
         self._leader = None
         if now - self._said_at >= SAY_SECONDS:
             self._said_at = now
@@ -314,8 +270,8 @@ class Scheduler:
         return 0.0 if due is None else max(0.0, self._time.now() - max(due, since))
 
     async def _heard(self, message: Received) -> None:
-        place = (self._broker.names.slots, progress_key(ROLE))
-        progress = self._broker.unreadable.read(slots.decode_progress, *place, message.body)
+        place = (self.broker.names.slots, progress_key(ROLE))
+        progress = self.broker.unreadable.read(slots.decode_progress, *place, message.body)
         if progress is not None and progress.epoch >= self._progress.epoch:
             self._follow(progress)
 
@@ -327,7 +283,6 @@ class Scheduler:
             self._planner.follow(progress.watermark)
 
     def _reconnected(self) -> None:
-        self.telemetry.reconnects.inc()
         self._heard_at = self._time.now()
         self._wake.set()
 
@@ -336,11 +291,8 @@ class Scheduler:
     def _changed(self, schedule: Schedule, revision: int) -> None:
         seen = revision <= self._progress.seen
         self._planner.add(schedule, self._progress.watermark, seen=seen)
-        if self._started:
+        if self.started.is_set():
             self._wake.set()
-
-    def _gone(self, name: str) -> None:
-        self._planner.remove(name)
 
     def _kept_seconds(self, planned: Planned) -> float:
         """How long a slot's record stays: for so many slots, within bounds; unsent ones longest."""
@@ -369,24 +321,19 @@ class Scheduler:
         if self._view.paused:
             await self._jobs.pause_again(self._view.paused)
 
-    # ---- telling
+    # ---- health
 
-    async def _tell(self, ready: ReadyFile) -> None:
+    async def _set_gauges(self) -> None:
         while True:
-            ready.set(not self.problems())
             self.telemetry.leading.labels(ROLE).set(bool(self._election.leader))
             self.telemetry.schedules.set(len(self._planner))
             self.telemetry.slot_overdue.set(self._overdue())
             self.telemetry.dispatch_age.set(max(0.0, self._time.now() - self._heard_at))
             self.telemetry.clock_offset.set(self._time.offset)
-            await self._broker.clock.sleep(FOLLOW_SECONDS)
+            await self.broker.clock.sleep(FOLLOW_SECONDS)
 
-    def problems(self) -> list[str]:
-        """Why this scheduler is not ready; nothing when it is."""
-        if not self._broker.connected:
-            return ["not connected to NATS"]
-        if not self._started or self._stop.is_set():
-            return ["starting or stopping"]
+    def trouble(self) -> list[str]:
+        """What keeps slots from being fired in time."""
         found = []
         if not self._time.right:
             found.append(f"the clock is off by {self._time.offset:+.1f} s")
@@ -396,18 +343,14 @@ class Scheduler:
             found.append(f"{self._leader.unsent} slots are recorded and could not be sent yet")
         if self._overdue() > SILENT_SECONDS:
             found.append(f"a slot is due for {self._overdue():.0f} s and was not fired")
-        return found + self._upkeep.problems + self._registration.problems
+        return found + self._registration.problems
 
-    def health(self) -> Health:
-        """For `/health` and `/metrics`."""
-        problems = self.problems()
-        more = self._figures.answer
-        return Health(not problems, problems, self.telemetry.render, self.facts(), more)
+    async def answer(self, path: str) -> dict[str, Any] | None:
+        """`/lag/<group>`, for autoscalers."""
+        return await self._figures.answer(path)
 
-    def facts(self) -> dict[str, Any]:
-        """For health pages."""
-        if not self._started:
-            return {"node": self.node}
+    def describe(self) -> dict[str, Any]:
+        """Who leads, and how far it is."""
         return {
             "node": self.node,
             "role": "leader" if self._election.leader else "standby",

@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -19,8 +20,8 @@ from fastapi import FastAPI
 from holdfast.app import Holdfast
 from holdfast.config import ConnectionConfig, RecordConfig, WebConfig
 from holdfast.errors import ConfigError
-from holdfast.health import Health, HealthServer
 from holdfast.model.liveness import Liveness
+from holdfast.role import Role
 from holdfast.web.app import create_app
 from holdfast.web.auth import Tokens
 from holdfast.web.connections import connection_class
@@ -33,8 +34,10 @@ GRACE_SECONDS = 3
 BACKLOG = 512
 
 
-class WebServer:
+class WebServer(Role):
     """Serves the web app until it is stopped."""
+
+    role = "web"
 
     def __init__(
         self,
@@ -45,11 +48,13 @@ class WebServer:
         records: RecordConfig | None = None,
         liveness: Liveness | None = None,
         started: Callable[[str], None] | None = None,
+        ready_file: str = "",
     ) -> None:
+        """`started` is called with the address once it can be reached."""
         check_reachable(config)
         self._config = config
-        self._started = started
-        self._web = create_app(
+        self._on_started = started
+        self.app: FastAPI = create_app(
             app,
             config=config,
             connection=connection,
@@ -58,62 +63,50 @@ class WebServer:
             open_to_all=is_loopback(config.host),
             stop=self.stop,
         )
-        self._stop = asyncio.Event()
+        self._services: Services = self.app.state.services
+        broker, telemetry = self._services.broker, self._services.telemetry
+        super().__init__(broker, telemetry, config, ready_file=ready_file)
 
-    @property
-    def app(self) -> FastAPI:
-        """The ASGI app that is served."""
-        return self._web
+    async def connect(self, ending: contextlib.AsyncExitStack) -> None:
+        """Bind first, which may be refused; the services connect and join as a node."""
+        self._listener = ending.enter_context(_bound(self._config))
+        await ending.enter_async_context(self._services.lifespan())
 
-    def stop(self) -> None:
-        """End `run`."""
-        self._stop.set()
+    def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Serve; notice when the services cannot continue."""
+        return {"web": self._serve(), "services": self._services_failed()}
 
-    async def run(self) -> None:
-        """Serve until `stop` is called."""
-        services: Services = self._web.state.services
-        config = self._config
-        with _bound(config) as listener:
-            async with (
-                services.lifespan(),
-                HealthServer(config.health_host, config.health_port, self._health),
-            ):
-                server = _Server(_uvicorn(config, self._web))
-                serving = asyncio.create_task(server.serve([listener]), name="holdfast-web")
-                stopping = asyncio.create_task(self._stop.wait(), name="holdfast-stop")
-                try:
-                    self._tell(listener)
-                    watched = {serving, stopping, *([services.failed] if services.failed else [])}
-                    await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    stopping.cancel()
-                    server.should_exit = True
-                    self._close_streams()
-                    await asyncio.gather(serving, stopping, return_exceptions=True)
-                if not self._stop.is_set():
-                    if services.failed and services.failed.done():
-                        services.failed.result()
-                    serving.result()
-        log.info("%s stopped", services.member.node if services.member else "the web")
-
-    def _tell(self, listener: socket.socket) -> None:
-        url = address(self._config, listener.getsockname()[1])
+    async def _serve(self) -> None:
+        url = address(self._config, self._listener.getsockname()[1])
         log.info("serving on %s", url)
-        if self._started:
-            self._started(url)
+        if self._on_started:
+            self._on_started(url)
+        server = _Server(_uvicorn(self._config, self.app))
+        serving = asyncio.create_task(server.serve([self._listener]), name="holdfast-uvicorn")
+        try:
+            await asyncio.shield(serving)
+        finally:
+            server.should_exit = True
+            self._close_streams()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    async def _services_failed(self) -> None:
+        assert self._services.failed is not None  # they are open
+        await asyncio.shield(self._services.failed)
 
     def _close_streams(self) -> None:
         """End the streams of open pages, which would never end by themselves."""
-        feed = getattr(self._web.state, "feed", None)
+        feed = getattr(self.app.state, "feed", None)
         if feed is not None:
             feed.close()
 
-    def _health(self) -> Health:
-        services: Services = self._web.state.services
-        facts = services.member.describe() if services.member else {}
-        problems = [] if services.broker.connected else ["not connected to NATS"]
-        problems += services.upkeep.problems
-        return Health(not problems, problems, services.telemetry.render, facts)
+    def trouble(self) -> list[str]:
+        """What the services cannot bring back."""
+        return self._services.upkeep.problems
+
+    def describe(self) -> dict[str, Any]:
+        """Which node this is; a new one after it was declared lost."""
+        return self._services.member.describe() if self._services.member else {}
 
 
 class _Server(uvicorn.Server):

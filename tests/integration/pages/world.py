@@ -171,7 +171,7 @@ class World:
         (self._folder / "facts.json").write_text(json.dumps({"note": PROBE, "rack": ["a", "b"]}))
         for name in ("web1", "web2"):
             await self._agent(name)
-        await until(dispatcher.ready.is_set, 20, "a dispatcher")
+        await until(dispatcher.started.is_set, 20, "a dispatcher")
         fleet = Fleet(self._agents)
 
         async def known() -> bool:

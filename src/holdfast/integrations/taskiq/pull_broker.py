@@ -30,6 +30,7 @@ from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 
 from holdfast.broker import Broker, Pull
 from holdfast.errors import BrokerError, HoldfastError, NotConnected
+from holdfast.health import ReadyFile
 from holdfast.integrations.taskiq.buffer import Buffer
 from holdfast.integrations.taskiq.connection import Servers, connect, patiently
 from holdfast.integrations.taskiq.dead import Grave
@@ -38,7 +39,6 @@ from holdfast.integrations.taskiq.outcome import OutcomeMiddleware, WatchingForm
 from holdfast.integrations.taskiq.queue import Queue
 from holdfast.model.backoff import Backoff
 from holdfast.names import DEFAULT_NAMESPACE, H_MSG_ID, IdMaker
-from holdfast.scheduler.ready import ReadyFile
 
 log = logging.getLogger("holdfast.taskiq")
 

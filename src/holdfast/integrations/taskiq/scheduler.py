@@ -23,11 +23,11 @@ from taskiq.abc.broker import AsyncBroker
 from taskiq.exceptions import SendTaskError
 from taskiq.scheduler.scheduler import TaskiqScheduler
 
+from holdfast.health import ReadyFile
 from holdfast.integrations.taskiq.connection import Servers
 from holdfast.integrations.taskiq.election import LeaderElection
 from holdfast.integrations.taskiq.ha_source import HAScheduleSource, Prefer
 from holdfast.names import DEFAULT_NAMESPACE
-from holdfast.scheduler.ready import ReadyFile
 
 log = logging.getLogger("holdfast.taskiq")
 
