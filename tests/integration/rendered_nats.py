@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.config import DeployConfig
-from holdfast.deploy.manifests import nats
 from holdfast.deploy.project import Project
+from holdfast.deploy.render import Templates
 from holdfast.identity.users import UserFolder
 from holdfast.server.process import Process, free_ports
 
@@ -44,16 +44,18 @@ def server_config_here(
 ) -> str:
     """The rendered file with addresses and paths of this machine, and nothing else changed."""
     client, routes, monitor = ports
-    text = nats.server_config(project)
+    text = Templates(project).text("manifests/nats.conf")
     for other in range(project.config.nats_replicas):
-        text = text.replace(nats.host(project, other), f"127.0.0.{other + 1}")
+        host = f"nats-{other}.nats-headless.{project.config.namespace}.svc.cluster.local"
+        assert host in text
+        text = text.replace(host, f"127.0.0.{other + 1}")
     own = f"127.0.0.{number + 1}"
     changes = {
         "$POD_NAME": f"nats-{number}",
-        f"port: {nats.ROUTES}": f'listen: "{own}:{routes}"',
-        f":{nats.ROUTES}": f":{routes}",
-        f"http_port: {nats.MONITOR}": f'http: "{own}:{monitor}"',
-        f"port: {nats.CLIENT}": f'listen: "{own}:{client}"',
+        "port: 6222": f'listen: "{own}:{routes}"',
+        ":6222": f":{routes}",
+        "http_port: 8222": f'http: "{own}:{monitor}"',
+        "port: 4222": f'listen: "{own}:{client}"',
         "/var/run/nats/nats.pid": str(folder / "nats.pid"),
         "/data/jetstream": str(folder / "jetstream"),
         'include "auth/auth.conf"': 'include "../users/auth.conf"',

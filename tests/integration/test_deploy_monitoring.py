@@ -17,16 +17,14 @@ from typing import Any
 
 import yaml
 
-from holdfast.deploy.alerts import groups
-from holdfast.deploy.dashboards import dashboards
-from holdfast.deploy.promql import FOREIGN, own
-from holdfast.deploy.rules.monitoring import expressions
+from holdfast.deploy.monitoring import FOREIGN, dashboards, exposed, expressions
 from holdfast.server import Server
 from holdfast.server.process import free_ports
 from holdfast.telemetry import CATALOGUE
 from tests.integration.command import Command
 from tests.integration.command import ask as ask_health
 from tests.support import until
+from tests.unit.deployment import alert_groups as groups
 
 APP = """
 from holdfast import Holdfast
@@ -45,6 +43,11 @@ async def tick() -> None:
 """
 SHOWN = ("lag", "ended", "slots", "nodes", "stream_messages", "leading", "slot_overdue", "canary")
 """What must have values within seconds of such an app running."""
+
+
+def own(attribute: str) -> str:
+    """The name under which a metric of ours is scraped."""
+    return next(exposed(metric) for metric in CATALOGUE if metric.attribute == attribute)
 
 
 def exporter(server: Server) -> str:
@@ -174,7 +177,7 @@ async def test_every_panel_is_evaluated_by_a_real_prometheus(
 
         for attribute in SHOWN:
             series = own(attribute)
-            wanted = series.rate() if series.name.endswith("_total") else series.name
+            wanted = f"rate({series}[5m])" if series.endswith("_total") else series
 
             async def there(wanted: str = wanted) -> list[Any]:
                 return await values(wanted)
@@ -184,7 +187,7 @@ async def test_every_panel_is_evaluated_by_a_real_prometheus(
         status, lag = await ask_health(control_port, "/lag/default")
         assert status == 200, lag
         assert json.loads(lag)["jobs"] == ["order", "tick"]
-        asked = [text for board in dashboards() for _, text in expressions(board.drawn())]
+        asked = [text for board in dashboards().values() for _, text in expressions(board)]
         answers = {text: await values(text) for text in asked}
         rules = await asyncio.to_thread(ask, url, "rules")
         metadata = await asyncio.to_thread(ask, url, "metadata")
@@ -194,7 +197,7 @@ async def test_every_panel_is_evaluated_by_a_real_prometheus(
     assert set(health.values()) == {"ok"}, health
     shown = [text for text, found in answers.items() if found]
     for attribute in SHOWN:
-        assert any(own(attribute).name in text for text in shown), attribute
+        assert any(own(attribute) in text for text in shown), attribute
     foreign = [text for text in asked if any(name in text for name in FOREIGN if name != "up")]
     assert len(foreign) >= 20
     assert all(

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from holdfast import Backoff, Context, Holdfast
 from holdfast.broker import Broker
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, DeployConfig, RecordConfig, WorkerConfig
 from holdfast.config.deployment import JobDeployConfig
-from holdfast.deploy.manifests import jobs as manifests
 from holdfast.deploy.project import JobDirectory, Project, _group
 from holdfast.deploy.register import register
+from holdfast.deploy.render import Templates
 from holdfast.health import Health, HealthServer
 from holdfast.names import Names
 from holdfast.server import Server
@@ -55,7 +56,8 @@ def scaled_object(names: Names, monitor: str, account: str, lag_url: str = "") -
     described = [{"name": "work", "on": ["loaded"]}]
     job = JobDirectory("scaled", JobDeployConfig(), (_group("scaled", described, names),), ())
     config = DeployConfig(scaler="metrics-api" if lag_url else "nats-jetstream", account=account)
-    [found] = manifests.scaling(Project(Path(), config, (job,), names.namespace), job)
+    files = Templates(Project(Path(), config, (job,), names.namespace)).job(job)
+    found = yaml.safe_load(files["scaling.yaml"])
     for trigger in found["spec"]["triggers"]:
         if lag_url:
             trigger["metadata"]["url"] = f"{lag_url}/lag/scaled/work"

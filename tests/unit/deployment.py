@@ -76,3 +76,9 @@ def one(resources: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]
     """The resource of that kind and name."""
     [found] = [r for r in resources if r["kind"] == kind and r["metadata"]["name"] == name]
     return found
+
+
+def alert_groups(**config: Any) -> list[dict[str, Any]]:
+    """The groups of alert rules that are rendered."""
+    rules = one(rendered(**config), "PrometheusRule", "holdfast")
+    return list(rules["spec"]["groups"])

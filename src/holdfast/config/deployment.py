@@ -134,6 +134,11 @@ class DeployConfig(Scaling):
         """The namespace of Kubernetes."""
         return self.kubernetes_namespace or self.name
 
+    @property
+    def fleet(self) -> bool:
+        """Whether every machine runs an agent."""
+        return self.agents == "yes"
+
     def _check_relations(self) -> None:
         super()._check_relations()
         check_label(self.name, "name")

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from holdfast.deploy import monitoring
 from holdfast.deploy.inventory import Inventory, Problem, Rule, read
-from holdfast.deploy.rules import access, availability, monitoring, nats, pods, scaling
+from holdfast.deploy.rules import access, nats, pods, scaling
 
 RULES: tuple[Rule, ...] = (
     *access.RULES,
     *pods.RULES,
-    *availability.RULES,
     *nats.RULES,
     *scaling.RULES,
     *monitoring.RULES,

@@ -100,6 +100,11 @@ class Project:
         """The NATS account in which the streams are."""
         return self.config.account or streams_account(self.names)
 
+    @property
+    def agents_namespace(self) -> str:
+        """Agents have another namespace: the project's does not admit volumes on the machine."""
+        return f"{self.config.namespace}-agents"
+
     def image(self, part: str) -> str:
         """The image of a job's directory, or of the `control` plane."""
         return f"{self.config.registry}/{self.config.name}-{part}:{self.config.tag}"

@@ -1,21 +1,18 @@
 """New projects and new jobs, from the templates beside this module.
 
 A template's path is the file's path: `.jinja` at its end is dropped, and `dot-` at the beginning of
-a name is a dot. Existing files are never overwritten: whatever is in the way is an error, before
-anything is written.
+a name is a dot. Existing files are never overwritten: if one is in the way, nothing is written.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from importlib.resources import files
-from importlib.resources.abc import Traversable
-from pathlib import Path, PurePosixPath
-
-from jinja2 import Environment, StrictUndefined
+from pathlib import Path
 
 from holdfast.config.deployment import check_label
 from holdfast.deploy.project import JOBS, check_job
+from holdfast.deploy.render import environment
 from holdfast.errors import ConfigError
 from holdfast.version import __version__
 
@@ -42,46 +39,28 @@ def new_job(name: str, root: Path) -> list[Path]:
             "'holdfast new project NAME'"
         )
     if (root / JOBS / name).exists():
-        raise ConfigError(f"{root / JOBS / name} is there already: choose another name")
+        raise ConfigError(f"{root / JOBS / name} exists already: choose another name")
     return _write(dict(_rendered("job", root / JOBS / name, name=name)))
 
 
 def _rendered(template: str, target: Path, *, name: str) -> Iterator[tuple[Path, str]]:
     """Each file of a template with its text."""
-    environment = Environment(
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-        variable_start_string="[[",  # GitHub's workflows and Grafana have the usual braces
-        variable_end_string="]]",
-        block_start_string="[%",
-        block_end_string="%]",
-        comment_start_string="[#",
-        comment_end_string="#]",
-        autoescape=False,
-    )
+    engine = environment()
     values = {"name": name, "module": name.replace("-", "_"), "version": __version__}
-    for path, file in _walk(files("holdfast.deploy") / "templates" / template, PurePosixPath()):
-        text = environment.from_string(file.read_text(encoding="utf-8")).render(values)
-        yield target / path, text
-
-
-def _walk(folder: Traversable, below: PurePosixPath) -> Iterator[tuple[PurePosixPath, Traversable]]:
-    for entry in sorted(folder.iterdir(), key=lambda one: one.name):
-        name = entry.name.removesuffix(SUFFIX)
-        name = "." + name.removeprefix("dot-") if name.startswith("dot-") else name
-        if entry.is_dir():
-            yield from _walk(entry, below / name)
-        elif entry.name.endswith(SUFFIX):
-            yield below / name, entry
+    for source in engine.list_templates():
+        if source.startswith(f"{template}/") and source.endswith(SUFFIX):
+            path = source.removeprefix(f"{template}/").removesuffix(SUFFIX)
+            path = re.sub(r"(^|/)dot-", r"\1.", path)
+            yield target / path, engine.get_template(source).render(values)
 
 
 def _write(wanted: dict[Path, str]) -> list[Path]:
-    there = [str(path) for path in wanted if path.exists()]
-    if there:
-        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
+    existing = [str(path) for path in wanted if path.exists()]
+    if existing:
+        more = f" and {len(existing) - 3} more" if len(existing) > 3 else ""
         raise ConfigError(
-            f"there already: {', '.join(there[:3])}{more}; nothing was written: choose another name"
-            " or directory"
+            f"already there: {', '.join(existing[:3])}{more}; nothing was written: choose another "
+            "name or directory"
         )
     for path, text in wanted.items():
         path.parent.mkdir(parents=True, exist_ok=True)

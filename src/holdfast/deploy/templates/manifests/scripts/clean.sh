@@ -1,0 +1,10 @@
+[% include "manifests/scripts/head.sh" %]
+
+# Everything goes, the data too.
+if [ "${1:-}" != "$NAMESPACE" ]; then
+  echo "this deletes $NAMESPACE with every run, schedule and volume; say: ./clean.sh $NAMESPACE" >&2
+  exit 1
+fi
+# KEDA's objects first, so that nothing scales what is going.
+kubectl delete scaledobjects --all --namespace "$NAMESPACE" --ignore-not-found
+kubectl delete namespace --ignore-not-found "$NAMESPACE"[% if "agents" in parts %] [[ agents_namespace ]][% endif %]
