@@ -1,7 +1,7 @@
 """`Holdfast`, the app: the jobs that a program defines, and the way to send them.
 
-An app is a registry; it does no I/O until something is sent. Jobs are plain functions with a
-contract attached: called directly they just run, `enqueue` makes them a run.
+An app is a registry and does no I/O until something is sent. Jobs are plain functions with a
+contract attached: called directly they just run; `enqueue` sends a run of them.
 """
 
 from __future__ import annotations
@@ -22,21 +22,14 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
+from datetime import datetime
+from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from holdfast import tracing
 from holdfast.broker import Broker
 from holdfast.client import Client, Run
 from holdfast.client.bucket import Bucket, Data
-from holdfast.client.request import (
-    NO_OPTIONS,
-    Backend,
-    Enqueued,
-    Options,
-    Request,
-    SendOptions,
-    make_request,
-)
+from holdfast.client.run import Backend, Enqueued, Request, SendOptions, make_request
 from holdfast.config import ConnectionConfig, RecordConfig, load
 from holdfast.context import Context, SyncContext, current_run
 from holdfast.durations import Duration, seconds
@@ -45,7 +38,7 @@ from holdfast.model import backoff
 from holdfast.model.backoff import Backoff
 from holdfast.model.job import Delivery, Execution, Fallback, GroupSpec, JobSpec, Lane, RestartSaid
 from holdfast.model.run import Restart
-from holdfast.model.schedule import Schedule, define
+from holdfast.model.schedule import CatchUp, Overlap, Schedule, define
 from holdfast.names import (
     DEFAULT_GROUP,
     H_MSG_ID,
@@ -64,20 +57,53 @@ Middleware = Callable[[Context, CallNext], Awaitable[Any]]
 Hook = Callable[[], Awaitable[None] | None]
 
 _OPTIONS = frozenset(SendOptions.__annotations__)
-_SCHEDULE_OPTIONS = (
-    "schedule",
-    "tz",
-    "jitter",
-    "start",
-    "end",
-    "payload",
-    "headers",
-    "catch_up",
-    "limit",
-    "overlap",
-    "run_on_start",
-)
 _make_event_id = IdMaker()
+
+
+class JobOptions(TypedDict, total=False):
+    """What `@app.job(...)` takes: the job's contract."""
+
+    name: str | None
+    """The job's name, instead of the function's."""
+    group: str
+    """The group whose workers run it."""
+    delivery: Delivery
+    retry: Backoff | None
+    """When a failed attempt is repeated."""
+    restart: Restart | None
+    """What becomes of a run whose worker died."""
+    timeout: Duration | None
+    """The longest that one attempt may take."""
+    run_timeout: Duration | None
+    """The longest that all attempts together may take."""
+    on: str | Sequence[str]
+    """Events of which each starts a run."""
+    execution: Execution
+
+
+class RuleOptions(TypedDict, total=False):
+    """What a rule of a schedule takes beside its timing."""
+
+    schedule: str | None
+    """The schedule's name, instead of the job's."""
+    tz: str
+    jitter: Duration
+    """Delay each slot by up to this time."""
+    start: datetime | float | str | None
+    end: datetime | float | str | None
+    payload: Any
+    headers: dict[str, str] | None
+    catch_up: CatchUp
+    """Which missed slots fire afterwards."""
+    limit: int
+    """How many missed slots fire at most."""
+    overlap: Overlap
+    """What to do when the run of the slot before has not ended."""
+    run_on_start: bool
+
+
+class ScheduleOptions(JobOptions, RuleOptions, total=False):
+    """What `@app.cron(...)` and `@app.every(...)` take."""
 
 
 class Job(Generic[P, R]):
@@ -115,18 +141,18 @@ class Job(Generic[P, R]):
         """Call it as the plain function that it is."""
         return self.func(*args, **kwargs)
 
-    # Of an `async def` handler the run's result is what it gives when awaited: each of these has
+    # The result of an `async def` handler is what awaiting it gives: each of these overloads has
     # that case first.
 
     @overload
     def options(
         self: Job[Any, Coroutine[Any, Any, V]], **options: Unpack[SendOptions]
-    ) -> Sender[V]: ...
+    ) -> JobWithOptions[V]: ...
     @overload
-    def options(self, **options: Unpack[SendOptions]) -> Sender[R]: ...
-    def options(self, **options: Unpack[SendOptions]) -> Sender[Any]:
-        """How to send it, apart from its arguments: for parameters called `key`, `at`, …"""
-        return Sender(self, Options(**options))
+    def options(self, **options: Unpack[SendOptions]) -> JobWithOptions[R]: ...
+    def options(self, **options: Unpack[SendOptions]) -> JobWithOptions[Any]:
+        """The job with its send options filled in, for parameters called `key`, `at`, …"""
+        return JobWithOptions(self, options)
 
     @overload
     async def enqueue(
@@ -135,23 +161,28 @@ class Job(Generic[P, R]):
     @overload
     async def enqueue(self, *args: Any, **kwargs: Any) -> Run[R]: ...
     async def enqueue(self, *args: Any, **kwargs: Any) -> Run[Any]:
-        """Send a run. `key=`, `delay=`, `at=`, `headers=`, `group=` say how; the rest is payload.
+        """Send a run, and return once the server has stored it.
 
-        A parameter of the job with one of these names wins; use `options()` then.
+        `key=`, `delay=`, `at=`, `headers=` and `group=` say how to send it; the other arguments are
+        the payload. A parameter of the job with one of these names wins: use `options()` then.
         """
-        sender, payload = self._sender(kwargs)
-        return await sender.enqueue(*args, **payload)
+        return await self.app.send(self.request(*args, **kwargs))
 
     def request(self, *args: Any, **kwargs: Any) -> Request:
         """A run to be sent later by `enqueue_many`; takes what `enqueue` takes."""
         if _OPTIONS.isdisjoint(kwargs):
-            return self._request(args, kwargs, NO_OPTIONS)
-        sender, payload = self._sender(kwargs)
-        return sender.request(*args, **payload)
+            return self.make_request(args, kwargs, {})
+        names = _OPTIONS - set(self.signature.parameters)
+        options = {k: v for k, v in kwargs.items() if k in names}
+        payload = {k: v for k, v in kwargs.items() if k not in names}
+        return self.make_request(args, payload, options)  # type: ignore[arg-type]  # by its names
 
-    def _request(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Request:
+    def make_request(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: SendOptions
+    ) -> Request:
+        """Encode the arguments and check the options."""
         body = self.signature.encode(args, kwargs)
-        request = make_request(self.spec, body, options, current_run.get())
+        request = make_request(self.spec, body, current_run.get(), **options)
         if tracing.on():
             tracing.sent(f"enqueue {self.name}", request.headers, run=request.run)
         return request
@@ -163,7 +194,7 @@ class Job(Generic[P, R]):
     @overload
     async def enqueue_many(self, items: Iterable[Any]) -> list[Run[R]]: ...
     async def enqueue_many(self, items: Iterable[Any]) -> list[Run[Any]]:
-        """Send many runs, in batches. An item is a payload, or what `request()` made."""
+        """Send many runs in batches. An item is a payload, or what `request()` returned."""
         requests = [i if isinstance(i, Request) else self.request(i) for i in items]
         return await self.app.enqueue_many(requests)
 
@@ -177,31 +208,21 @@ class Job(Generic[P, R]):
         body = self.signature.encode(rest, given)
         return define(name, self.name, group=self.spec.group, body=body, **rule)
 
-    def _sender(self, kwargs: dict[str, Any]) -> tuple[Sender[R], dict[str, Any]]:
-        taken = [n for n in _OPTIONS if n in kwargs and n not in self.signature.parameters]
-        if not taken:
-            return Sender(self, NO_OPTIONS), kwargs
-        options = Options(**{name: kwargs[name] for name in taken})
-        return Sender(self, options), {k: v for k, v in kwargs.items() if k not in taken}
 
+class JobWithOptions(Generic[R]):
+    """A job with its send options filled in: `job.options(key="42").enqueue(...)`."""
 
-class Sender(Generic[R]):
-    """A job with its options filled in."""
-
-    def __init__(self, job: Job[Any, R], options: Options) -> None:
+    def __init__(self, job: Job[Any, R], options: SendOptions) -> None:
         self._job = job
         self._options = options
 
     def request(self, *args: Any, **kwargs: Any) -> Request:
-        """Check arguments and options."""
-        return self._job._request(args, kwargs, self._options)
+        """A run to be sent later by `enqueue_many`."""
+        return self._job.make_request(args, kwargs, self._options)
 
     async def enqueue(self, *args: Any, **kwargs: Any) -> Run[R]:
         """Send a run with these arguments."""
-        request = self.request(*args, **kwargs)
-        backend = await self._job.app.backend()
-        enqueued = await backend.enqueue(request)
-        return self._job.app.handle(request, enqueued, backend)
+        return await self._job.app.send(self.request(*args, **kwargs))
 
 
 class Holdfast:
@@ -232,21 +253,9 @@ class Holdfast:
     @overload
     def job(self, func: Callable[P, R]) -> Job[P, R]: ...
     @overload
-    def job(
-        self,
-        *,
-        name: str | None = None,
-        group: str = DEFAULT_GROUP,
-        delivery: Delivery = "effectively_once",
-        retry: Backoff | None = None,
-        restart: Restart | None = None,
-        timeout: Duration | None = None,
-        run_timeout: Duration | None = None,
-        on: str | Sequence[str] = (),
-        execution: Execution = "worker",
-    ) -> Callable[[Callable[P, R]], Job[P, R]]: ...
+    def job(self, **contract: Unpack[JobOptions]) -> Callable[[Callable[P, R]], Job[P, R]]: ...
     def job(self, func: Any = None, **contract: Any) -> Any:
-        """Register a function as a job, with or without a contract."""
+        """Register a function as a job: `@app.job`, or `@app.job(timeout="5m")`."""
         if func is not None:
             return self._register(func, contract)
         return lambda decorated: self._register(decorated, contract)
@@ -264,7 +273,7 @@ class Holdfast:
         return job
 
     def _spec(self, name: str, contract: dict[str, Any]) -> JobSpec:
-        """A job's contract: its own words first, then its group's."""
+        """A job's contract: what the job says, then what its group says."""
         group = self.groups.get(contract.get("group", DEFAULT_GROUP))
         said: RestartSaid = "job" if contract.get("restart") else ""
         if group is None:
@@ -284,28 +293,33 @@ class Holdfast:
         fallback: Fallback = "wait",
         profile: str = "",
     ) -> GroupSpec:
-        """Say what the jobs and workers of a group have in common; before its first job."""
+        """Define what the jobs and workers of a group have in common, before its first job."""
         if any(job.spec.group == name for job in self.jobs.values()):
             raise DefinitionError(f"group {name!r} must be described before its first job")
         self.groups[name] = GroupSpec(name, restart, fallback, profile)
         return self.groups[name]
 
-    def cron(self, expression: str, **options: Any) -> Callable[[Callable[P, R]], Job[P, R]]:
-        """Fire by a cron rule: 5 fields, 6 with seconds first, or a name such as `@hourly`.
+    def cron(
+        self, expression: str, **options: Unpack[ScheduleOptions]
+    ) -> Callable[[Callable[P, R]], Job[P, R]]:
+        """Run by a cron rule: 5 fields, 6 with seconds first, or a name such as `@hourly`.
 
-        Registers the function as a job too, so it takes what `job` takes, and besides: `schedule=`
-        (its name; else the job's), `tz=`, `jitter=`, `start=`, `end=`, `payload=`, `headers=`,
-        `catch_up=`, `limit=`, `overlap=`, `run_on_start=`. Above `@app.job` or another rule it adds
-        a rule.
+        Also registers the function as a job, so it takes what `job` takes, and besides: `schedule=`
+        (the schedule's name; by default the job's), `tz=`, `jitter=`, `start=`, `end=`, `payload=`,
+        `headers=`, `catch_up=`, `limit=`, `overlap=`, `run_on_start=`. Above `@app.job` or another
+        rule it adds a rule.
         """
-        return lambda func: self._scheduled(func, {"cron": expression}, options)
+        return lambda func: self._scheduled(func, {"cron": expression}, dict(options))
 
-    def every(self, interval: Duration, **options: Any) -> Callable[[Callable[P, R]], Job[P, R]]:
-        """Fire at a fixed interval of whole seconds; takes what `cron` takes."""
-        return lambda func: self._scheduled(func, {"every": interval}, options)
+    def every(
+        self, interval: Duration, **options: Unpack[ScheduleOptions]
+    ) -> Callable[[Callable[P, R]], Job[P, R]]:
+        """Run at a fixed interval of whole seconds; takes what `cron` takes."""
+        return lambda func: self._scheduled(func, {"every": interval}, dict(options))
 
     def _scheduled(self, func: Any, rule: dict[str, Any], options: dict[str, Any]) -> Job[Any, Any]:
-        own = {name: options.pop(name) for name in _SCHEDULE_OPTIONS if name in options}
+        names = RuleOptions.__annotations__.keys() & options.keys()
+        own = {name: options.pop(name) for name in names}
         if isinstance(func, Job) and options:
             raise DefinitionError(
                 f"job {func.name!r} is registered already: {', '.join(options)} belong to @app.job"
@@ -331,22 +345,32 @@ class Holdfast:
         return func
 
     def on_startup(self, func: Hook) -> Hook:
-        """Call it once in each worker process before the first run."""
+        """Call a function once in each worker process before the first run."""
         self.startup_hooks.append(func)
         return func
 
     def on_shutdown(self, func: Hook) -> Hook:
-        """Call it once in each worker process after the last run."""
+        """Call a function once in each worker process after the last run."""
         self.shutdown_hooks.append(func)
         return func
 
     # ---- sending
 
     async def enqueue(self, job: str, *args: Any, **kwargs: Any) -> Run[Any]:
-        """Send a run of a job of this app by name."""
-        if job not in self.jobs:
-            raise UnknownJob(f"app {self.name!r} has no job {job!r}: it has {self._known()}")
-        return await self.jobs[job].enqueue(*args, **kwargs)
+        """Send a run of one of this app's jobs, by its name."""
+        return await self.job_named(job).enqueue(*args, **kwargs)
+
+    def job_named(self, name: str) -> Job[Any, Any]:
+        """One of this app's jobs; `UnknownJob` says which there are."""
+        if name not in self.jobs:
+            known = ", ".join(sorted(self.jobs)) or "none"
+            raise UnknownJob(f"app {self.name!r} has no job {name!r}: it has {known}")
+        return self.jobs[name]
+
+    async def send(self, request: Request) -> Run[Any]:
+        """Send what `job.request(...)` returned."""
+        backend = await self.backend()
+        return self.handle(request, await backend.enqueue(request), backend)
 
     async def enqueue_many(self, requests: Iterable[Request]) -> list[Run[Any]]:
         """Send requests of any jobs, in batches, in order."""
@@ -356,21 +380,21 @@ class Holdfast:
         return [self.handle(r, e, backend) for r, e in zip(wanted, answers, strict=True)]
 
     async def publish(self, event: str, data: Any = None, *, id: str | None = None) -> None:
-        """Send an event from outside a run; `id` makes repeats of it known as such."""
+        """Send an event from outside a run; with an `id`, repeats of it are detected."""
         body = encode_value(data)
         backend = await self.backend()
         headers = {H_MSG_ID: check_event_id(id) if id else _make_event_id("e")}
         tracing.sent(f"publish {event}", headers, event=event)
         await backend.publish_event(check_event(event), body, headers)
 
-    # ---- a program's own records
+    # ---- records of the program
 
     @overload
     def bucket(self, name: str) -> Bucket[Any]: ...
     @overload
     def bucket(self, name: str, type: type[V]) -> Bucket[V]: ...
     def bucket(self, name: str, type: Any = Any) -> Bucket[Any]:
-        """Records of this program's own, kept where its runs are; see `holdfast.Bucket`."""
+        """Records of this program, kept where its runs are; see `holdfast.Bucket`."""
         return Bucket(self._data, name, type)
 
     async def _data(self, name: str) -> Data:
@@ -382,16 +406,11 @@ class Holdfast:
         returns = job.signature.returns if job else Any
         return Run(backend, request.spec, request.group, enqueued, returns)
 
-    def _known(self) -> str:
-        return ", ".join(sorted(self.jobs)) or "none"
-
     # ---- connection
 
     async def backend(self) -> Backend:
-        """Where this event loop's runs go: a worker's connection, or one of its own.
-
-        It connects on first use, unless a worker runs on this loop.
-        """
+        """Where this event loop's runs go: to the worker's connection if one runs on this loop,
+        else to a separate one, which is opened on first use."""
         if self._fixed is not None:
             return self._fixed
         loop = asyncio.get_running_loop()
@@ -408,13 +427,13 @@ class Holdfast:
         return found
 
     def connection_config(self, **overrides: Any) -> ConnectionConfig:
-        """The connection that this app's processes use."""
+        """How this app's processes connect."""
         given = {k: v for k, v in overrides.items() if v is not None}
         return load(ConnectionConfig, **{**self._overrides, **given})
 
     @contextlib.contextmanager
     def bound(self, backend: Backend) -> Iterator[None]:
-        """While it lasts, this event loop's runs go through `backend` unless it has its own."""
+        """Send this event loop's runs through `backend` meanwhile, unless it has a connection."""
         entry = (asyncio.get_running_loop(), backend)
         self._bound.append(entry)
         try:
@@ -426,7 +445,7 @@ class Holdfast:
         return next((b for where, b in reversed(self._bound) if where is loop), None)
 
     def replace_backend(self, backend: Backend | None) -> Backend | None:
-        """For tests: send everything to `backend`, whatever the loop; returns the one before."""
+        """For tests: send everything to `backend` on every loop; returns the previous one."""
         before, self._fixed = self._fixed, backend
         return before
 

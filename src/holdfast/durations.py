@@ -1,13 +1,14 @@
-"""Durations as people write them: `30`, `1.5`, `"10m"`, `"1h30m"`, `timedelta(hours=1)`.
+"""Durations and instants as people write them, the only place that reads them.
 
-Everything inside Holdfast is a float of seconds; this is the only place that reads the other forms.
+A duration: `30`, `1.5`, `"10m"`, `"1h30m"`, `timedelta(hours=1)`. An instant: a datetime with a
+time zone, seconds since 1970, or `"2026-11-16T09:00:00+01:00"`. Inside Holdfast both are seconds.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from holdfast.errors import InvalidInput
 
@@ -16,7 +17,9 @@ Duration = float | int | str | timedelta
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 _LONGEST = 366 * 86400.0 * 100
-_LONGEST_TEXT = 100  # the search takes quadratic time, and the text may be foreign
+_LONGEST_TEXT = 100  # the search takes quadratic time, and anybody may have written the text
+LATEST = 4_102_444_800
+"""The year 2100: a later instant is a mistake in the unit, such as milliseconds."""
 
 
 def seconds(value: Duration, what: str = "duration") -> float:
@@ -61,6 +64,30 @@ def _read_text(text: str, what: str) -> float:
             "'1h30m', '2d'"
         )
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def instant(value: object, what: str) -> float:
+    """Read a point in time as seconds since 1970; refuse one without a time zone."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value.strip())
+        except ValueError:
+            raise InvalidInput(
+                f"{what} {value!r} is not a time: write it as 2026-11-16T09:00:00+01:00"
+            ) from None
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise InvalidInput(
+                f"{what} needs a time zone: 2026-11-16T09:00:00Z, or "
+                "datetime(..., tzinfo=ZoneInfo('Europe/Paris'))"
+            )
+        value = value.timestamp()
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < LATEST:
+        raise InvalidInput(
+            f"{what} must be a time between 1970 and 2100: a datetime with a time zone, or seconds "
+            "since 1970"
+        )
+    return float(value)
 
 
 def text(value: float) -> str:

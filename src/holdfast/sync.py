@@ -25,9 +25,9 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Generic, TypeVar, overload
 
-from holdfast.app import Holdfast, Job, Sender
+from holdfast.app import Holdfast, Job, JobWithOptions
 from holdfast.client import Enqueued, Request, Run, RunStatus
-from holdfast.errors import HoldfastError, OutcomeUnknown, UnknownJob
+from holdfast.errors import HoldfastError, OutcomeUnknown
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -98,23 +98,21 @@ class SyncApp:
         self, job: Job[Any, Coroutine[Any, Any, R]], *args: Any, **kwargs: Any
     ) -> SyncRun[R]: ...
     @overload
-    def enqueue(self, job: Job[Any, R] | Sender[R], *args: Any, **kwargs: Any) -> SyncRun[R]: ...
+    def enqueue(
+        self, job: Job[Any, R] | JobWithOptions[R], *args: Any, **kwargs: Any
+    ) -> SyncRun[R]: ...
     @overload
     def enqueue(self, job: str, *args: Any, **kwargs: Any) -> SyncRun[Any]: ...
     def enqueue(
-        self, job: Job[Any, Any] | Sender[Any] | str, *args: Any, **kwargs: Any
+        self, job: Job[Any, Any] | JobWithOptions[Any] | str, *args: Any, **kwargs: Any
     ) -> SyncRun[Any]:
         """Send a run of a job, of `job.options(...)`, or of a job by name.
 
         `key=`, `delay=`, `at=`, `headers=`, `group=` say how; the rest is payload. What cannot be
         sent raises before anything is.
         """
-        if isinstance(job, str):
-            if job not in self.app.jobs:
-                known = ", ".join(sorted(self.app.jobs)) or "none"
-                raise UnknownJob(f"app {self.app.name!r} has no job {job!r}: it has {known}")
-            job = self.app.jobs[job]
-        request = job.request(*args, **kwargs)
+        found = self.app.job_named(job) if isinstance(job, str) else job
+        request = found.request(*args, **kwargs)
         return SyncRun(self, request, self._wait(lambda: self._enqueue(request)))
 
     async def _enqueue(self, request: Request) -> Enqueued:

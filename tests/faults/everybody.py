@@ -86,7 +86,7 @@ class Everybody:
             topology = Topology(self.broker, RecordConfig())
             await topology.ensure()
             for noun in (*FLEET_BUCKETS, *SETTINGS_BUCKETS, "sessions"):
-                await topology.ensure_bucket(noun)
+                await topology.ensure_buckets(noun)
             self.client = Client(self.broker, RecordConfig())
             try:
                 yield self

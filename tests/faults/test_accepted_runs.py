@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.app import Holdfast
-from holdfast.client.request import Request
+from holdfast.client.run import Request
 from holdfast.errors import BrokerError
 from holdfast.server import Server
 from tests.faults.effects import Effects

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from holdfast import Context, Holdfast
-from holdfast.broker.answers import ENVELOPE_BYTES
+from holdfast.broker.wire import ENVELOPE_BYTES
 from holdfast.config import RecordConfig
 from holdfast.errors import InvalidInput, InvalidName, NotConnected, PayloadTooLarge, RunNotFound
 from holdfast.names import decode
@@ -202,7 +202,7 @@ async def test_delayed_run_of_a_known_key_is_not_stored_twice(recorded: Holdfast
     ("options", "error"),
     [
         ({"at": datetime(2030, 1, 1)}, "time zone"),  # noqa: DTZ001 - that is the point
-        ({"at": "tomorrow"}, "datetime"),
+        ({"at": "tomorrow"}, "is not a time"),
         ({"at": True}, "datetime"),
         ({"at": -1}, "datetime"),
         ({"at": float("nan")}, "datetime"),

@@ -351,7 +351,7 @@ async def test_nonsense_of_one_agent_spoils_nothing_for_others(site: Site, tmp_p
     async with fleetlet(site, tmp_path) as fleet, site.raw("agent-alpha") as alpha:
         names = site.names
         for noun in ("agents", "facts", "applied"):
-            await Topology(fleet.operator, RecordConfig()).ensure_bucket(noun)
+            await Topology(fleet.operator, RecordConfig()).ensure_buckets(noun)
             for junk in (b"", b"\xff", b"[" * 5000, b'{"id": "beta", "role": "worker"}', b"null"):
                 subject = kv_subject(names.bucket(noun), "alpha")
                 await alpha.client.request(subject, junk, timeout=5)

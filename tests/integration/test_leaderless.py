@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.broker import Broker, requirements
+from holdfast.broker import Broker, connecting
 from holdfast.config import ConnectionConfig
 from holdfast.errors import Unavailable
 from holdfast.server import Cluster
@@ -12,7 +12,7 @@ from holdfast.server import Cluster
 
 async def test_minority_of_servers_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     """With most servers down the message says so, and sends nobody to the configuration."""
-    monkeypatch.setattr(requirements, "_ELECTION_SECONDS", 0.5)
+    monkeypatch.setattr(connecting, "_ELECTION_SECONDS", 0.5)
     with Cluster(fast=True) as cluster:
         leader = cluster.nodes[0].monitor("/jsz")["meta_cluster"]["leader"]
         left = next(node for node in cluster.nodes if node.name != leader)

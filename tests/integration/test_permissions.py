@@ -351,7 +351,7 @@ async def test_reflection_is_real_in_one_account() -> None:
         async with Broker(ConnectionConfig(nats_url=url.format("core"))) as core:
             topology = Topology(core, RecordConfig())
             await topology.ensure()
-            await topology.ensure_bucket("facts")
+            await topology.ensure_buckets("facts")
             agent = Broker(ConnectionConfig(nats_url=url.format("agent")))
             await agent.open(check=False)
             await agent.publish("$KV.hf_facts.alpha", b"x", reply="$KV.hf_facts.beta")
@@ -381,7 +381,7 @@ async def test_reflected_answers_reach_nothing_that_counts(site: Site) -> None:
         topology = Topology(operator, RecordConfig())
         await topology.ensure()
         for noun in ("agents", "facts", "applied", "secrets", "settings", "fleet", "returns"):
-            await topology.ensure_bucket(noun)
+            await topology.ensure_buckets(noun)
         heard: list[str] = []
 
         async def keep(message: object) -> None:

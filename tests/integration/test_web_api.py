@@ -258,7 +258,7 @@ async def _store_fleet(there: Site) -> None:
     client = there.client
     names = client.broker.names
     for noun in ("fleet", "returns", "facts", "agents"):
-        await client.topology.ensure_bucket(noun)
+        await client.topology.ensure_buckets(noun)
 
     async def put(bucket: str, key: str, body: bytes) -> None:
         await client.broker.store(kv_subject(bucket, key), body, {H_EXPECTED: "0"})

@@ -406,7 +406,7 @@ async def test_viewers_cannot_search_for_what_they_do_not_see(nats: Server, name
         sent = {"job": "boom", "payload": {"why": "no login: password=hunter"}, "key": "1"}
         await there.operator.post("/runs", json=sent)
         await there.operator.get("/runs/boom~1/result?wait=10")
-        await there.client.topology.ensure_bucket("facts")
+        await there.client.topology.ensure_buckets("facts")
         facts = kv_subject(there.client.broker.names.facts, "a1")
         await there.client.broker.store(facts, b'{"os": "linux", "api_token": "hunter"}')
         for role, hidden in (("operator", 1), ("viewer", 0)):

@@ -15,8 +15,7 @@ from nats.aio.subscription import Subscription
 from nats.protocol.parser import Parser
 
 from holdfast.broker import Broker, Received
-from holdfast.broker.answers import header_bytes
-from holdfast.broker.wire import WireClient, parse_headers, parse_status, publish_line
+from holdfast.broker.wire import WireClient, header_bytes, parse_headers, parse_status, publish_line
 from holdfast.config import ConnectionConfig
 from holdfast.errors import NotConnected, PayloadTooLarge
 from holdfast.server import Server

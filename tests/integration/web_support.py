@@ -16,8 +16,8 @@ import httpx
 from fastapi import FastAPI
 
 from holdfast import Backoff, Holdfast
-from holdfast.broker.answers import read_ack
 from holdfast.broker.batch import Write, send_batch
+from holdfast.broker.wire import read_ack
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, WebConfig
 from holdfast.model import node as nodes

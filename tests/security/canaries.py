@@ -186,7 +186,7 @@ async def _schedules(client: Client, secrets: Secrets) -> None:
 async def _fleet(client: Client, secrets: Secrets) -> None:
     names = client.broker.names
     for bucket in ("facts", "agents", "fleet", "returns", "applied", "settings"):
-        await client.topology.ensure_bucket(bucket)
+        await client.topology.ensure_buckets(bucket)
     facts = {"os": "linux", "note": secrets.text(), **secrets.value()}
     await _put(client, names.facts, "a1", msgspec.json.encode(facts))
     words = ("mysql", "--password", secrets.new(), f"--token={secrets.new()}")

@@ -42,7 +42,7 @@ async def plant(client: Client) -> None:
     """Fill a namespace."""
     names, now = client.broker.names, time.time()
     for bucket in ("facts", "agents", "fleet", "returns", "applied", "settings"):
-        await client.topology.ensure_bucket(bucket)
+        await client.topology.ensure_buckets(bucket)
 
     async def put(bucket: str, key: str, body: bytes) -> None:
         await client.broker.store(kv_subject(bucket, key), body)

@@ -60,7 +60,7 @@ async def operating(site: Site) -> AsyncIterator[Client]:
         topology = Topology(broker, RecordConfig())
         await topology.ensure()
         for noun in FLEET_BUCKETS + SETTINGS_BUCKETS:
-            await topology.ensure_bucket(noun)
+            await topology.ensure_buckets(noun)
         yield Client(broker, RecordConfig())
 
 

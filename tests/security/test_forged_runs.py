@@ -71,7 +71,7 @@ async def test_coordinator_gives_back_only_messages(site: Site) -> None:
         topology = Topology(operator, RecordConfig())
         await topology.ensure()
         for noun in FLEET_BUCKETS + SETTINGS_BUCKETS:
-            await topology.ensure_bucket(noun)
+            await topology.ensure_buckets(noun)
         async with site.broker("client") as client:
             for number, aim in enumerate(AIMS):
                 await put(client, f"evil{number}", reply=aim)

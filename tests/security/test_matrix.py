@@ -158,7 +158,7 @@ async def prepare(operator: Broker) -> None:
     await topology.ensure()
     request = model.encode(FleetRequest(new_run(), "*", "touch", args=("evil",), raw=True))
     for noun in FLEET_BUCKETS + SETTINGS_BUCKETS:
-        await topology.ensure_bucket(noun)
+        await topology.ensure_buckets(noun)
     for noun in NOUNS:
         with contextlib.suppress(Conflict):
             await operator.store(kv_subject(NAMES.bucket(noun), "seed"), request)

@@ -59,7 +59,7 @@ async def operating(site: Site) -> AsyncIterator[Broker]:
         topology = Topology(broker, RecordConfig())
         await topology.ensure()
         for noun in FLEET_BUCKETS + SETTINGS_BUCKETS:
-            await topology.ensure_bucket(noun)
+            await topology.ensure_buckets(noun)
             with contextlib.suppress(Conflict):  # a return that is there stays
                 await broker.store(kv_subject(site.names.bucket(noun), "beta"), b"{}")
         yield broker
@@ -177,7 +177,7 @@ async def test_buckets_of_an_older_version_are_hardened(site: Site) -> None:
         before = await stored(operator)
         async with site.broker("dispatcher") as dispatcher:
             for noun in FLEET_BUCKETS:
-                await Topology(dispatcher, RecordConfig()).ensure_bucket(noun)
+                await Topology(dispatcher, RecordConfig()).ensure_buckets(noun)
         assert {d.stream for d in await topology.differences()} == {kv_stream(names.applied)}
         assert await fix(topology) == [kv_stream(names.applied)]
         assert await topology.differences() == []

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.broker.answers import ApiError, api_error
 from holdfast.broker.streams import Topology
 from holdfast.broker.time import ServerTime
 from holdfast.broker.upkeep import GIVE_UP_SECONDS, Upkeep
+from holdfast.broker.wire import ApiError, api_error
 from holdfast.config import ConnectionConfig, RecordConfig
 from holdfast.errors import BrokerError, NotFound, Unavailable
 from holdfast.names import Names
@@ -53,7 +53,7 @@ class YoungCluster:
 async def test_server_that_is_not_known_yet_is_waited_for() -> None:
     """Seen once at the start of a cluster: the next try is the right answer, not an error."""
     broker: Any = YoungCluster(STARTING, refusals=3)
-    await Topology(broker, RecordConfig()).ensure_bucket("nodes")
+    await Topology(broker, RecordConfig()).ensure_buckets("nodes")
     assert broker.made == ["KV_hf_nodes"]
     assert broker.first == 1_500_000, "sequences begin at the server's time, so that they only grow"
 
@@ -62,14 +62,14 @@ async def test_server_that_does_not_come_is_told() -> None:
     """The wait ends, with the server's own words."""
     broker: Any = YoungCluster(STARTING, refusals=10_000)
     with pytest.raises(Unavailable, match=f"cannot create KV_hf_nodes: {STARTING}"):
-        await Topology(broker, RecordConfig()).ensure_bucket("nodes")
+        await Topology(broker, RecordConfig()).ensure_buckets("nodes")
 
 
 async def test_placement_that_can_never_be_is_told_at_once() -> None:
     """More copies than servers do not get better by waiting."""
     broker: Any = YoungCluster("no suitable peers for placement", refusals=1)
     with pytest.raises(BrokerError, match="cannot create KV_hf_nodes"):
-        await Topology(broker, RecordConfig()).ensure_bucket("nodes")
+        await Topology(broker, RecordConfig()).ensure_buckets("nodes")
     assert not broker.made
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
-from holdfast.broker.parser import LARGE_BYTES, WireParser
+from holdfast.broker.wire import LARGE_BYTES, WireParser
 
 LISTENED = frozenset({1, 2})
 

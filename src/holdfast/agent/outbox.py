@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 
 from holdfast.broker import Broker
-from holdfast.broker.answers import ENVELOPE_BYTES
 from holdfast.broker.objects import Objects
+from holdfast.broker.wire import ENVELOPE_BYTES
 from holdfast.errors import BrokerError, Conflict, PermissionDenied
 from holdfast.identity import ReportSigner
 from holdfast.model import fleet

@@ -14,9 +14,8 @@ import secrets
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from holdfast.broker.answers import Received, Stored, read_ack
 from holdfast.broker.connection import Broker
-from holdfast.broker.wire import Headers
+from holdfast.broker.wire import Headers, Received, Stored, read_ack
 from holdfast.names import H_BATCH_COMMIT, H_BATCH_ID, H_BATCH_SEQUENCE
 
 LARGEST_BATCH: Final = 1_000

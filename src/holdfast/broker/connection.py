@@ -31,17 +31,9 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from holdfast import errors
-from holdfast.broker.answers import (
-    NO_STREAM,
-    ApiError,
-    Received,
-    Stored,
-    api_error,
-    header_bytes,
-    read_ack,
-    reason,
-)
-from holdfast.broker.options import (
+from holdfast.broker.connecting import (
+    check_jetstream,
+    check_version,
     connect_options,
     hopeless,
     inbox_prefix,
@@ -49,10 +41,22 @@ from holdfast.broker.options import (
     request_signer,
     shown_url,
 )
-from holdfast.broker.requirements import check_jetstream, check_version
 from holdfast.broker.time import Measure, ServerTime
 from holdfast.broker.unreadable import Unreadables
-from holdfast.broker.wire import Headers, Listener, WireClient, publish_line
+from holdfast.broker.wire import (
+    NO_STREAM,
+    ApiError,
+    Headers,
+    Listener,
+    Received,
+    Stored,
+    WireClient,
+    api_error,
+    header_bytes,
+    publish_line,
+    read_ack,
+    reason,
+)
 from holdfast.clock import Clock, SystemClock
 from holdfast.config import ConnectionConfig
 from holdfast.forks import closed_in_children

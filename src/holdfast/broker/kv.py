@@ -20,10 +20,9 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from holdfast import errors
-from holdfast.broker.answers import CAS_REFUSED, Received
 from holdfast.broker.batch import Write
 from holdfast.broker.connection import Broker
-from holdfast.broker.wire import Headers
+from holdfast.broker.wire import CAS_REFUSED, Headers, Received
 from holdfast.names import (
     H_EXPECTED,
     H_KV_OPERATION,

@@ -22,10 +22,9 @@ from typing import Any, Final
 import msgspec
 
 from holdfast import errors
-from holdfast.broker.answers import Received, read_ack
 from holdfast.broker.connection import Broker
 from holdfast.broker.kv import direct_batch, ttl_text
-from holdfast.broker.wire import Headers
+from holdfast.broker.wire import Headers, Received, read_ack
 from holdfast.clock import rfc3339
 from holdfast.names import H_ROLLUP, H_TTL, object_chunks, object_meta, object_stream
 

@@ -14,6 +14,7 @@ microsecond, by the server's clock, at which they are made: nothing writes a mil
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import logging
@@ -33,9 +34,16 @@ log = logging.getLogger("holdfast.broker")
 NANO: Final = 1_000_000_000
 DAY: Final = 86_400
 MAX_CONSUMERS: Final = 100_000
+"""One for each job and group. Without a limit the server takes one from its account, where a low
+one would stop new jobs; nobody has this many jobs."""
 MAX_ACK_PENDING: Final = 50_000
+"""Messages of one job that all its workers together may hold unacknowledged: 500 workers with 100
+each. The server's default of 1,000 would idle a large group."""
 MAX_WAITING: Final = 8_192
+"""Pull requests of all workers that wait on one consumer, two per worker. The server's default of
+512 would refuse the 257th worker."""
 FOREVER: Final = "2199-01-01T00:00:00Z"
+"""Until when a paused consumer pauses: the server only knows pauses that end."""
 LOOK_SECONDS: Final = 0.5
 """A question asked during an election is never answered: ask again soon."""
 BUCKETS: Final = ("runs", "schedules", "slots", "leases", "nodes")
@@ -43,9 +51,11 @@ MARKED: Final = ("leases",)
 """Buckets in which an expiry leaves a marker, so that those who wait for it hear of it. Only
 leases: in the others every record expires some day, and each would cost one more write."""
 MARKER_SECONDS: Final = 60
+"""How long such a marker stays: longer than a watcher needs to reconnect."""
 FLEET_BUCKETS: Final = ("fleet", "returns", "facts", "agents")
 """Made by the first dispatcher."""
 RETURNS_DAYS: Final = 7
+"""How long an agent's return can be shown; the record of its run stays longer."""
 SETTINGS_BUCKETS: Final = ("settings", "secrets", "applied")
 """Made by the first who publishes settings."""
 AGENTS_WRITE: Final = ("returns", "facts", "agents", "applied")
@@ -64,10 +74,7 @@ Config = dict[str, Any]
 
 
 def stream_configs(names: Names, records: RecordConfig, replicas: int) -> list[Config]:
-    """Every stream that a namespace consists of, buckets included.
-
-    Those whose sequences may begin at 1 come first: from them the server's clock is read.
-    """
+    """Every stream that a namespace consists of, buckets included."""
     window = int(records.dedup_window_seconds * NANO)
     ns = names.namespace
     base: Config = {"storage": "file", "num_replicas": replicas, "allow_direct": True}
@@ -215,20 +222,31 @@ class Topology:
         return max(1, known)
 
     async def ensure(self) -> None:
-        """Create every stream and bucket that is missing; measure the server's clock."""
-        replicas = await self.wanted_replicas()
-        for config in stream_configs(self._names, self.records, replicas):
-            await self._ensure(config)
+        """Create every stream and bucket that is missing; measure the server's clock.
+
+        First those without numbers to compare, for the others begin at the server's time, which is
+        read from one of them.
+        """
+        configs = stream_configs(self._names, self.records, await self.wanted_replicas())
+        plain = (self._names.dead, self._names.ledger)
+        await self._ensure_all([c for c in configs if c["name"] in plain])
+        await self._ensure_all([c for c in configs if c["name"] not in plain])
         await self._start(self.measure_clock, "reading the server's clock")
 
-    async def ensure_bucket(self, noun: str) -> None:
-        """Create one bucket unless it is there."""
-        config = bucket_config(self._names, noun, await self.wanted_replicas())
-        await self._ensure(config)
+    async def ensure_buckets(self, *nouns: str) -> None:
+        """Create buckets that are missing."""
+        replicas = await self.wanted_replicas()
+        await self._ensure_all([bucket_config(self._names, noun, replicas) for noun in nouns])
 
-    async def _ensure(self, config: Config) -> None:
-        step = functools.partial(self.ensure_stream, config)
-        await self._start(step, f"preparing {config['name']}")
+    async def _ensure_all(self, configs: list[Config]) -> None:
+        """Create streams side by side: in a cluster each waits for the election of its leader."""
+        steps = (
+            self._start(functools.partial(self.ensure_stream, c), f"preparing {c['name']}")
+            for c in configs
+        )
+        for outcome in await asyncio.gather(*steps, return_exceptions=True):
+            if outcome is not None:
+                raise outcome
 
     async def _start(self, step: Callable[[], Awaitable[object]], what: str) -> None:
         """A cluster that has just started needs a moment; every step may be repeated."""

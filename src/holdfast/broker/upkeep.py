@@ -67,8 +67,7 @@ class Upkeep:
         """Create whatever is missing before the role starts; what is optional is made on use."""
         if self._core:
             await self._topology.ensure()
-        for noun in self._buckets:
-            await self._topology.ensure_bucket(noun)
+        await self._topology.ensure_buckets(*self._buckets)
 
     @property
     def problems(self) -> list[str]:

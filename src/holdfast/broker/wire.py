@@ -1,12 +1,18 @@
-"""The NATS client with a short way in and a short way out, for what happens once per message.
+"""What goes over the wire: the NATS client with a short way in and out, and what the server says.
 
-The library hands each message through a queue and a task to a coroutine; that is most of what a
-message costs. A subscription made with `listen` calls a plain function instead, straight from the
-parser, with the headers still unparsed. `write` appends a finished protocol line to the library's
-own buffer. Both rest on members of nats-py that are not public: `tests/integration/test_wire.py`
-fails if a new version moves them, and the version is pinned.
+The library hands each message through a queue and a task to a coroutine, and matches it against
+patterns before; that is most of what a short run costs. A subscription made with `listen` instead
+calls a plain function, straight from the parser, which finds a message by its lengths. A listener
+must not block and must not raise: it hands the message on. `write` appends a finished protocol line
+to the library's buffer. Everything else is left to the library: other lines of the protocol,
+malformed ones, and large messages that arrive in many pieces.
 
-A listener must not block and must not raise: it hands the message on.
+This rests on private members of nats-py, so its version is bounded, and
+`tests/integration/test_wire.py` fails if a new version moves them.
+
+A stream's confirmation is `Stored`; its refusal is one of `Conflict` (a comparison failed),
+`NotFound`, `Unavailable` (never applied) or another `BrokerError`, with the server's words and
+number. A message is `Received`. Nothing here waits or retries.
 """
 
 from __future__ import annotations
@@ -14,22 +20,119 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from typing import Any
+from asyncio import Future
+from collections.abc import Callable, Container
+from typing import Any, Final
 
+import msgspec
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
-from holdfast.broker.parser import WireParser
+from holdfast import errors
+from holdfast.names import H_SEQUENCE
 
 log = logging.getLogger("holdfast.broker")
 
 Headers = dict[str, str]
 Listener = Callable[[bytes, bytes, bytes, bytes | None], None]
 """Subject, reply, body, raw headers."""
+Take = Callable[[int, bytes, bytes, bytes, bytes | None], object]
+"""Subscription id, subject, reply, body, headers."""
 
+LARGE_BYTES: Final = 64 * 1024
+"""An incomplete message of this size is put together by the library, which does not copy what has
+arrived each time that more comes."""
+ENVELOPE_BYTES: Final = 16 * 1024
+"""Kept free below the server's limit, so that a dead letter can carry the body and its history."""
+
+CAS_REFUSED: Final = frozenset({10071, 10164, 10077})
+"""The server's numbers for a refused comparison; the last one: a subject that keeps its first
+message has one."""
+_ID_IN_PROCESS: Final = 10158
+"""A first copy of the message has arrived and is not stored yet; whether it will be is unknown."""
+_NO_SEQUENCE: Final = 10043
+NO_STREAM: Final = 10059
+"""The server's number for a stream that does not exist."""
+
+_END: Final = b"\r\n"
 _NO_HEADERS: Headers = {}
-_PLAIN = b"NATS/1.0\r\n"
+_PLAIN: Final = b"NATS/1.0\r\n"
+
+
+# ---- in and out
+
+
+class WireParser(Parser):
+    """nats-py's parser, with a short way for messages that a plain function takes."""
+
+    def __init__(self, client: Any, listeners: Container[int], take: Take) -> None:
+        """`take` gets what arrives for one of `listeners`."""
+        self._listeners = listeners
+        self._take = take
+        self._resets = 0
+        super().__init__(client)
+
+    def reset(self) -> None:
+        """Forget everything: this is another connection."""
+        self._resets += 1
+        super().reset()
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Read what has arrived; what is not complete waits for more."""
+        if self.state != AWAITING_CONTROL_LINE:
+            left = self.needed + len(_END) - len(self.buf)
+            await super().parse(data[:left])
+            data = data[left:]
+        elif self.buf:
+            data = bytes(self.buf) + data
+            self.buf.clear()
+        place, resets = 0, self._resets
+        while place < len(data):
+            after = self._message(data, place)
+            if after == place:
+                after = await self._other(data, place)
+                if after == place or resets != self._resets:
+                    return
+            place = after
+
+    def _message(self, data: bytes, place: int) -> int:
+        """Take one complete message for a listener; returns where the next line begins."""
+        line = data.find(_END, place)
+        words = data[place:line].split(b" ") if line > 0 else []
+        with_headers = len(words) in (5, 6) and words[0] == b"HMSG"
+        if not with_headers and not (len(words) in (4, 5) and words[0] == b"MSG"):
+            return place
+        try:
+            sid, size = int(words[2]), int(words[-1])
+            head = int(words[-2]) if with_headers else 0
+        except ValueError:
+            return place
+        begin = line + 2
+        end = begin + size
+        if sid not in self._listeners or len(data) < end + 2:
+            return place
+        reply = words[3] if len(words) == 5 + with_headers else b""
+        headers = data[begin : begin + head] if head else None
+        self._take(sid, words[1], reply, data[begin + head : end], headers)
+        return end + 2
+
+    async def _other(self, data: bytes, place: int) -> int:
+        """Have the library read the next line; what is incomplete stays in the buffer."""
+        line = data.find(_END, place)
+        if line < 0:
+            self.buf.extend(data[place:])
+            return place
+        after = line + 2
+        size = data[place:line].rpartition(b" ")[2]
+        if data.startswith((b"MSG ", b"HMSG "), place) and size.isdigit():
+            after += int(size) + 2
+            if after > len(data) and int(size) < LARGE_BYTES:
+                self.buf.extend(data[place:])
+                return place
+        await super().parse(data[place:after])
+        return after
 
 
 def _ignore(_: bytes, __: bytes, ___: Exception) -> None:
@@ -99,8 +202,8 @@ class WireClient(Client):
     async def _flush_pending(self, force_flush: bool = False) -> None:
         """Have the flusher write what is pending; with `force_flush` write it here.
 
-        The library waits for its flusher without a limit, and swallows a cancellation meanwhile: a
-        loop that ends cancels the flusher first, and whoever then waits for it waits for ever.
+        The library waits for its flusher without a limit and swallows a cancellation meanwhile: a
+        loop that ends cancels the flusher first, so waiting for it would never end.
         """
         transport = self._transport
         if not self.is_connected or self._flush_queue is None or transport is None:
@@ -128,8 +231,8 @@ class WireClient(Client):
         await super()._connect_to_server(server)
 
     def abandon(self) -> None:
-        """Let the socket go: after a failed handshake the library would wait for ever for its end,
-        and it leaves it open when its own closing fails half-way."""
+        """Close the socket: after a failed handshake the library would wait forever for its end,
+        and it leaves it open when closing fails half-way."""
         if self._transport is not None:
             with contextlib.suppress(OSError):
                 self._transport.close()  # type: ignore[no-untyped-call]
@@ -144,6 +247,9 @@ class WireClient(Client):
     def forget(self, subscription: Subscription) -> None:
         """A subscription has ended."""
         self._listeners.pop(subscription._id, None)
+
+
+# ---- headers
 
 
 def parse_status(raw: bytes | None) -> tuple[str, str]:
@@ -184,3 +290,110 @@ def publish_line(subject: str, reply: str, body: bytes, headers: Headers | None)
     size = len(head)
     line = f"HPUB {subject} {reply} {size} {size + len(body)}\r\n".encode()
     return line + head + body + b"\r\n"
+
+
+# ---- what the server says
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """A stream's confirmation: at which sequence, and whether it was known already."""
+
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+
+
+class ApiError(msgspec.Struct, frozen=True):
+    """The server's own words about a refusal."""
+
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class _Ack(msgspec.Struct, frozen=True):
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+    error: ApiError | None = None
+
+
+_decode_ack = msgspec.json.Decoder(_Ack).decode
+
+
+class Received:
+    """A message as it arrived; with a `status` it is the server's word and no message at all."""
+
+    __slots__ = ("body", "description", "headers", "reply", "status", "subject")
+
+    def __init__(
+        self, subject: str, body: bytes, headers: Headers, reply: str, status: str = ""
+    ) -> None:
+        self.subject = subject
+        self.body = body
+        self.headers = headers
+        self.reply = reply
+        self.status = status
+        self.description = ""
+
+    @classmethod
+    def of(cls, msg: Msg) -> Received:
+        """As the library hands it over, which mixes the status with the sender's headers."""
+        headers = msg.headers or {}
+        return cls(msg.subject, msg.data, headers, msg.reply, headers.get("Status", ""))
+
+    @classmethod
+    def parsed(cls, subject: str, body: bytes, raw: bytes | None, reply: str) -> Received:
+        """From the bytes of the wire.
+
+        A stored message is one whatever its first line says: somebody else may have written it.
+        """
+        found = cls(subject, body, parse_headers(raw), reply)
+        if H_SEQUENCE not in found.headers:
+            found.status, found.description = parse_status(raw)
+        return found
+
+
+def read_ack_now(answer: Received) -> Stored:
+    """A stream's answer as `Stored`, or the error that it carries."""
+    if not answer.body:
+        if answer.status == "503":
+            raise errors.Unavailable("no stream takes this subject right now")
+        raise errors.BrokerError(
+            f"unexpected answer from the stream: {answer.status} {answer.description}"
+        )
+    ack = _decode_ack(answer.body)
+    if ack.error is not None:
+        raise api_error(ack.error)
+    return Stored(ack.stream, ack.seq, ack.duplicate)
+
+
+async def read_ack(future: Future[Received]) -> Stored:
+    """Wait for a stream's answer."""
+    return read_ack_now(await future)
+
+
+def api_error(error: ApiError) -> errors.BrokerError:
+    """The server's refusal as one of ours."""
+    text = f"{error.description} ({error.err_code or error.code})"
+    if error.err_code in CAS_REFUSED:
+        return errors.Conflict(text)
+    if error.err_code == _ID_IN_PROCESS:
+        return errors.OutcomeUnknown(text)
+    if error.code == 404 or error.err_code == _NO_SEQUENCE:
+        return errors.NotFound(text)
+    if error.code == 503:
+        return errors.Unavailable(text)
+    return errors.BrokerError(text)
+
+
+def header_bytes(headers: Headers | None) -> int:
+    """The size of headers on the wire, which counts against the server's limit."""
+    if not headers:
+        return 0
+    return 12 + sum(len(k) + len(v.encode()) + 4 for k, v in headers.items())
+
+
+def reason(error: BaseException | None) -> str:
+    """The client's error in few words."""
+    return str(error).removeprefix("nats: ").strip("'") or type(error).__name__

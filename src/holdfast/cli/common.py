@@ -231,25 +231,7 @@ def instant(text: str | None, client: Client, what: str) -> float:
     try:
         return client.broker.server_now() - durations.seconds(text, what)
     except InvalidInput:
-        return moment(text, what)
-
-
-def moment(text: str, what: str) -> float:
-    """A time with its zone, as seconds since the epoch."""
-    from datetime import datetime
-
-    from holdfast.errors import InvalidInput
-
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        found = None
-    if found is None or found.tzinfo is None:
-        raise InvalidInput(
-            f"{what} {text!r} is not readable: write a time with its zone, such as "
-            "2026-11-16T01:45:00Z or 2026-11-16T02:45+01:00"
-        )
-    return found.timestamp()
+        return durations.instant(text, what)
 
 
 # ---- printing
@@ -361,7 +343,6 @@ __all__ = [
     "given",
     "instant",
     "log_to_stderr",
-    "moment",
     "note",
     "pairs",
     "run_cli",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.common import Cli, block, connected, emit, given, moment, note, say
+from holdfast.cli.common import Cli, block, connected, emit, given, note, say
 from holdfast.errors import (
     BrokerError,
     HoldfastError,
@@ -19,7 +19,7 @@ from holdfast.errors import (
 
 if TYPE_CHECKING:
     from holdfast.client import Client
-    from holdfast.client.request import Enqueued, Request
+    from holdfast.client.run import Enqueued, Request
     from holdfast.model.run import RunRecord
 
 FAILED = 3
@@ -73,13 +73,20 @@ async def enqueue(
     ] = None,
 ) -> None:
     """Send a run of JOB; prints its run id once the server has stored it."""
-    from holdfast.client.request import Options, make_request
+    from holdfast.client.run import make_request
     from holdfast.durations import seconds
     from holdfast.model.job import JobSpec
 
     limit = seconds(timeout, "timeout") if timeout is not None else None
-    options = Options(key, delay, _at(at), _headers(header or []), group)
-    request = make_request(JobSpec(job, group), read_payload(payload), options)
+    request = make_request(
+        JobSpec(job, group),
+        read_payload(payload),
+        key=key,
+        delay=delay,
+        at=_at(at),
+        headers=_headers(header or []),
+        group=group,
+    )
     async with connected(create=True) as client:
         enqueued = await client.enqueue(request)
         await _remark(client, request, enqueued)
@@ -133,10 +140,12 @@ def _check_json(body: bytes) -> None:
 def _at(text: str | None) -> float | None:
     if text is None:
         return None
+    from holdfast.durations import instant
+
     try:
         return float(text)
     except ValueError:
-        return moment(text, "--at")
+        return instant(text, "--at")
 
 
 def _headers(pairs: list[str]) -> dict[str, str]:

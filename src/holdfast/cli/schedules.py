@@ -227,7 +227,7 @@ async def backfill(
 ) -> None:
     """Fire the slots of a past time that did not run. Those that did are left alone."""
     from holdfast.client.backfill import backfill as fill
-    from holdfast.model.schedule import instant
+    from holdfast.durations import instant
 
     async with connected() as client:
         done = await fill(client, name, instant(start, "--from"), instant(end, "--to"))
@@ -263,7 +263,7 @@ async def why(
     ] = None,
 ) -> None:
     """Explain what became of a slot, also of one that did not run."""
-    from holdfast.model.schedule import instant
+    from holdfast.durations import instant
     from holdfast.status.schedules import SlotHistory
 
     async with connected() as client:

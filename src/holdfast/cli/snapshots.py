@@ -30,8 +30,8 @@ from typing import IO, Any, Final
 import msgspec
 
 from holdfast.broker import Broker
-from holdfast.broker.answers import Received
 from holdfast.broker.streams import Topology
+from holdfast.broker.wire import Received
 from holdfast.config import RecordConfig
 from holdfast.errors import BrokerError, ConfigError, InvalidInput, NotConnected
 from holdfast.names import (

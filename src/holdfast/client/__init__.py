@@ -1,7 +1,6 @@
-"""Sending runs and asking after them."""
+"""Sending runs, and asking what became of them."""
 
 from holdfast.client.client import Client
-from holdfast.client.request import Backend, Enqueued, Request
-from holdfast.client.run import Run, RunStatus
+from holdfast.client.run import Backend, Enqueued, Request, Run, RunStatus
 
 __all__ = ["Backend", "Client", "Enqueued", "Request", "Run", "RunStatus"]

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from holdfast import errors
 from holdfast.broker import Broker, Received
-from holdfast.broker.answers import read_ack
 from holdfast.broker.batch import Write, send_batch
-from holdfast.client.request import Enqueued, Request
+from holdfast.broker.wire import read_ack
+from holdfast.client.run import Enqueued, Request
 from holdfast.telemetry import Telemetry
 
 BATCH = 500

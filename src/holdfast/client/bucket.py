@@ -164,7 +164,7 @@ class NatsData:
 
     async def ensure(self) -> None:
         """Make the bucket unless it is there."""
-        await self._topology.ensure_bucket(f"data_{self._name}")
+        await self._topology.ensure_buckets(f"data_{self._name}")
 
     async def put(
         self, key: str, value: bytes, *, expected: int | None, ttl: float | None = None

@@ -17,14 +17,13 @@ import msgspec
 
 from holdfast import errors
 from holdfast.broker import Broker, Bucket, Received, Stored
-from holdfast.broker.answers import ENVELOPE_BYTES, header_bytes
 from holdfast.broker.batch import Write
 from holdfast.broker.objects import KEPT_SECONDS, Objects
 from holdfast.broker.streams import Topology
-from holdfast.broker.wire import Headers
+from holdfast.broker.wire import ENVELOPE_BYTES, Headers, header_bytes
 from holdfast.client.batches import Batches
 from holdfast.client.bucket import Data, NatsData
-from holdfast.client.request import Enqueued, Request
+from holdfast.client.run import Enqueued, Request
 from holdfast.config import RecordConfig
 from holdfast.model import node as nodes
 from holdfast.model import run as runs

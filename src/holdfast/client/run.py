@@ -1,12 +1,19 @@
-"""A handle on one run: its status, its result, its cancellation."""
+"""A run as its sender sees it: the request to make one, and the handle on an accepted one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from datetime import datetime
+from typing import Any, Generic, NamedTuple, Protocol, TypedDict, TypeVar, Unpack, cast
 
-from holdfast.client.request import Backend, Enqueued
+import msgspec
+
+from holdfast.broker import Stored
+from holdfast.client.bucket import Data
+from holdfast.durations import Duration, instant, seconds
 from holdfast.errors import (
+    InvalidInput,
     NoRecord,
     ResultTimeout,
     RunCancelled,
@@ -15,9 +22,120 @@ from holdfast.errors import (
 )
 from holdfast.model.job import JobSpec
 from holdfast.model.run import Progress, RunRecord
+from holdfast.names import IdMaker, check_header, check_name, keyed_run
 from holdfast.payload import decode_result
 
 T = TypeVar("T")
+
+_make_id = IdMaker()
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One run to be accepted."""
+
+    spec: JobSpec
+    group: str
+    run: str
+    body: bytes
+    keyed: bool = False
+    delay_seconds: float = 0.0
+    at: float | None = None
+    headers: dict[str, str] = {}
+    cause: str = ""
+
+    @property
+    def delayed(self) -> bool:
+        return self.at is not None or self.delay_seconds > 0
+
+
+class Enqueued(NamedTuple):
+    """The stream's answer to a request."""
+
+    run: str
+    sequence: int
+    duplicate: bool
+
+
+class SendOptions(TypedDict, total=False):
+    """How a run is sent: `job.enqueue(42, key="42", delay="10m")`."""
+
+    key: str | None
+    """Deduplication key: runs of one job with the same key are one run."""
+    delay: Duration | None
+    """How long to wait before the first attempt."""
+    at: datetime | float | None
+    """When the first attempt is due, instead of `delay`."""
+    headers: dict[str, str] | None
+    """Headers of your own; they stay with the run through retries and replays."""
+    group: str | None
+    """The group whose workers run it, instead of the job's."""
+
+
+def make_request(
+    spec: JobSpec, body: bytes, cause: str = "", **options: Unpack[SendOptions]
+) -> Request:
+    """Check everything a caller can get wrong, so that nothing half-right is sent."""
+    if not options:
+        return Request(spec, spec.group, _make_id(), body, cause=cause)
+    key, delay, at = options.get("key"), options.get("delay"), options.get("at")
+    named = options.get("group")
+    group = check_name(named, "group") if named else spec.group
+    if delay is not None and at is not None:
+        raise InvalidInput("give either delay or at, not both")
+    headers = dict(options.get("headers") or {})
+    for name, value in headers.items():
+        check_header(name, value)
+    return Request(
+        spec,
+        group,
+        keyed_run(group, spec.name, key) if key is not None else _make_id(),
+        body,
+        keyed=key is not None,
+        delay_seconds=seconds(delay, "delay") if delay is not None else 0.0,
+        at=instant(at, "at") if at is not None else None,
+        headers=headers,
+        cause=cause,
+    )
+
+
+class Backend(Protocol):
+    """Where runs are sent: NATS, or memory in unit tests."""
+
+    async def enqueue(self, request: Request) -> Enqueued:
+        """Accept one run; it is stored when this returns."""
+        ...
+
+    async def enqueue_many(self, requests: Sequence[Request]) -> list[Enqueued]:
+        """Accept many; all are stored when this returns."""
+        ...
+
+    async def read(self, run: str) -> RunRecord | None:
+        """A run's record."""
+        ...
+
+    async def wait(self, run: str, sequence: int, timeout: float | None) -> RunRecord:
+        """A run's record once it has ended."""
+        ...
+
+    async def cancel(self, run: str, group: str, job: str) -> bool:
+        """Cancel a run; False when it had ended already."""
+        ...
+
+    async def queued(self, run: str, group: str, job: str, sequence: int) -> str:
+        """Where a run without a record is: `queued`, `delayed` or `unknown`."""
+        ...
+
+    async def result_bytes(self, record: RunRecord) -> bytes:
+        """A run's result as JSON, from wherever it was put."""
+        ...
+
+    async def publish_event(self, event: str, body: bytes, headers: dict[str, str]) -> Stored:
+        """Publish an event; it is stored when this returns."""
+        ...
+
+    async def data(self, name: str) -> Data:
+        """A bucket of the program's own."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +211,14 @@ class Run(Generic[T]):
         """Wait for the run to end and return what its handler returned.
 
         Raises `RunFailed`, `RunCancelled`, `RunLost` or, when `timeout` seconds were not enough,
-        `ResultTimeout`; the run itself goes on.
+        `ResultTimeout`; the run itself continues.
         """
         self._need_record("result()")
         try:
             record = await self._backend.wait(self.id, self._sequence, timeout)
         except TimeoutError:
             raise ResultTimeout(
-                f"run {self.id} has not ended after {timeout:g} s; it goes on", run=self.id
+                f"run {self.id} has not ended after {timeout:g} s; it continues", run=self.id
             ) from None
         return await self._outcome(record)
 

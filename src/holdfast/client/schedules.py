@@ -21,7 +21,7 @@ import msgspec
 
 from holdfast.broker import Bucket
 from holdfast.client.client import Client
-from holdfast.client.request import Backend
+from holdfast.client.run import Backend
 from holdfast.errors import Conflict, InvalidInput, Unreadable
 from holdfast.model import schedule as schedules
 from holdfast.model import slot as slots

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from holdfast.broker import Broker, Received
-from holdfast.broker.answers import ENVELOPE_BYTES
+from holdfast.broker.wire import ENVELOPE_BYTES
 from holdfast.dispatcher.agents import AgentIndex
 from holdfast.dispatcher.records import FleetRecords
 from holdfast.dispatcher.sending import Sender

@@ -19,6 +19,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 
+from holdfast.durations import LATEST
 from holdfast.errors import InvalidInput
 
 NICKNAMES = {
@@ -30,8 +31,6 @@ NICKNAMES = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
-LATEST = 4_102_444_800
-"""2100: no instant after it is looked for."""
 
 _SOME_DAY = datetime(2026, 1, 1, tzinfo=UTC)
 _SHORTEST_STRETCH = 7 * 86_400

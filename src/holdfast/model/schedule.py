@@ -24,10 +24,10 @@ import msgspec
 
 from holdfast import durations
 from holdfast.clock import rfc3339
-from holdfast.durations import Duration
+from holdfast.durations import LATEST, Duration, instant
 from holdfast.errors import InvalidInput
 from holdfast.model.codec import Codec, Count, Headers, Instant, Moment, Name, Seconds
-from holdfast.model.cron import LATEST, check_cron, check_zone, next_instant
+from holdfast.model.cron import check_cron, check_zone, next_instant
 from holdfast.names import DEFAULT_GROUP, check_header, check_name
 
 CatchUp = Literal["all", "last", "none"]
@@ -201,27 +201,6 @@ def _interval(every: Duration) -> int:
     if value < 1 or value != int(value):
         raise InvalidInput(f"every must be whole seconds, at least 1, not {every!r}")
     return int(value)
-
-
-def instant(value: object, what: str) -> float:
-    """A point in time: a datetime with a zone, seconds since 1970, or ISO text with an offset."""
-    if isinstance(value, str):
-        try:
-            value = datetime.fromisoformat(value.strip())
-        except ValueError:
-            raise InvalidInput(
-                f"{what} {value!r} is not a time: write it as 2026-11-16T09:00:00+01:00"
-            ) from None
-    if isinstance(value, datetime):
-        if value.tzinfo is None:
-            raise InvalidInput(
-                f"{what} needs a time zone: 2026-11-16T09:00:00Z, or "
-                "datetime(..., tzinfo=ZoneInfo('Europe/Paris'))"
-            )
-        value = value.timestamp()
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < LATEST:
-        raise InvalidInput(f"{what} must be a time between 1970 and 2100")
-    return float(value)
 
 
 def _checked_body(body: bytes) -> msgspec.Raw:

@@ -22,9 +22,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from holdfast.broker import Broker, Bucket, Received
-from holdfast.broker.answers import read_ack
 from holdfast.broker.batch import LARGEST_BATCH, Write, store_batch
 from holdfast.broker.kv import Entry, direct_page, ttl_text
+from holdfast.broker.wire import read_ack
 from holdfast.errors import (
     BrokerError,
     Conflict,

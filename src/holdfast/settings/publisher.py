@@ -75,8 +75,7 @@ class Publisher:
         force: bool = False,
     ) -> tuple[Tree, Plan]:
         """Publish a folder; returns what was changed."""
-        for bucket in SETTINGS_BUCKETS:
-            await self._topology.ensure_bucket(bucket)
+        await self._topology.ensure_buckets(*SETTINGS_BUCKETS)
         tree, plan = await self.plan(folder, agents=agents, empty=empty, force=force)
         await self.apply(plan)
         return tree, plan

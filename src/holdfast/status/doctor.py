@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Final
 
 from holdfast.broker import Broker
-from holdfast.broker.options import shown_url
+from holdfast.broker.connecting import shown_url
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig
 from holdfast.errors import HoldfastError

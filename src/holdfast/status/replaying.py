@@ -19,7 +19,7 @@ from __future__ import annotations
 import secrets
 from typing import Final
 
-from holdfast.broker.answers import header_bytes
+from holdfast.broker.wire import header_bytes
 from holdfast.client import Client
 from holdfast.errors import Conflict, OutcomeUnknown, PayloadTooLarge
 from holdfast.model import run as runs

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast import errors
-from holdfast.broker.answers import ENVELOPE_BYTES
-from holdfast.broker.requirements import REQUIRED_API_LEVEL, REQUIRED_VERSION, parse_version
+from holdfast.broker.connecting import REQUIRED_API_LEVEL, REQUIRED_VERSION, parse_version
+from holdfast.broker.wire import ENVELOPE_BYTES
 from holdfast.durations import text as duration
 from holdfast.status.checkup import Finding, Level, Site, few
 from holdfast.status.monitor import Jetstream

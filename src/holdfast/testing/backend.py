@@ -13,8 +13,8 @@ import msgspec
 
 from holdfast.app import Holdfast
 from holdfast.broker import Stored
-from holdfast.broker.answers import ENVELOPE_BYTES, header_bytes
 from holdfast.broker.kv import Entry
+from holdfast.broker.wire import ENVELOPE_BYTES, header_bytes
 from holdfast.client import Enqueued, Request
 from holdfast.client.bucket import Data
 from holdfast.config import RecordConfig
@@ -182,7 +182,7 @@ class Process(Protocol):
 
 
 class MemoryBackend:
-    """Accepts runs and answers questions about them (`client.request.Backend`)."""
+    """Accepts runs and answers questions about them (`client.run.Backend`)."""
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ class Sessions:
 
     async def ensure(self) -> None:
         """Make the bucket unless it is there."""
-        await self._client.topology.ensure_bucket(BUCKET)
+        await self._client.topology.ensure_buckets(BUCKET)
 
     async def start(self, token: Token) -> str:
         """A new session of a token's owner; returns its secret id."""

@@ -146,7 +146,7 @@ def raw(payload: msgspec.Raw | msgspec.UnsetType) -> bytes:
 def when(text: str, now: float, what: str) -> float:
     """`10m` ago, seconds since 1970, or a time such as 2026-11-16T01:45:00Z; 0 for nothing."""
     from holdfast import durations
-    from holdfast.model.schedule import instant
+    from holdfast.durations import instant
 
     if not text:
         return 0.0

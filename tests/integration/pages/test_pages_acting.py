@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from holdfast import Holdfast
-from holdfast.client.request import Options, make_request
+from holdfast.client.run import make_request
 from holdfast.client.schedules import Schedules
 from holdfast.config import WebConfig
 from holdfast.errors import NotFound
@@ -230,7 +230,7 @@ def test_run_that_nobody_serves_is_told(world: World, tab: Page) -> None:
     """Its own page, the jobs and the overview say that no worker has ever served its job."""
 
     async def send() -> str:
-        request = make_request(JobSpec("chrage"), b'{"order": 1}', Options(key="typo"))
+        request = make_request(JobSpec("chrage"), b'{"order": 1}', key="typo")
         return (await (await world.client()).enqueue(request)).run
 
     async def purge() -> None:

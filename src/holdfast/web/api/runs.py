@@ -11,7 +11,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
 
-from holdfast.client.request import Options, make_request
+from holdfast.client.run import make_request
 from holdfast.errors import NoRecord, NotFound, RunNotFound
 from holdfast.model.job import JobSpec
 from holdfast.model.run import Attempt, Progress
@@ -128,12 +128,18 @@ async def enqueue(
     """The run is stored when this answers. With your app given to `holdfast web`, its payload is
     checked by the job's own parameters first. A job that no worker has ever served is taken too:
     `hint` says so."""
-    from holdfast.model.schedule import instant
+    from holdfast.durations import instant
 
     spec = _spec(desk, wanted)
-    at = instant(wanted.at, "at") if wanted.at is not None else None
-    options = Options(wanted.key, wanted.delay, at, dict(wanted.headers), wanted.group)
-    made = make_request(spec, raw(wanted.payload), options)
+    made = make_request(
+        spec,
+        raw(wanted.payload),
+        key=wanted.key,
+        delay=wanted.delay,
+        at=instant(wanted.at, "at") if wanted.at is not None else None,
+        headers=dict(wanted.headers),
+        group=wanted.group,
+    )
     done = await desk.client.enqueue(made)
     await desk.audit.write("enqueue", runs=[done.run], group=made.group, job=spec.name)
     hint = await desk.jobs.unserved(spec.name, made.group)

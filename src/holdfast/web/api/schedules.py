@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from holdfast.client.backfill import backfill as fill
 from holdfast.clock import rfc3339
-from holdfast.model.schedule import Schedule, define, instant, next_after
+from holdfast.durations import instant
+from holdfast.model.schedule import Schedule, define, next_after
 from holdfast.names import DEFAULT_GROUP, check_name
 from holdfast.status.schedules import MOST_NEXT
 from holdfast.web.masking import hides, masked_bytes, masked_headers

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from holdfast.clock import rfc3339
+from holdfast.durations import instant
 from holdfast.errors import InvalidInput
-from holdfast.model.schedule import instant
 from holdfast.status.outcomes import Outcome, outcomes
 from holdfast.web.masking import hides, masked_text
 from holdfast.web.services import Desk, ViewerDesk

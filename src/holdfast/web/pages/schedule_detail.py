@@ -7,9 +7,10 @@ from typing import Final
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from holdfast.durations import instant
 from holdfast.errors import InvalidInput, InvalidName
 from holdfast.model import slot as slots
-from holdfast.model.schedule import Schedule, instant
+from holdfast.model.schedule import Schedule
 from holdfast.status.outcomes import Outcome, outcomes
 from holdfast.status.schedules import Why, explain
 from holdfast.web.pages.schedules import ticks

@@ -1,7 +1,11 @@
-"""How a `ConnectionConfig` becomes the options of the NATS client: credentials and TLS.
+"""Connecting: the client's options for a `ConnectionConfig`, and which servers are accepted.
 
-Also what a server's refusal means: a wrong login and a certificate that does not fit do not get
-better by trying again, so they end the attempt to connect at once, with a sentence (`hopeless`).
+A wrong login and a certificate that does not fit do not get better by trying again: `hopeless` says
+so in a sentence, and connecting ends at once. A server that is too old, or without JetStream, is
+refused with `ServerTooOld` or `BrokerError`. An election in its cluster is waited for; if it does
+not end, `Unavailable` is raised, since that is not a server without JetStream.
+
+Not checked: the other nodes of the cluster, and whether streams exist.
 """
 
 from __future__ import annotations
@@ -9,10 +13,12 @@ from __future__ import annotations
 import logging
 import re
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast import errors
+from holdfast.clock import Clock
 from holdfast.config import ConnectionConfig
 from holdfast.errors import ConfigError
 from holdfast.identity import RequestGuard, RequestSigner, load_credentials
@@ -20,9 +26,78 @@ from holdfast.identity.credentials import AGENT
 
 log = logging.getLogger("holdfast.broker")
 
+REQUIRED_VERSION: Final = (2, 12, 6)
+"""2.12 brought schedules and atomic batches, and 2.12.6 fixes CVE-2026-33222 and CVE-2026-33248."""
+REQUIRED_API_LEVEL: Final = 3
+"""The level that nats-server 2.12 announces; every node of a cluster must have it."""
 DEFAULT_INBOX: Final = "_INBOX"
 
 _LOGIN: Final = "check user and password, token, credentials_file, creds_file or nkey_seed_file"
+_ELECTION_SECONDS: Final = 10.0
+"""Longer than the election of a cluster's leader takes (4 to 8 s)."""
+_PAUSE_SECONDS: Final = 0.25
+_LEADERLESS: Final = "(10008)"
+"""The server's number for a cluster without a leader: it elects one, or has too few nodes to."""
+
+Account = Callable[[], Awaitable[dict[str, Any]]]
+"""Asks JetStream about the account."""
+
+
+def check_version(version: str) -> None:
+    """Refuse a server that is too old."""
+    if parse_version(version) < REQUIRED_VERSION:
+        wanted = ".".join(map(str, REQUIRED_VERSION))
+        raise errors.ServerTooOld(
+            f"nats-server {version or '(unknown)'} is too old: Holdfast needs "
+            f"{wanted} or newer, because older ones silently ignore message TTLs and "
+            "schedules. Upgrade the server, or run 'holdfast server'"
+        )
+
+
+async def check_jetstream(account: Account, clock: Clock) -> int:
+    """The level of JetStream's API; refuse one that is too low."""
+    info = await _answered(account, clock)
+    level = int(info.get("api", {}).get("level", 0))
+    if level < REQUIRED_API_LEVEL:
+        raise errors.ServerTooOld(
+            f"the server's JetStream API level is {level} and Holdfast needs "
+            f"{REQUIRED_API_LEVEL} or more (nats-server 2.12): upgrade every node"
+        )
+    return level
+
+
+async def _answered(account: Account, clock: Clock) -> dict[str, Any]:
+    """What JetStream says of the account; an election in its cluster is waited for.
+
+    A question that was asked during an election is never answered: it is asked again soon.
+    """
+    deadline = clock.monotonic() + _ELECTION_SECONDS
+    while True:
+        try:
+            return await account()
+        except (errors.Unavailable, errors.NotFound, errors.OutcomeUnknown) as error:
+            unsure = isinstance(error, errors.OutcomeUnknown)
+            if not unsure and _LEADERLESS not in str(error):
+                raise errors.BrokerError(
+                    f"JetStream is not enabled on this server or account ({error}): "
+                    "add 'jetstream {}' to the server's configuration"
+                ) from None
+            if clock.monotonic() > deadline:
+                raise errors.Unavailable(
+                    f"the cluster has no leader ({error}): start the servers that are missing, "
+                    "most of them must run"
+                ) from None
+        await clock.sleep(_PAUSE_SECONDS)
+
+
+def parse_version(text: str) -> tuple[int, int, int]:
+    """`2.12.6-RC.1` as numbers; unreadable parts count as 0."""
+    parts = [*text.split("-")[0].split("."), "0", "0", "0"]
+    major, minor, patch = (int(p) if p.isdigit() else 0 for p in parts[:3])
+    return major, minor, patch
+
+
+# ---- options
 
 
 def connect_options(config: ConnectionConfig) -> dict[str, Any]:
