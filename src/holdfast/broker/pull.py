@@ -49,6 +49,11 @@ TERM: Final = b"+TERM"
 IN_PROGRESS: Final = b"+WPI"
 
 
+def nak_body(delay: float = 0.0) -> bytes:
+    """What gives a message back, to be delivered again after `delay` seconds."""
+    return NAK + b' {"delay": %d}' % int(delay * NANO) if delay > 0 else NAK
+
+
 class Delivery:
     """One message handed to one process, with the right to acknowledge it."""
 
@@ -100,7 +105,7 @@ class Delivery:
 
     def nak(self, delay: float = 0.0) -> Coroutine[Any, Any, None]:
         """Give the message back, to be delivered again after `delay`."""
-        return self._answer(NAK + b' {"delay": %d}' % int(delay * NANO) if delay > 0 else NAK)
+        return self._answer(nak_body(delay))
 
     async def _answer(self, body: bytes) -> None:
         """Tell the server, unless the message was given back, and is somebody else's."""

@@ -13,8 +13,6 @@ import contextlib
 import logging
 from collections.abc import Sequence
 
-import msgspec
-
 from holdfast import errors
 from holdfast.broker import Broker, Bucket, Received, Stored
 from holdfast.broker.batch import Write
@@ -355,9 +353,7 @@ class Client:
     ) -> bool:
         now = self.broker.server_now()
         base = record or RunRecord("cancelled", group, job, keyed=True, created=now)
-        ended = msgspec.structs.replace(
-            base, state="cancelled", token=f"cancel.{run}", ended=now, error=why, reply=""
-        )
+        ended = runs.ended(base, "cancelled", error=why, token=f"cancel.{run}", now=now)
         try:
             await self.runs.put(
                 run, runs.encode(ended), expected=revision, ttl=self.records.keyed_ttl_seconds

@@ -20,8 +20,8 @@ from holdfast import errors
 from holdfast.broker import Broker, Bucket
 from holdfast.broker.objects import Objects
 from holdfast.model import fleet
-from holdfast.model.codec import JSON, Codec
-from holdfast.model.fleet import FleetRequest, FleetRun, Return
+from holdfast.model.codec import JSON
+from holdfast.model.fleet import Answer, FleetRequest, FleetRun, Return
 from holdfast.model.target import parse
 from holdfast.names import IdMaker, check_run, fleet_key, last_token, return_key
 
@@ -35,16 +35,6 @@ NOBODY_SECONDS: Final = 3.0
 LOOK_SECONDS: Final = 2.0
 
 _make_id = IdMaker()
-
-
-class _Answer(msgspec.Struct, frozen=True):
-    record: FleetRun | None = None
-    agents: tuple[str, ...] | None = None
-    error: str = ""
-    again: bool = False
-
-
-_ANSWER: Final = Codec[_Answer](_Answer, "the dispatcher's answer")
 
 
 def new_run() -> str:
@@ -79,7 +69,7 @@ class Fleet:
         parse(target)
         return (await self._ask("resolve", target.encode())).agents or ()
 
-    async def _ask(self, verb: str, body: bytes) -> _Answer:
+    async def _ask(self, verb: str, body: bytes) -> Answer:
         clock = self._broker.clock
         begun = clock.monotonic()
         subject = self._broker.names.dispatch(verb)
@@ -87,7 +77,7 @@ class Fleet:
             waited = clock.monotonic() - begun
             try:
                 found = await self._broker.ask(subject, body, timeout=ANSWER_SECONDS)
-                answer = _ANSWER.decode(found.body)
+                answer = fleet.ANSWER.decode(found.body)
                 if not answer.error:
                     return answer
                 if not answer.again:

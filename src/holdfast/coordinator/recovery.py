@@ -19,10 +19,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-import msgspec
-
 from holdfast.broker import Broker, Bucket, Entry
-from holdfast.broker.pull import NAK, NANO
+from holdfast.broker.pull import nak_body
 from holdfast.errors import BrokerError, Conflict, HoldfastError
 from holdfast.model import run as runs
 from holdfast.model.dead import dead_headers
@@ -63,13 +61,13 @@ class Recovery:
         """
         unclaimed = [held.reply for held in index if not held.revision]
         for reply in unclaimed:
-            await self._nak(reply, NAK)
+            await self._nak(reply)
         return len(unclaimed)
 
-    async def _nak(self, reply: str, body: bytes) -> None:
-        """Give a message back, if it is one of ours: a client chooses what its records name."""
+    async def _nak(self, reply: str, delay: float = 0.0) -> None:
+        """Give a message back. The address comes from a record, which may name any subject."""
         if self._broker.names.takes_acks(reply):
-            await self._broker.publish(reply, body)
+            await self._broker.publish(reply, nak_body(delay))
 
     async def sweep(self, node: NodeRecord, known: set[str], grace_left: float) -> int:
         """Look through all records for claims of the node that its index did not have."""
@@ -106,14 +104,13 @@ class Recovery:
             return 0
         self._telemetry.recovered.inc()
         if record.once or record.body:
-            await self._bury(node, run, record, revision)
+            await self._end_lost(node, run, record, revision)
         elif record.reply:
             delay = grace_left if record.restart == "after_grace" else 0.0
-            body = NAK + b' {"delay": %d}' % int(delay * NANO) if delay > 0 else NAK
-            await self._nak(record.reply, body)
+            await self._nak(record.reply, delay)
         return 1
 
-    async def _bury(self, node: NodeRecord, run: str, record: RunRecord, revision: int) -> None:
+    async def _end_lost(self, node: NodeRecord, run: str, record: RunRecord, revision: int) -> None:
         """Its message is gone: nobody else will ever say what became of it.
 
         Asked of the leader once more, because a letter cannot be taken back.
@@ -123,16 +120,8 @@ class Recovery:
             return
         now = self._broker.server_now()
         error = f"its worker {node.id} died and its restart strategy is 'never'"
-        ended = msgspec.structs.replace(
-            runs.close_crashed(record, now),
-            state="lost",
-            error=error,
-            ended=now,
-            body=b"",
-            body_object="",
-            reply="",
-            token=f"lost.{node.id}",
-        )
+        token = f"lost.{node.id}"
+        ended = runs.ended(record, "lost", error=error, token=token, now=now)
         headers = dead_headers(
             run=run,
             message=record.message,

@@ -26,7 +26,7 @@ from holdfast.errors import BrokerError, HoldfastError, InvalidInput, RunNotFoun
 from holdfast.identity import Requester, RequestRefused
 from holdfast.identity.sparse import Sparse
 from holdfast.model import fleet
-from holdfast.model.fleet import FleetRequest, FleetRun
+from holdfast.model.fleet import Answer, FleetRequest, FleetRun
 from holdfast.model.target import parse
 from holdfast.names import check_run, last_token
 
@@ -36,16 +36,6 @@ LONGEST_TIMEOUT_SECONDS: Final = 7 * 86_400.0
 LONGEST_FUNCTION: Final = 200
 
 Owned = Callable[[FleetRun, int], None]
-
-
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a dispatcher says to a client."""
-
-    record: FleetRun | None = None
-    agents: tuple[str, ...] | None = None
-    error: str = ""
-    again: bool = False
-    """Ask again in a moment."""
 
 
 class Intake:
@@ -91,7 +81,7 @@ class Intake:
             answer = Answer(error=str(error))
         if message.reply:
             try:
-                await self._broker.publish(message.reply, msgspec.json.encode(answer))
+                await self._broker.publish(message.reply, fleet.ANSWER.encode(answer))
             except HoldfastError as error:
                 log.warning("an answer could not be sent: %s", error)
 

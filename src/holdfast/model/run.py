@@ -249,6 +249,22 @@ def close_crashed(record: RunRecord, now: float) -> RunRecord:
     )
 
 
+def ended(record: RunRecord, state: State, *, error: str, token: str, now: float) -> RunRecord:
+    """The record of a run that ends without a holder to say so: cancelled, dead or lost."""
+    closed = close_crashed(record, now) if record.state == "running" else record
+    return msgspec.structs.replace(
+        closed,
+        state=state,
+        token=token,
+        reply="",
+        ended=now,
+        due=0.0,
+        error=error[:ERROR_CHARS],
+        body=b"",
+        body_object="",
+    )
+
+
 def settled(
     record: RunRecord,
     state: State,

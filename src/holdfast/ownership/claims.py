@@ -313,10 +313,7 @@ class Claims:
 
         `revision` is the one at which that was decided: a run that has moved since is left alone.
         """
-        closed = runs.close_crashed(record, self._now()) if record.state == "running" else record
-        ended = msgspec.structs.replace(
-            closed, state=state, token=self._token(), error=error, ended=self._now(), reply=""
-        )
+        ended = runs.ended(record, state, error=error, token=self._token(), now=self._now())
         won = await self._write(run, ended, revision, self.ttl_of(record))
         return ended if won else None
 

@@ -16,8 +16,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import msgspec
-
 from holdfast.client import Client
 from holdfast.clock import rfc3339
 from holdfast.errors import Conflict, NotFound
@@ -79,14 +77,8 @@ class Purger:
         record, revision = await self._finder.record(run)
         if record is None or record.state != "failed":
             return
-        ended = msgspec.structs.replace(
-            record,
-            state="cancelled",
-            token=f"purge.{run}",
-            ended=self._broker.server_now(),
-            due=0.0,
-            error="purged",
-        )
+        now = self._broker.server_now()
+        ended = runs.ended(record, "cancelled", error="purged", token=f"purge.{run}", now=now)
         records = self._client.records
         ttl = records.keyed_ttl_seconds if record.keyed else records.keyless_ttl_seconds
         try:

@@ -284,9 +284,7 @@ class MemoryBackend:
     ) -> bool:
         now = self._process.clock.utc()
         base = record or RunRecord("cancelled", group, job, keyed=True, created=now)
-        ended = msgspec.structs.replace(
-            base, state="cancelled", token=f"cancel.{run}", ended=now, error="cancelled", reply=""
-        )
+        ended = runs.ended(base, "cancelled", error="cancelled", token=f"cancel.{run}", now=now)
         ttl = self._records.keyed_ttl_seconds
         try:
             await self._store.put(run, runs.encode(ended), expected=revision, ttl=ttl)

@@ -33,7 +33,7 @@ from taskiq import AckableMessage
 from taskiq.message import TaskiqMessage
 
 from holdfast.broker import Broker, Delivery
-from holdfast.broker.pull import ACK, IN_PROGRESS, NAK, NANO
+from holdfast.broker.pull import ACK, IN_PROGRESS, nak_body
 from holdfast.errors import BrokerError, NotConnected
 from holdfast.integrations.taskiq.dead import Grave
 from holdfast.model.backoff import Backoff
@@ -198,7 +198,7 @@ class Deliveries:
         except BrokerError as trouble:
             log.error("a dead letter could not be stored (%s): the message comes back", trouble)
             self._finished.pop(held.place, None)
-            await self._say(held.delivery.reply, _nak(UNBURIED_SECONDS))
+            await self._say(held.delivery.reply, nak_body(UNBURIED_SECONDS))
             return
         await self._say(held.delivery.reply, ACK)
 
@@ -218,7 +218,7 @@ class Deliveries:
 
     async def _give_back(self, held: Held, wait: float = 0.0) -> None:
         self._forget(held)
-        await self._say(held.delivery.reply, _nak(wait))
+        await self._say(held.delivery.reply, nak_body(wait))
 
     def _forget(self, held: Held, *, finished: bool = False) -> None:
         self._held.pop(held.place, None)
@@ -291,7 +291,3 @@ class Deliveries:
         if self._gathering:
             self._gathering.cancel()
         await self._flush()
-
-
-def _nak(wait: float) -> bytes:
-    return NAK + b' {"delay": %d}' % int(wait * NANO) if wait > 0 else NAK
