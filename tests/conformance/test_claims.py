@@ -43,6 +43,16 @@ async def test_claim_has_one_winner_among_many_connections(place: Place) -> None
         assert claim.epoch == claim.revision > 0
 
 
+@pytest.mark.parametrize("forged", [2_000_000, 10**15 - 1])
+async def test_claim_counts_nothing_up_from_a_forged_number(place: Place, forged: int) -> None:
+    """A number that no run can have reached is not written down: it could grow past any limit."""
+    async with place.open(1) as stores:
+        nodes, _ = crowd(stores)
+        claim = await nodes[0].won(message=forged)
+        assert claim.record.message == 1
+        assert (await nodes[0].record()).message == 1
+
+
 async def test_claim_of_a_failed_run_has_one_winner(place: Place) -> None:
     """failed → running is a compare-and-swap too: the retry is neither lost nor doubled."""
     async with place.open(CROWD) as stores:

@@ -52,12 +52,42 @@ def test_private_members_are_where_we_use_them() -> None:
     assert inspect.iscoroutinefunction(Client._flush_pending)
     assert "_process_msg" in inspect.getsource(Parser.parse)
     client = Client()
-    for name in ("_flush_queue", "_server_info", "_subs", "_pending", "_pending_data_size"):
+    names = ("_flush_queue", "_server_info", "_subs", "_pending", "_pending_data_size", "_pongs")
+    for name in names:
         assert hasattr(client, name), name
     for name in ("buf", "state", "needed"):
         assert hasattr(client._ps, name), name
     assert "await self._ps.parse(" in inspect.getsource(Client._read_loop)
     assert "_id" in inspect.getsource(Subscription.__init__)
+
+
+async def test_flush_that_was_cancelled_leaves_the_connection_intact(nats: Server) -> None:
+    """The PONG that comes for nobody is dropped, and the next flush gets its own."""
+    async with wired(nats) as client:
+        reading = client._reading_task
+        for _ in range(20):
+            flushing = asyncio.create_task(client.flush())
+            while not client._pongs:
+                await asyncio.sleep(0)
+            flushing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await flushing
+        await client.flush()
+        assert client.is_connected
+        assert client._reading_task is reading
+        assert not reading.done()
+
+
+async def test_flush_is_cancelled_even_when_its_answer_is_there(nats: Server) -> None:
+    """A task that is cancelled in the very moment in which the PONG arrives does not go on."""
+    async with wired(nats) as client:
+        flushing = asyncio.create_task(client.flush())
+        while not client._pongs:
+            await asyncio.sleep(0)
+        client._pongs[0].set_result(True)
+        flushing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await flushing
 
 
 def test_aiohttp_is_imported_by_whoever_uses_it() -> None:

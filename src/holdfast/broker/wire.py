@@ -28,6 +28,7 @@ import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.errors import ConnectionClosedError
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 from holdfast import errors
@@ -218,10 +219,29 @@ class WireClient(Client):
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
     async def flush(self, timeout: int = 10) -> None:
-        """Return when the server has seen everything; the library's PING overtakes its buffer."""
+        """Return when the server has seen everything.
+
+        The library's own lets its PING overtake the buffer, and waits with `asyncio.wait_for`,
+        which before Python 3.12 may swallow a cancellation.
+        """
+        if self.is_closed:
+            raise ConnectionClosedError
         async with asyncio.timeout(timeout):
             await self._flush_pending(force_flush=True)
-        await super().flush(timeout)
+            if self.hears:
+                pong: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+                await self._send_ping(pong)
+                await pong
+
+    async def _process_pong(self) -> None:
+        """Hand a PONG to the PING that has waited longest.
+
+        If whoever sent that one was cancelled or timed out, the library would fail to set the
+        result, stop reading, and lose the connection.
+        """
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
 
     async def _connect_to_server(self, server: Any) -> None:
         """Try one server; the library would leave the socket of the try before it open."""

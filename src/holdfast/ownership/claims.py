@@ -248,7 +248,7 @@ class Claims:
             node=self._node,
             token=self._token(),
             reply=reply,
-            message=message,
+            message=runs.believed(base, message),
             now=self._now(),
             alone=alone,
         )
