@@ -14,7 +14,7 @@ from holdfast import Holdfast
 from holdfast.broker import Broker
 from holdfast.broker.kv import direct_batch
 from holdfast.broker.streams import Topology
-from holdfast.client.request import Request
+from holdfast.client.run import Request
 from holdfast.config import ConnectionConfig, RecordConfig
 from holdfast.errors import NotConnected, OutcomeUnknown, PartlyStored, Unavailable
 from holdfast.names import H_MSG_ID
