@@ -33,8 +33,8 @@ $(STAMP): pyproject.toml constraints.txt apps/uptime/pyproject.toml
 	  --editable '.[dev]' --editable apps/uptime --constraint constraints.txt
 	@touch $@
 
-demo: setup ## see it work: an uptime monitor whose processes are killed now and then (ARGS=--seconds=60)
-	$(BIN)/python -m uptime.demo $(ARGS)
+demo: setup ## see it work: a shop, retries, dead letters, a fleet, killed workers (ARGS=--seconds=60)
+	$(BIN)/holdfast demo $(ARGS)
 
 test: static system ## everything: lint, format, types, layers, then every test suite
 	$(PYTEST) --durations=20 $(SUITES)

@@ -66,6 +66,12 @@ async def stock(page: int) -> int:
     return page
 
 
+@app.every("10s", overlap="skip")
+async def restock() -> int:
+    """A schedule: each instant fires once, whichever scheduler is alive."""
+    return random.randrange(5)
+
+
 @app.job(timeout="1m")
 async def report(day: str, ctx: Context) -> str:
     """Takes a while: the one most likely to be running when its process is killed."""

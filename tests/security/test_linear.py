@@ -80,7 +80,6 @@ PACKAGES = (holdfast, uptime)
 SKIPPED = (
     "holdfast.testing",
     "holdfast.deploy",
-    "uptime.demo",
     "__main__",
     "holdfast.settings.child",
 )

@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 from uptime.app import app, incidents
 from uptime.config import load
-from uptime.demo.audit import Audit
-from uptime.demo.sites import Mood, Receiver, Site
-from uptime.demo.stage import Stage
 from uptime.service import Service
 
 from tests.support import until
+from tests.uptime.audit import Audit
+from tests.uptime.sites import Mood, Receiver, Site
+from tests.uptime.stage import Stage
 
 SECONDS = 600 if os.environ.get("HOLDFAST_SOAK") else 22
 STEADY, SLOW, FLAKY = 8, 6, 2
@@ -59,7 +59,7 @@ async def test_no_check_is_missed_and_each_alert_is_told_once(
     async with AsyncExitStack() as stack:
         for server in (*sites.values(), receiver):
             await stack.enter_async_context(server)
-        stage = await stack.enter_async_context(Stage(tmp_path, dashboard=False))
+        stage = await stack.enter_async_context(Stage(tmp_path))
         await stage.ready()
         await stack.enter_async_context(app)
         audit = Audit(receiver)

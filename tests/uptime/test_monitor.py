@@ -17,7 +17,6 @@ from uptime import record
 from uptime.app import app, checks, incidents, notify, probe, reconcile, results, states
 from uptime.cache import Cache
 from uptime.config import ConfigError, load
-from uptime.demo.sites import Receiver, Site
 from uptime.notices import letter, subject
 from uptime.probes import Outcome
 from uptime.record import Incident, Notice, Rules, State
@@ -28,6 +27,7 @@ from holdfast import Holdfast, Schedules
 from holdfast.server import Server
 from holdfast.testing import RunningWorker
 from tests.support import until
+from tests.uptime.sites import Receiver, Site
 
 
 @asynccontextmanager

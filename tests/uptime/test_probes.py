@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from uptime.check import Check
 from uptime.config import networks
-from uptime.demo.sites import Site, response
 from uptime.fetching import fetch
 from uptime.guard import Guard, Refused
 from uptime.probes import Outcome, look, trust
 
 from tests.uptime.conftest import Authority
 from tests.uptime.servers import serving
+from tests.uptime.sites import Site, response
 
 LOCAL = Guard(networks("127.0.0.1,::1"))
 

@@ -1,11 +1,14 @@
-"""`holdfast demo`: a server, two workers, a coordinator and a shop, with crashes, shown live.
+"""`holdfast demo` (`make demo`): a shop on real processes, with faults, on an embedded server.
 
-Every so often one of the workers is killed with -9; its runs go on in the other one, and a
-successor takes its place. The demo keeps its own list of every run that was accepted, and of every
-run that an event must have started, and looks each one up that has not ended in time: `lost`
-counts those of which neither a record nor a message is left.
+It runs what `holdfast dev` runs, with two workers, and two agents besides. Customers send orders,
+some of them twice; the bank fails now and then, one page of the stock never works; one of the
+workers is killed with -9 every so often, and the fleet is asked who is there. Each line says what
+happened, and the pages show all of it.
 
-Everything is temporary and on ports of its own. The end is in order: traffic, workers, server.
+The demo keeps its own list of the runs that were accepted, and looks up those that have not ended
+in time (`demo_tally`): `lost` counts runs of which neither a record nor a message is left.
+
+Everything is temporary, on free ports. It ends in order: traffic, processes, server.
 """
 
 from __future__ import annotations
@@ -19,27 +22,31 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from holdfast.cli.common import Cli, say
-from holdfast.cli.demo_board import Board, Tally
-from holdfast.cli.demo_view import open_view, summary
+from holdfast.cli.demo_tally import Tally, Watch
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.app import Holdfast
-    from holdfast.cli.demo_watch import Watch
     from holdfast.server import Server
     from holdfast.worker.supervisor import Keeper, Spec, Supervisor
 
 APP = "shop:app"
 WORKERS = 2
-GRACE_SECONDS = 3.0
-STOP_SECONDS = GRACE_SECONDS + 5.0
-SHOW_SECONDS = 1.0
+AGENTS = ("web1", "db1")
 KILL_SECONDS = 20.0
+"""Long enough to see the runs of one killed worker recover before the next is killed."""
+SHOW_SECONDS = 5.0
+"""How often the totals are printed."""
+FLEET_SECONDS = 10.0
+"""How often the agents are asked: rarely, so that the lines about runs stay in sight."""
+PAUSE_SECONDS = 0.12
+"""Between two orders: about eight a second keep two workers busy without filling the queue."""
+ITEMS = ("lamp", "chair", "kettle", "clock", "globe")
 
 
 def register(app: Cli) -> None:
@@ -49,13 +56,13 @@ def register(app: Cli) -> None:
 
 def demo(
     seconds: Annotated[
-        float, typer.Option(help="Stop by itself after so many; 0: when you press Ctrl-C.", min=0)
+        float, typer.Option(help="Stop after this many seconds; 0: on Ctrl-C.", min=0)
     ] = 0.0,
     kill_every: Annotated[
-        float, typer.Option(help="Seconds between two kills of a worker; 0: none.", min=0)
+        float, typer.Option(help="Kill a worker every N seconds; 0: never.", metavar="N", min=0)
     ] = KILL_SECONDS,
 ) -> None:
-    """See it work: a shop, its workers, and one of them killed every 20 seconds.
+    """See it work: a shop with retries, dead letters, a fleet, and workers that get killed.
 
     Exit codes: 0, or 1 when an accepted run was lost.
     """
@@ -78,39 +85,19 @@ def sample_folder() -> Path:
     raise FileNotFoundError("the sample app examples/shop.py is missing")
 
 
-def plan(folder: Path, samples: Path) -> list[Spec]:
-    """Two workers and a coordinator, on the server that the environment names."""
-    from holdfast.cli.worker import SOCKET_VARIABLE
-    from holdfast.worker.supervisor import Spec
+class _Lines(logging.Handler):
+    """Prints warnings of this process among the demo's own lines."""
 
-    paths = [str(samples), *filter(None, [os.environ.get("PYTHONPATH", "")])]
-    env = {"PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-m", "holdfast"]
-    workers = [
-        Spec(
-            f"worker {n}",
-            [*command, "worker", APP, "--grace", f"{GRACE_SECONDS:g}s"],
-            {**env, SOCKET_VARIABLE: str(folder / f"{n}.sock")},
-            folder / f"{n}.sock",
-        )
-        for n in range(WORKERS)
-    ]
-    return [*workers, Spec("coordinator", [*command, "coordinator"], env)]
-
-
-class BoardHandler(logging.Handler):
-    """Puts what our own processes log on the board, where it does not disturb the picture."""
-
-    def __init__(self, board: Board) -> None:
+    def __init__(self, tally: Tally) -> None:
         super().__init__(logging.WARNING)
-        self._board = board
+        self._tally = tally
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._board.say(record.getMessage())
+        self._tally.say(record.getMessage())
 
 
 class Demo:
-    """One run of the demo, on a server that is up already."""
+    """One demo on a server that is running."""
 
     def __init__(self, server: Server, folder: Path, seconds: float, kill_every: float) -> None:
         self._server = server
@@ -119,58 +106,82 @@ class Demo:
         self._kill_every = kill_every
         self._stop = asyncio.Event()
         self._began = time.monotonic()
+        self._supervisor: Supervisor | None = None
 
     async def run(self) -> int:
-        """From the first run to the last; returns the exit code."""
-        from holdfast.cli.demo_watch import Watch
+        """Run to the end; returns the exit code."""
+        from holdfast.cli.dev import WEB_HOST, has_web, web_port_of
         from holdfast.cli.loading import load_app
         from holdfast.process import handle_signals
         from holdfast.worker.supervisor import Supervisor
 
+        handle_signals(self._stop.set, self._kill)
         samples = sample_folder()
         sys.path.insert(0, str(samples))
         os.environ["HOLDFAST_NATS_URL"] = self._server.url
+        port = web_port_of(None) if has_web() else 0
+        if port:
+            say(f"pages:  http://{WEB_HOST}:{port}/   (ready in a few seconds)")
+        say(f"NATS:   {self._server.url}   (export HOLDFAST_NATS_URL={self._server.url})")
+        say(f"logs:   {self._folder / 'processes.log'}")
+        say("Ctrl-C stops everything.")
         app = load_app(APP)
-        board = Board({name: Tally() for name in app.jobs})
-        logging.getLogger().handlers[:] = [BoardHandler(board)]
+        tally = Tally(app.jobs, self._say)
+        logging.getLogger().handlers[:] = [_Lines(tally)]
         with (self._folder / "processes.log").open("ab") as log:
-            specs = plan(self._folder, samples)
-            supervisor = Supervisor(specs, stop_seconds=STOP_SECONDS, output=log)
-            handle_signals(self._stop.set, lambda: self._kill(supervisor))
-            async with app, Watch(app, board) as watch:
+            supervisor = Supervisor(self._specs(app, samples, port), stop_seconds=15.0, output=log)
+            self._supervisor = supervisor
+            async with app, Watch(app, tally) as watch:
                 await self._play(app, watch, supervisor)
-                await watch.account(0.0)
-        say(summary(board))
-        if board.under_way:
-            say("What was under way has a record or a message on the server, which keeps it.")
-        return 1 if board.lost else 0
+                await watch.conclude()
+        say(tally.summary)
+        if tally.under_way:
+            say("Runs under way have a record or a message on the server, which keeps them.")
+        return 1 if tally.lost else 0
 
-    def _kill(self, supervisor: Supervisor) -> None:
-        supervisor.kill()
+    def _say(self, text: str) -> None:
+        say(f"{time.monotonic() - self._began:6.1f}s  {text}")
+
+    def _specs(self, app: Holdfast, samples: Path, port: int) -> list[Spec]:
+        """The processes of `holdfast dev`, with two workers, and the agents."""
+        from holdfast.cli.dev import Plan
+
+        paths = [str(samples), *filter(None, [os.environ.get("PYTHONPATH", "")])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        plan = Plan(APP, self._server.url, self._folder, WORKERS, (), port)
+        agents = [
+            plan.spec(f"agent {id}", ["agent", "--id", id, "--data", str(self._folder / id)])
+            for id in AGENTS
+        ]
+        return [*plan.specs({job.spec.group for job in app.jobs.values()}), *agents]
+
+    def _kill(self) -> None:
+        if self._supervisor:
+            self._supervisor.kill()
         self._server.kill()
 
     async def _play(self, app: Holdfast, watch: Watch, supervisor: Supervisor) -> None:
-        """Traffic and kills until it is enough; then the processes end in order."""
-        from holdfast.cli.demo_traffic import Traffic
-
-        board = watch.board
+        """Traffic and faults until it is time to stop; then the processes end in order."""
         working = asyncio.create_task(supervisor.run())
+        workers = [k for k in supervisor.keepers if k.spec.name.startswith("worker")]
         tasks = [
-            asyncio.create_task(Traffic(app, board).run(), name="traffic"),
+            asyncio.create_task(Customers(app, watch.tally).run(), name="customers"),
             asyncio.create_task(watch.run(), name="watch"),
-            asyncio.create_task(self._kill_workers(board, supervisor), name="kills"),
-            asyncio.create_task(self._show(board, supervisor), name="view"),
+            asyncio.create_task(self._kill_workers(watch.tally, workers), name="kills"),
+            asyncio.create_task(self._ask_fleet(watch), name="fleet"),
+            asyncio.create_task(self._show(watch.tally), name="totals"),
         ]
         stop = asyncio.create_task(self._stop.wait())
         try:
-            limit = self._seconds or None
             done, _ = await asyncio.wait(
-                [stop, working, *tasks], timeout=limit, return_when=asyncio.FIRST_COMPLETED
+                [stop, working, *tasks],
+                timeout=self._seconds or None,
+                return_when=asyncio.FIRST_COMPLETED,
             )
             for task in done - {stop}:
                 task.result()
             if working in done:
-                raise HoldfastError(f"the workers cannot be kept running: {self._log_tail()}")
+                raise HoldfastError(f"the processes cannot be kept running: {self._log_tail()}")
         finally:
             for task in (stop, *tasks):
                 task.cancel()
@@ -182,43 +193,93 @@ class Demo:
         text = (self._folder / "processes.log").read_text(encoding="utf-8", errors="replace")
         return " / ".join(text.splitlines()[-5:])
 
-    async def _show(self, board: Board, supervisor: Supervisor) -> None:
-        with open_view(f"Holdfast demo on {self._server.url}") as view:
-            while True:
-                processes = [_shown(keeper) for keeper in supervisor.keepers]
-                view.show(board, processes, time.monotonic() - self._began)
-                await asyncio.sleep(SHOW_SECONDS)
+    async def _show(self, tally: Tally) -> None:
+        while True:
+            await asyncio.sleep(SHOW_SECONDS)
+            tally.say(tally.summary)
 
-    async def _kill_workers(self, board: Board, supervisor: Supervisor) -> None:
+    async def _kill_workers(self, tally: Tally, workers: list[Keeper]) -> None:
         if not self._kill_every:
             await asyncio.Event().wait()
-        workers = supervisor.keepers[:WORKERS]
         while True:
             await asyncio.sleep(self._kill_every)
             victim = random.choice(workers)
             child = victim.child
             if child is None or not victim.up.is_set():
                 continue
-            held = board.held_by(f"-{child.pid}-")
-            board.kills += 1
-            board.say(f"kill -9 {victim.spec.name} (pid {child.pid}) with {len(held)} runs in hand")
+            node = f"-{child.pid}-"  # node ids contain the process id
+            held = tally.held_by(node)
+            tally.kills += 1
+            tally.say(f"kill -9 {victim.spec.name} (pid {child.pid}), which holds {len(held)} runs")
             child.signal(signal.SIGKILL)
-            await _follow(board, held, f"-{child.pid}-")
+            await _follow(tally, held, node)
+
+    async def _ask_fleet(self, watch: Watch) -> None:
+        """Ping every agent now and then."""
+        from holdfast.client.fleet import Fleet, new_run
+        from holdfast.model.fleet import FleetRequest, Return
+
+        while True:
+            await asyncio.sleep(FLEET_SECONDS)
+            request = FleetRequest(new_run(), "*", "ping", timeout=5.0)
+            began = time.monotonic()
+            try:
+                follow = Fleet(watch.client.broker).follow(request)
+                count = sum([isinstance(found, Return) async for found in follow])
+            except HoldfastError as error:
+                watch.tally.say(f"fleet: no answer: {error}")
+                continue
+            took = 1000 * (time.monotonic() - began)
+            watch.tally.say(f"fleet: ping '*' returned by {count} agents in {took:.0f} ms")
 
 
-async def _follow(board: Board, held: list[str], node: str) -> None:
-    """Wait until every run of a dead worker is done or in other hands, and say how long it took."""
+async def _follow(tally: Tally, held: list[str], node: str) -> None:
+    """Wait until each run of a dead worker has ended or moved, and say how long that took."""
     began = time.monotonic()
-    while set(held) & set(board.held_by(node)):
-        await board.changed()
+    while set(held) & set(tally.held_by(node)):
+        await tally.changed()
     if held:
         seconds = time.monotonic() - began
-        board.say(
-            f"all {len(held)} of its runs go on or have ended, {seconds:.1f} s after the kill"
+        tally.say(
+            f"its {len(held)} runs have ended or run elsewhere, {seconds:.1f} s after the kill"
         )
 
 
-def _shown(keeper: Keeper) -> str:
-    if keeper.child is None or keeper.trouble:
-        return f"{keeper.spec.name}: {keeper.trouble}"
-    return f"{keeper.spec.name}: pid {keeper.child.pid}, start {keeper.starts}"
+class Customers:
+    """Send orders until cancelled, and note each run that was accepted."""
+
+    def __init__(self, app: Holdfast, tally: Tally) -> None:
+        self._app = app
+        self._tally = tally
+        self._number = 0
+
+    async def run(self) -> None:
+        """Send; what the server does not accept is not counted."""
+        while True:
+            self._number += 1
+            try:
+                await self._send(self._number)
+            except HoldfastError as error:
+                self._tally.say(f"not accepted: {error}")
+            await asyncio.sleep(PAUSE_SECONDS * random.uniform(0.5, 1.5))
+
+    async def _send(self, number: int) -> None:
+        if number % 8 == 0:  # an impatient customer sends an earlier order again
+            number -= random.randint(1, min(5, number - 1))
+        order = {"id": number, "item": ITEMS[number % len(ITEMS)], "cents": 100 * number}
+        await self._enqueue("charge", order, key=f"order-{number}")
+        if number % 10 == 0:
+            delay = random.uniform(2, 6)
+            await self._enqueue("remind", random.choice(("ann", "bob", "eve")), delay=delay)
+        if number % 12 == 0:
+            await self._enqueue("stock", number // 12 % 14)
+        if number % 20 == 1:
+            await self._enqueue("report", time.strftime("%Y-%m-%d"))
+
+    async def _enqueue(self, job: str, payload: Any, **options: Any) -> None:
+        run = await self._app.jobs[job].enqueue(payload, **options)
+        if run.duplicate:
+            self._tally.duplicate(run.id)
+        else:
+            delay = options.get("delay", 0.0)
+            self._tally.accept(run.id, job, time.monotonic() + delay)

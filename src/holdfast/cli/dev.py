@@ -19,7 +19,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -87,13 +87,13 @@ def dev(
     with _server(port, store) as server, tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         folders = [path.resolve() for path in reload_dir or [Path()]]
         watch = Changes(folders) if reload else None
-        page = _web_port(web_port) if web and _has_web() else 0
+        page = web_port_of(web_port) if web and has_web() else 0
         plan = Plan(app, server.url, Path(folder), processes, flags, page)
         code = run_loop(Dev(plan, server, store, watch).run())
     raise typer.Exit(code)
 
 
-def _has_web() -> bool:
+def has_web() -> bool:
     """Whether what the web needs is installed: it is an extra."""
     there = all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn"))
     if not there:
@@ -101,7 +101,7 @@ def _has_web() -> bool:
     return there
 
 
-def _web_port(wanted: int | None) -> int:
+def web_port_of(wanted: int | None) -> int:
     """The port of the pages: as asked for, else the usual one if it is free."""
     from holdfast.server.process import free_ports
 
@@ -163,10 +163,11 @@ class Plan:
     web_port: int = 0
     """Where the pages are served; 0: nowhere."""
 
-    def specs(self, app: dict[str, Any]) -> list[Spec]:
-        """Workers, so many for each group, and the control roles; none for an app without jobs."""
-        groups = sorted({job["group"] for job in app["jobs"]})
-        workers = [self._worker(group, n) for group in groups for n in range(self.processes)]
+    def specs(self, groups: Iterable[str]) -> list[Spec]:
+        """Workers for each group, the control roles and the pages; none for an app without jobs."""
+        workers = [
+            self._worker(group, n) for group in sorted(groups) for n in range(self.processes)
+        ]
         if not workers:
             return []
         return [*workers, self._control(), *([self._web()] if self.web_port else [])]
@@ -174,25 +175,26 @@ class Plan:
     def _web(self) -> Spec:
         ready = self.folder / "web.ready"
         where = ["--host", WEB_HOST, "--port", str(self.web_port), "--ready-file", str(ready)]
-        return self._spec("web", ["web", "--app", self.target, *where], ready)
+        return self.spec("web", ["web", "--app", self.target, *where], ready)
 
     def _worker(self, group: str, number: int) -> Spec:
         name = f"worker {group}" + (f" {number}" if self.processes > 1 else "")
         socket = self.folder / f"{name.replace(' ', '-')}.sock"
         arguments = ["worker", self.target, "--group", group, "--grace", f"{GRACE_SECONDS:g}s"]
-        return self._spec(name, arguments, socket, {SOCKET_VARIABLE: str(socket)})
+        return self.spec(name, arguments, socket, {SOCKET_VARIABLE: str(socket)})
 
     def _control(self) -> Spec:
         ready = self.folder / "control.ready"
-        return self._spec("control", ["control", self.target, "--ready-file", str(ready)], ready)
+        return self.spec("control", ["control", self.target, "--ready-file", str(ready)], ready)
 
-    def _spec(
+    def spec(
         self,
         name: str,
         arguments: Sequence[str],
-        announces: Path,
+        announces: Path | None = None,
         env: dict[str, str] | None = None,
     ) -> Spec:
+        """One process of the `holdfast` command, on the embedded server."""
         from holdfast.worker.supervisor import Spec
 
         # The flag wins over an address in the app's code, the variable serves what its code starts.
@@ -294,7 +296,7 @@ class Dev:
             self._wait_for_change()
             return []
         app = json.loads(output.read_text(encoding="utf-8"))
-        specs = self._plan.specs(app)
+        specs = self._plan.specs({job["group"] for job in app["jobs"]})
         if not specs:
             note(f"error: app {app['name']!r} has no jobs")
             self._wait_for_change()

@@ -11,11 +11,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from holdfast import Schedules
 from uptime.app import app, checks, incidents, results
 from uptime.check import Check
-from uptime.demo.sites import Receiver
 from uptime.record import Incident
+
+from holdfast import Schedules
+from tests.uptime.sites import Receiver
 
 LATE_SECONDS = 12.0
 """After so long without a result a check counts as missed: a worker died and its run came back."""

@@ -1,4 +1,4 @@
-"""The stage: a server, two schedulers, two workers and the pages, each a real process.
+"""A server, two schedulers, two workers and the status page, each a real process.
 
 A process that dies is replaced (`holdfast.worker.supervisor`). All of them die with us.
 """
@@ -6,12 +6,9 @@ A process that dies is replaced (`holdfast.worker.supervisor`). All of them die 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import importlib.util
 import os
 import random
 import signal
-import socket
 import sys
 import time
 import urllib.error
@@ -27,19 +24,16 @@ from holdfast.worker.supervisor import Keeper, Spec, Supervisor
 APP = "uptime.app:app"
 GRACE_SECONDS = 3
 STOP_SECONDS = 15.0
-STATUS_PORT, DASHBOARD_PORT = 8090, 8080
 READY_SECONDS = 120.0
 
 
 class Stage:
     """Everything that runs, while the block lasts."""
 
-    def __init__(self, folder: Path, *, dashboard: bool = True, fixed_ports: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.server = Server(store=folder / "server", fast=True)
-        self.status_url = _address(STATUS_PORT if fixed_ports else 0)
-        has_dashboard = dashboard and importlib.util.find_spec("holdfast.web") is not None
-        self.dashboard_url = _address(DASHBOARD_PORT if fixed_ports else 0) if has_dashboard else ""
+        self._port = free_ports(1)[0]
         self.kills: list[str] = []
         self._log: IO[bytes] | None = None
         self._before: dict[str, str | None] = {}
@@ -88,12 +82,8 @@ class Stage:
             ready = self.folder / f"scheduler-{n}.ready"
             command = [*holdfast, "control", APP, "--ready-file", str(ready)]
             found.append(Spec(f"scheduler {n}", command, {}, ready))
-        page = [sys.executable, "-m", "uptime", "--port", _port(self.status_url)]
-        found.append(Spec("status page", page))
-        if self.dashboard_url:
-            command = [*holdfast, "web", "--port", _port(self.dashboard_url)]
-            found.append(Spec("dashboard", command))
-        return found
+        page = [sys.executable, "-m", "uptime", "--port", str(self._port)]
+        return [*found, Spec("status page", page)]
 
     @property
     def victims(self) -> list[Keeper]:
@@ -103,12 +93,12 @@ class Stage:
     async def ready(self) -> None:
         """Return when everything has come up; what cannot come up raises."""
         deadline = time.monotonic() + READY_SECONDS
-        addresses = [u for u in (self.status_url, self.dashboard_url) if u]
+        page = f"http://127.0.0.1:{self._port}/"
         while True:
             if self._running.done() or time.monotonic() > deadline:
                 raise RuntimeError(f"the processes do not come up: {self.log_tail()}")
             up = all(keeper.up.is_set() for keeper in self.victims)
-            if up and all([await asyncio.to_thread(_answers, url) for url in addresses]):
+            if up and await asyncio.to_thread(_answers, page):
                 return
             await asyncio.sleep(0.1)
 
@@ -130,19 +120,6 @@ class Stage:
         """The last words of the processes."""
         text = (self.folder / "processes.log").read_text(encoding="utf-8", errors="replace")
         return " / ".join(text.splitlines()[-8:])
-
-
-def _address(port: int) -> str:
-    """An address on loopback: this port if it is free, else any."""
-    with contextlib.suppress(OSError), socket.socket() as probe:
-        if port:
-            probe.bind(("127.0.0.1", port))
-            return f"http://127.0.0.1:{port}/"
-    return f"http://127.0.0.1:{free_ports(1)[0]}/"
-
-
-def _port(url: str) -> str:
-    return url.rstrip("/").rpartition(":")[2]
 
 
 def _answers(url: str) -> bool:
