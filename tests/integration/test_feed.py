@@ -12,8 +12,7 @@ import pytest
 from holdfast import Backoff, Holdfast
 from holdfast.client import Client
 from holdfast.web import live
-from holdfast.web.live import Feed
-from holdfast.web.rates import Ended, Past, Rates
+from holdfast.web.live import EndedAttempt, EndedRun, Feed, Rates
 from tests.integration.support import Seen, until, working
 
 
@@ -167,6 +166,10 @@ def test_rates_forget_what_is_older_than_an_hour() -> None:
 def test_rates_count_a_record_like_its_writes() -> None:
     """Two failed attempts and a death: two failures and a death, wherever they are read from."""
     rates = Rates()
-    attempts = (Ended(1000.0, "failed"), Ended(1010.0, "timeout"), Ended(1020.0, "failed"))
-    rates.read_back(Past("dead", "g", "j", 1020.0, attempts))
+    attempts = (
+        EndedAttempt(1000.0, "failed"),
+        EndedAttempt(1010.0, "timeout"),
+        EndedAttempt(1020.0, "failed"),
+    )
+    rates.read_back(EndedRun("dead", "g", "j", 1020.0, attempts))
     assert rates.totals(1021.0, 100) == Counter(failed=2, dead=1)

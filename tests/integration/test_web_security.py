@@ -17,8 +17,8 @@ from holdfast.status.audit import Audit
 from holdfast.testing import RunningWorker
 from holdfast.web import User, create_app
 from holdfast.web.auth import make_token
-from holdfast.web.hosts import Hosts
 from holdfast.web.live import STREAMS_EACH
+from holdfast.web.network import Hosts
 from holdfast.web.serve import check_reachable
 from tests.integration.web_support import HOST, TOKENS, Site, shop, site
 

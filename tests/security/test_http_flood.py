@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.health import MOST_READING, Health, HealthServer
 from holdfast.server import Server
-from holdfast.web import connections
+from holdfast.web import network as connections
 from tests.integration.web_support import serving
 
 HALF_HEAD = b"GET /runs HTTP/1.1\r\nHost: 127.0.0.1\r\nX-A: "

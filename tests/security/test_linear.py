@@ -85,8 +85,8 @@ SKIPPED = (
 )
 """Developers' tools: what they read is their user's own."""
 READERS = (
-    *("holdfast.web.masking", "holdfast.web.hosts", "holdfast.web.paths", "holdfast.web.auth"),
-    *("holdfast.web.wire", "holdfast.web.login", "holdfast.web.pages.rendering"),
+    *("holdfast.web.masking", "holdfast.web.network", "holdfast.web.auth"),
+    *("holdfast.web.wire", "holdfast.web.security", "holdfast.web.pages.rendering"),
     *("holdfast.redaction", "holdfast.visible", "holdfast.durations", "holdfast.names"),
     *(
         "holdfast.model.cron",

@@ -16,7 +16,7 @@ from holdfast.model.codec import DEEPEST, JSON, LARGEST_BYTES, Codec
 from holdfast.model.dead import ATTEMPTS, TEXT
 from holdfast.ownership.membership import PONG
 from holdfast.status.audit import ACTION
-from holdfast.web.sessions import SESSION
+from holdfast.web.auth import SESSION
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,18 +1,23 @@
-"""What changes, told to every open page of this process through one shared feed.
+"""What changes: one feed per process tells every open page, and counts runs as they end.
 
-The feed listens to what the server repeats of each write anyway (records of runs, schedules and
-slots, the fleet, the ledger, dead letters); it makes no consumer. It says only *what kind of thing*
-changed, at most twice a second whatever the load, and the page then fetches itself. So a page that
-is open costs one idle connection, and a busy queue costs no more than a quiet one.
+The feed listens to what the server republishes of each write (records of runs, schedules and slots,
+the fleet, the ledger, dead letters); it creates no consumer. It tells pages only *what kind of
+thing* changed, at most twice a second whatever the load, and the page then fetches itself. So an
+open page costs one idle connection, and a busy queue costs no more than a quiet one.
 
-A notice has a number. Who reconnects names the last one it has heard and gets what it missed as
-one notice; a number that this process does not know any more, or that another one gave, is answered
-with `all`. Every few seconds the lag is measured and a `tick` is told, for what changes without a
-write: queues that grow, heartbeats, uptimes. A comment is sent as a sign of life. A stream ends
-after a minute and is resumed by the browser. `close` ends all streams at once: a server that waits
-for its connections to end would otherwise wait for them.
+Notices are numbered. A browser that reconnects names the last one it got and receives what it
+missed as one notice; a number this process does not know is answered with `all`. Every few seconds
+the lag is measured and a `tick` is sent, for what changes without a write: growing queues,
+heartbeats, uptimes. A comment keeps quiet streams alive. A stream ends after a minute and the
+browser resumes it. `close` ends all streams at once; otherwise a server that waits for its
+connections to end would wait for them.
 
-The feed starts when the first page is opened: a process that nobody looks at listens to nothing.
+`Rates` counts how runs ended in the last hour: by state when a run ends, and as `failed` when an
+attempt failed and will be retried. What ended before the feed listened is counted once from the
+newest records, so a restart leaves no gap unless more ended than is read back. Jobs that keep no
+records (`delivery="at_least_once"`) are not counted.
+
+The feed starts with the first page: a process that nobody looks at listens to nothing.
 """
 
 from __future__ import annotations
@@ -22,47 +27,171 @@ import contextlib
 import logging
 import secrets
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
 
 from holdfast.broker.wire import parse_headers
 from holdfast.client import Client
 from holdfast.errors import BrokerError, Unreadable
+from holdfast.model.codec import Codec, Instant
 from holdfast.names import kv_subject
 from holdfast.status.figures import lags
 from holdfast.status.messages import newest, stream_state
-from holdfast.web.rates import CHANGE, KEPT_SECONDS, PAST, Rates
 
 log = logging.getLogger("holdfast.web")
 
 GATHER_SECONDS: Final = 0.5
+"""Changes within this time make one notice: pages refresh at most twice a second."""
 TICK_SECONDS: Final = 3.0
 ALIVE_SECONDS: Final = 15.0
+"""Proxies usually close a stream after 30 or 60 quiet seconds."""
 STREAM_SECONDS: Final = 60.0
-"""A stream ends after so long and is resumed: who was logged out meanwhile is asked again, and an
-app that this is mounted in, which tells nobody that it stops, waits no longer than this."""
+"""A stream ends after this time and is resumed, so a logout takes effect, and a host app that does
+not announce its shutdown waits no longer than this."""
 KEPT_NOTICES: Final = 500
+"""About four minutes of notices; a browser that was away longer reloads everything."""
 STREAMS_MOST: Final = 500
 STREAMS_EACH: Final = 25
-"""Streams of one user: hidden pages hold none, so this is plenty, and twenty such users fit."""
+"""Streams per user. Hidden pages hold none, so this is plenty, and twenty such users fit."""
 READ_BACK_MOST: Final = 5_000
+"""Records read back at the start; more would delay the first pages by seconds."""
 REST_SECONDS: Final = 0.02
+"""Pause after each hundred records read back, so that pages are answered first."""
+STEP_SECONDS: Final = 5
+"""Resolution of the counts: the finest chart has bars of five seconds."""
+KEPT_SECONDS: Final = 3600
+"""The longest range of the charts."""
 SAMPLES_KEPT: Final = KEPT_SECONDS // 3
 
 TOPICS: Final = ("runs", "jobs", "dead", "schedules", "nodes", "fleet")
+OUTCOMES: Final = ("done", "failed", "dead", "lost", "cancelled")
 
+JobKey = tuple[str, str]
+"""A job's group and name."""
 Sample = tuple[float, int, int]
 """When, how many were waiting, how many in flight."""
 
 
+# ---- counts
+
+
+class EndedAttempt(msgspec.Struct, frozen=True):
+    """The part of an attempt that is counted."""
+
+    ended: Instant = 0.0
+    outcome: str | None = None
+
+
+class EndedRun(msgspec.Struct, frozen=True):
+    """The part of a run's record that is counted; the rest is not decoded."""
+
+    state: str
+    group: str
+    job: str
+    ended: Instant = 0.0
+    attempts: tuple[EndedAttempt, ...] = ()
+
+
+ENDED_RUN: Final = Codec[EndedRun](EndedRun, "a run's record")
+
+
+@dataclass(slots=True)
+class Bar:
+    """How runs ended in one part of the time."""
+
+    start: float
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def total(self) -> int:
+        return self.counts.total()
+
+
+class Rates:
+    """How many runs ended how in the last hour, by job."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, Counter[tuple[str, str, str]]] = {}
+        self.since = 0.0
+        """Counts are complete from this time on; 0 before the start."""
+
+    def count(self, job: JobKey, outcome: str, at: float) -> None:
+        """Count one; drops counts older than an hour."""
+        step = int(at // STEP_SECONDS)
+        counter = self._steps.get(step)
+        if counter is None:
+            counter = self._steps[step] = Counter()
+            oldest = max(self._steps) - KEPT_SECONDS // STEP_SECONDS
+            for old in [old for old in self._steps if old < oldest]:
+                del self._steps[old]
+        counter[(*job, outcome)] += 1
+
+    def read_back(self, record: EndedRun) -> float:
+        """Count a record as if each of its writes had been heard; returns its newest time."""
+        job = (record.group, record.job)
+        times = [record.ended]
+        for attempt in record.attempts:
+            if attempt.outcome in ("failed", "timeout", "crashed") and attempt.ended:
+                times.append(attempt.ended)
+                if attempt.ended != record.ended:
+                    self.count(job, "failed", attempt.ended)
+        if record.ended and record.state in OUTCOMES:
+            self.count(job, record.state, record.ended)
+        return max(times)
+
+    def bars(self, now: float, seconds: int, parts: int) -> Sequence[Bar]:
+        """The last `seconds` in equal parts, oldest first; the newest part is not over yet."""
+        first, width = _start(now, seconds, parts)
+        found = [Bar(float(first + n * width)) for n in range(parts)]
+        for part, _, outcome, count in self._parted(first, width, parts):
+            found[part].counts[outcome] += count
+        return found
+
+    def by_job(self, now: float, seconds: int, parts: int) -> dict[JobKey, list[int]]:
+        """For each job, how many ended in each part of the last `seconds`."""
+        first, width = _start(now, seconds, parts)
+        found: dict[JobKey, list[int]] = {}
+        for part, job, _, count in self._parted(first, width, parts):
+            found.setdefault(job, [0] * parts)[part] += count
+        return found
+
+    def _parted(self, first: int, width: int, parts: int) -> Iterator[tuple[int, JobKey, str, int]]:
+        for step, counter in self._steps.items():
+            part = (step * STEP_SECONDS - first) // width
+            if 0 <= part < parts:
+                for (group, job, outcome), count in counter.items():
+                    yield part, (group, job), outcome, count
+
+    def totals(self, now: float, seconds: float) -> Counter[str]:
+        """How many of each outcome in the last `seconds`."""
+        found: Counter[str] = Counter()
+        for step, counter in self._steps.items():
+            if step * STEP_SECONDS >= now - seconds:
+                for (_, _, outcome), count in counter.items():
+                    found[outcome] += count
+        return found
+
+
+def _start(now: float, seconds: int, parts: int) -> tuple[int, int]:
+    """Where the first part begins, and how long each is; parts begin at round times."""
+    width = seconds // parts
+    return int(now // width) * width - (parts - 1) * width, width
+
+
+# ---- the feed
+
+
 class Feed:
-    """One process's view of what happens."""
+    """What one process hears, and tells to its pages."""
 
     def __init__(self, client: Client) -> None:
         self.rates = Rates()
         self.samples: deque[Sample] = deque(maxlen=SAMPLES_KEPT)
         self.viewers: Counter[str] = Counter()
-        """How many streams are open, by the name of who looks."""
+        """Open streams by user name."""
         self._client = client
         self._broker = client.broker
         self._mark = secrets.token_hex(4)
@@ -84,7 +213,7 @@ class Feed:
     # ---- life
 
     async def start(self) -> None:
-        """Begin to listen, once."""
+        """Start listening, once."""
         async with self._starting:
             if self._tasks or self._closed.is_set():
                 return
@@ -111,29 +240,29 @@ class Feed:
             names.log("operator", "*"): self._on(*TOPICS),
         }
         for subject, listener in heard.items():
-            if subject not in self._subscriptions:  # a start that failed is tried again
+            if subject not in self._subscriptions:  # set already if an earlier start failed halfway
                 self._subscriptions[subject] = await self._broker.listen(subject, listener)
         self._broker.on_reconnect(lambda: self.changed("all"))
 
     def close(self) -> None:
-        """End every stream; nothing is told any more."""
+        """End every stream."""
         self._closed.set()
         self._news.set()
         for task in self._tasks:
             task.cancel()
 
     async def aclose(self) -> None:
-        """The same, and give back what the server holds for us."""
+        """End every stream, and unsubscribe."""
         self.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for subscription in self._subscriptions.values():
             await self._broker.unsubscribe(subscription)
         self._subscriptions = {}
 
-    # ---- hearing
+    # ---- listening
 
     def changed(self, *topics: str) -> None:
-        """Something of that kind is not as it was."""
+        """Note that something of this kind changed."""
         self._topics.update(topics)
 
     def _on(self, *topics: str) -> Callable[[bytes, bytes, bytes, bytes | None], None]:
@@ -145,17 +274,17 @@ class Feed:
     def _on_run(self, _: bytes, __: bytes, body: bytes, headers: bytes | None) -> None:
         self._topics.add("runs")
         if int(parse_headers(headers).get("Nats-Sequence", 0)) <= self._read_to or not body:
-            return  # it is among the records that are read back, or a marker
+            return  # read back already, or a deletion marker
         try:
-            record = CHANGE.decode(body)
+            record = ENDED_RUN.decode(body)
         except Unreadable:
-            return  # the index of runs notes it
+            return  # the index of runs reports it
         if record.state != "running":
             at = record.ended or self._broker.server_now()
             self.rates.count((record.group, record.job), record.state, at)
 
     async def _read_back(self) -> None:
-        """Count what ended before we listened, from the newest records."""
+        """Count what ended before the feed listened, from the newest records."""
         bucket, looked = self._client.runs, 0
         now = self._broker.server_now()
         reached = now
@@ -171,12 +300,12 @@ class Feed:
                 if looked >= READ_BACK_MOST:
                     break
                 reached = kept.stored
-                with contextlib.suppress(Unreadable):  # the index of runs notes it
-                    self.rates.read_back(PAST.decode(kept.body))
+                with contextlib.suppress(Unreadable):  # the index of runs reports it
+                    self.rates.read_back(ENDED_RUN.decode(kept.body))
                 if looked % 100 == 0:
-                    await asyncio.sleep(REST_SECONDS)  # pages that wait go first
+                    await asyncio.sleep(REST_SECONDS)  # let waiting pages go first
             else:
-                reached = now - KEPT_SECONDS  # all there is
+                reached = now - KEPT_SECONDS  # everything was read
         self.rates.since = min(self.rates.since, reached)
         self.changed("runs")
 
@@ -200,7 +329,7 @@ class Feed:
                 flying = sum(one.in_flight for one in found)
                 self.samples.append((self._broker.server_now(), waiting, flying))
             except BrokerError as error:
-                log.debug("the lag is not known: %s", error)
+                log.debug("cannot measure the lag: %s", error)
             self.changed("tick")
             await asyncio.sleep(TICK_SECONDS)
 
@@ -228,13 +357,13 @@ class Feed:
                     yield b": alive\n\n"
         finally:
             self.viewers[who] -= 1
-            self.viewers += Counter()  # forget who has none
+            self.viewers += Counter()  # drops users without streams
 
     def _event(self, topics: str) -> bytes:
         return f"event: changed\nid: {self._mark}.{self._number}\ndata: {topics}\n\n".encode()
 
     def _resume(self, after: str) -> tuple[int, bool]:
-        """Where to go on, and whether something was missed that is not known any more."""
+        """The number to continue from, and whether missed notices are no longer known."""
         if not after:
             return self._number, False
         mark, _, number = after.partition(".")

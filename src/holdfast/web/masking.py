@@ -18,10 +18,7 @@ import json
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from holdfast.web.auth import User
+from typing import Any, Final
 
 MASK: Final = "•••"
 LONGEST_BODY: Final = 1024 * 1024
@@ -46,11 +43,6 @@ _PARTS: Final = re.compile(
 )
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SPLIT: Final = re.compile(r"[^a-z0-9]+")
-
-
-def hides(user: User) -> bool:
-    """Whether secrets are masked for a user."""
-    return not user.may("operator")
 
 
 def is_secret(name: str) -> bool:

@@ -1,8 +1,8 @@
 """Errors as problem+json (RFC 9457): what was wrong, and what to do about it.
 
-Every error of the API has this form, whoever raised it: a route, a check in front of the routes,
-the framework, or Holdfast itself, whose errors are sentences already. What is a bug is answered
-without details, and logged with them.
+Every error of the API has this form: from a route, from a check in front of the routes, from the
+framework, or from Holdfast itself, whose errors are sentences already. Bugs are answered without
+details, and logged with them.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Scope
 
 from holdfast import errors
 from holdfast.client.schedules import UnknownSchedule
-from holdfast.web.masking import hides, masked_text
+from holdfast.web.masking import masked_text
+from holdfast.web.network import path_of
 
 log = logging.getLogger("holdfast.web")
 
 API: Final = "/api/"
 MEDIA_TYPE: Final = "application/problem+json"
 SHOWN_ERRORS: Final = 20
+"""A request with thousands of wrong fields does not get a sentence for each."""
 
 STATUS: Final[tuple[tuple[type[Exception], int], ...]] = (
     (UnknownSchedule, 404),
@@ -44,22 +45,22 @@ STATUS: Final[tuple[tuple[type[Exception], int], ...]] = (
     (errors.RunError, 409),
     (errors.Unreadable, 409),
 )
-"""By error, the first that fits; any other is a bug or a broken server: 500."""
+"""The first entry that matches counts; any other error is a bug or a broken server: 500."""
 
 
 class Details(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A problem as it is sent."""
+    """The body of a problem response."""
 
     title: str
     status: int
     detail: str
     type: str = "about:blank"
     errors: tuple[str, ...] = ()
-    """One sentence for each part of the request that was wrong."""
+    """One sentence for each invalid part of the request."""
 
 
 class Problem(HTTPException):
-    """Answer with a status and a sentence."""
+    """Raised to answer with a status and a sentence."""
 
     def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(status, detail, headers)
@@ -72,7 +73,7 @@ def problem(
     headers: dict[str, str] | None = None,
     wrong: tuple[str, ...] = (),
 ) -> Response:
-    """A response that tells a problem."""
+    """A problem+json response."""
     title = HTTPStatus(status).phrase
     body = msgspec.json.encode(Details(title, status, detail, errors=wrong))
     return Response(body, status, {"Cache-Control": "no-store", **(headers or {})}, MEDIA_TYPE)
@@ -92,7 +93,7 @@ def of_error(request: Request, error: errors.HoldfastError) -> Response:
 
 
 def handle_problems(app: FastAPI) -> None:
-    """Let every error of an app be answered as a problem."""
+    """Answer every error of an app as a problem."""
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(RequestValidationError, _on_validation)
     app.add_exception_handler(errors.HoldfastError, _on_own)
@@ -103,9 +104,9 @@ def handle_problems(app: FastAPI) -> None:
 def answer(
     request: Request, status: int, detail: str, headers: dict[str, str] | None = None
 ) -> Response:
-    """A problem for whoever asked: a page for a person, problem+json for a program."""
+    """A problem: as a page for a browser, as problem+json for a program."""
     user = getattr(request.state, "user", None)
-    if user is not None and hides(user):
+    if user is not None and not user.sees_secrets:
         detail = masked_text(detail)
     if wants_page(request):
         from holdfast.web.pages import render_problem
@@ -116,14 +117,8 @@ def answer(
     return problem(status, detail, headers=headers)
 
 
-def path_of(scope: Scope) -> str:
-    """The path inside this app, wherever it is mounted."""
-    path: str = scope["path"]
-    return path.removeprefix(scope.get("root_path", "")) or "/"
-
-
 def wants_page(request: Request) -> bool:
-    """Whether a person with a browser is asking, rather than a program."""
+    """Whether a browser is asking, rather than a program."""
     if not request.app.state.with_pages or path_of(request.scope).startswith(API):
         return False
     return "text/html" in request.headers.get("accept", "")
@@ -131,35 +126,38 @@ def wants_page(request: Request) -> bool:
 
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    detail = _DETAILS.get(error.status_code) if _is_bare(error) else str(error.detail)
-    headers = dict(error.headers or {})
-    return answer(request, error.status_code, detail or str(error.detail), headers)
+    detail, headers = str(error.detail), dict(error.headers or {})
+    if detail == HTTPStatus(error.status_code).phrase:  # raised by the framework
+        details = _PAGE_DETAILS if wants_page(request) else _DETAILS
+        detail = details.get(error.status_code, detail)
+    return answer(request, error.status_code, detail, headers)
 
 
 _DETAILS: Final = {
-    404: "There is nothing here: /api/v1/openapi.json lists what there is",
-    405: "This address does not take that method: /api/v1/openapi.json tells which it takes",
+    404: "No such address: see /api/v1/openapi.json",
+    405: "Method not allowed here: see /api/v1/openapi.json",
 }
-
-
-def _is_bare(error: HTTPException) -> bool:
-    return str(error.detail) == HTTPStatus(error.status_code).phrase
+_PAGE_DETAILS: Final = {
+    404: "This page does not exist. Choose another from the menu.",
+    405: "This page cannot be requested this way. Go back and try again.",
+}
+"""For people, to whom the API's description means nothing."""
 
 
 async def _on_validation(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     wrong = tuple(_sentence(found) for found in error.errors()[:SHOWN_ERRORS])
-    return problem(422, "; ".join(wrong) or "The request is not as it must be", wrong=wrong)
+    return problem(422, "; ".join(wrong) or "The request is not valid", wrong=wrong)
 
 
 def _sentence(found: dict[str, Any]) -> str:
     where, *path = [str(part) for part in found.get("loc", ())] or ["request"]
     name = ".".join(path)
-    return f"{where} {name}: {found.get('msg', 'is wrong')}" if name else str(found.get("msg"))
+    return f"{where} {name}: {found.get('msg', 'not valid')}" if name else str(found.get("msg"))
 
 
 async def _on_gone(_: Request, __: Exception) -> Response:
-    """A client that disconnected in the middle of a request gets no answer; it is no bug."""
+    """A client that disconnected during a request: not a bug."""
     return Response(status_code=400)
 
 
@@ -170,4 +168,6 @@ async def _on_own(request: Request, error: Exception) -> Response:
 
 async def _on_bug(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return answer(request, 500, "This is a bug in Holdfast: the log of 'holdfast web' shows where")
+    return answer(
+        request, 500, "Internal error: a bug in Holdfast. The log of 'holdfast web' has the details"
+    )

@@ -1,54 +1,59 @@
-"""The guard in front of every route: nothing is reached past it.
+"""The guard in front of every route, and logging in and out.
 
     Host ──► Origin ──► who is asking ──► rate ──► CSRF ──► route ──► headers on the way out
 
-Host: a name that is not ours is refused, so that a page on the web cannot reach a web process on
-the visitor's own machine by letting its own name point there (DNS rebinding). Origin: nothing that
-changes state is taken from another site. Everything but the login page, its files and the probes
-needs a user, whatever routes are added later.
+Host: unknown names are refused, so a web page cannot reach a web process on the visitor's machine
+by pointing its own name there (DNS rebinding). Origin: no other site can change state. Everything
+except the login page, its files and the probes needs a user, including routes added later.
 
-A request that a browser's session stands for needs a CSRF token besides, because the browser would
-send its cookie along with somebody else's form. A bearer token is never sent by itself.
+A request by browser session also needs a CSRF token, because a browser sends its cookie along with
+another site's form. A bearer token is never sent automatically.
 
-The policy for content allows no inline script or style, and nothing from anywhere else.
+The content policy allows no inline script or style, and nothing from other origins.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-from typing import Final
-from urllib.parse import parse_qsl
+from typing import Annotated, Final
+from urllib.parse import parse_qsl, urlsplit
 
-from fastapi import Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from starlette.datastructures import MutableHeaders
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.errors import HoldfastError
-from holdfast.web.auth import LOCAL, User
-from holdfast.web.hosts import Hosts, same_origin, source_of
-from holdfast.web.limits import Limiter
-from holdfast.web.problems import API, Problem, answer, of_error, path_of, problem, wants_page
-from holdfast.web.services import Services
-from holdfast.web.sessions import (
+from holdfast.web.auth import (
     CSRF_FIELD,
     CSRF_HEADER,
+    LOCAL,
+    User,
     browser_cookie,
     csrf_fits,
+    current_user,
     session_cookie,
     set_cookie,
 )
+from holdfast.web.network import Hosts, Limiter, path_of, same_origin, source_of
+from holdfast.web.problems import API, Problem, answer, of_error, problem, wants_page
+from holdfast.web.services import Services, services_of
 
 PUBLIC: Final = ("/static/", "/health/")
 LOGIN: Final = "/login"
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 LOGIN_BURST: Final = 10
+"""Enough for a team behind one address; tokens are random, so this only limits load."""
 LOGIN_RATE: Final = 1 / 6
 LOGIN_BYTES: Final = 16 * 1024
+"""Anybody may send a login, and a token is short."""
+BURST_SECONDS: Final = 4
+"""How many seconds' worth of requests may come at once: a page loads several files."""
 CLOSE: Final = {"Connection": "close"}
-"""What is left of such a body is not read."""
+"""The rest of a refused body is not read."""
 BROWSER_SECONDS: Final = 30 * 86_400
+"""A form opened a month ago can still be sent."""
 
 CSP: Final = "; ".join(
     (
@@ -85,7 +90,7 @@ class Guard:
         self._hosts = Hosts(services.config.hosts, services.config.host)
         now = services.broker.clock.monotonic
         rate = services.config.rate_per_second
-        self._requests = Limiter(rate, max(1.0, 4 * rate), now)
+        self._requests = Limiter(rate, max(1.0, BURST_SECONDS * rate), now)
         self._logins = Limiter(LOGIN_RATE, LOGIN_BURST, now)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,7 +103,7 @@ class Guard:
         scope.setdefault("state", {})
         request = Request(scope, receive)
         self._know_browser(request)
-        guarded = _Sender(request, send, browser_cookie(self._services.names))
+        guarded = _Sender(request, send, browser_cookie(self._services.namespace))
         try:
             refused = await self._refusal(request)
         except Problem as error:
@@ -108,7 +113,7 @@ class Guard:
         await (refused or self._app)(scope, self._limited(request, receive), guarded)
 
     def _know_browser(self, request: Request) -> None:
-        names = self._services.names
+        names = self._services.namespace
         cookies = request.cookies
         known = cookies.get(session_cookie(names)) or cookies.get(browser_cookie(names))
         request.state.browser_known = bool(known)
@@ -116,7 +121,7 @@ class Guard:
         request.state.user = None
 
     async def _refusal(self, request: Request) -> Response | None:
-        """The answer of a request that goes no further."""
+        """The answer to a request that is refused; None if it may go on."""
         self._check_host(request)
         self._check_origin(request)
         self._check_length(request)
@@ -136,15 +141,15 @@ class Guard:
             self._check_csrf(request, user)
         return None
 
-    # ---- where from
+    # ---- host and origin
 
     def _check_host(self, request: Request) -> None:
         host = request.headers.get("host", "")
         if not self._hosts.known(host):
             raise Problem(
                 421,
-                f"This is not {host[:100]!r}: if it should answer to that name, add it to "
-                "web.hosts (HOLDFAST_WEB_HOSTS)",
+                f"Unknown host {host[:100]!r}: to serve under this name, add it to web.hosts "
+                "(HOLDFAST_WEB_HOSTS)",
             )
 
     def _check_origin(self, request: Request) -> None:
@@ -152,11 +157,11 @@ class Guard:
             return
         origin = request.headers.get("origin")
         if origin is not None and not same_origin(origin, request.headers.get("host", "")):
-            raise Problem(403, "A page of another site may not change anything here")
+            raise Problem(403, "Other sites may not change anything here")
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            raise Problem(403, "A page of another site may not change anything here")
+            raise Problem(403, "Other sites may not change anything here")
 
-    # ---- who
+    # ---- user
 
     async def _user(self, request: Request) -> User | None:
         services = self._services
@@ -169,7 +174,7 @@ class Guard:
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return self._of_token(request, text.strip())
-        secret = request.cookies.get(session_cookie(services.names))
+        secret = request.cookies.get(session_cookie(services.namespace))
         return await services.sessions.find(secret) if secret else None
 
     def _of_token(self, request: Request, text: str) -> User | None:
@@ -185,11 +190,11 @@ class Guard:
         if not csrf_fits(request, request.headers.get(CSRF_HEADER, "")):
             raise Problem(
                 403,
-                f"A request of a logged-in browser needs the header {CSRF_HEADER} with the page's "
-                "token; programs send a bearer token instead",
+                f"A logged-in browser must send the page's CSRF token in the header {CSRF_HEADER}; "
+                "programs send a bearer token instead",
             )
 
-    # ---- how much
+    # ---- limits
 
     def _take(self, limiter: Limiter, key: str, what: str) -> None:
         wait = limiter.wait(key)
@@ -200,23 +205,25 @@ class Guard:
             )
 
     def _check_length(self, request: Request) -> None:
-        """Refuse a body by its headers: both a length and chunks, or too long."""
+        """Refuse a body that declares both a length and chunks, or is too long."""
         length = request.headers.get("content-length", "")
         if length and "transfer-encoding" in request.headers:
             raise Problem(400, "Send Content-Length or Transfer-Encoding, not both", CLOSE)
         known = length.isascii() and length.isdigit() and len(length) < 19
-        if length and (not known or int(length) > self._most(request)):
-            raise Problem(413, f"The request is larger than {self._most(request):,} bytes", CLOSE)
+        if length and (not known or int(length) > self._largest(request)):
+            raise Problem(
+                413, f"The request is larger than {self._largest(request):,} bytes", CLOSE
+            )
 
-    def _most(self, request: Request) -> int:
-        """The largest body allowed; a login, which anybody may send, must be small."""
+    def _largest(self, request: Request) -> int:
+        """The largest body allowed."""
         if path_of(request.scope) == LOGIN:
             return LOGIN_BYTES
         return self._services.body_limit
 
     def _limited(self, request: Request, receive: Receive) -> Receive:
-        """The body, counted as it comes, whatever was said about it."""
-        most, taken = self._most(request), 0
+        """The body, counted as it arrives, whatever its headers say."""
+        most, taken = self._largest(request), 0
 
         async def limited() -> Message:
             nonlocal taken
@@ -234,11 +241,7 @@ def _address(request: Request) -> str:
 
 
 def _login_needed(request: Request) -> Response:
-    why = (
-        "This token is not known here"
-        if "authorization" in request.headers
-        else "Nobody is logged in"
-    )
+    why = "Unknown token" if "authorization" in request.headers else "Not logged in"
     detail = f"{why}: send a token as 'Authorization: Bearer …', or log in at /login"
     if wants_page(request):
         from holdfast.web.pages import render_login
@@ -248,7 +251,7 @@ def _login_needed(request: Request) -> Response:
 
 
 def _wanted(request: Request) -> str:
-    """Where to go on after the login: the page that was asked for."""
+    """Where to go after the login: the requested page."""
     if request.method != "GET":
         return ""
     query = f"?{request.url.query}" if request.url.query else ""
@@ -256,7 +259,7 @@ def _wanted(request: Request) -> str:
 
 
 class _Sender:
-    """Sends an answer with the headers that every answer has."""
+    """Adds the headers that every answer has."""
 
     def __init__(self, request: Request, send: Send, cookie: str) -> None:
         self._request = request
@@ -276,7 +279,7 @@ class _Sender:
         await self._send(message)
 
     def _remember_browser(self, headers: MutableHeaders) -> None:
-        """A page may have a form: its CSRF token is derived from this cookie."""
+        """Set the cookie from which the CSRF tokens of a page's forms are derived."""
         state = self._request.state
         if state.browser_known or not headers.get("content-type", "").startswith("text/html"):
             return
@@ -289,23 +292,85 @@ class _Sender:
 
 
 async def checked_form(request: Request) -> dict[str, str]:
-    """A dependency: the fields of a form that one of our own pages has sent.
+    """A dependency: the fields of a form sent by one of our own pages.
 
-    Every route that takes a form must have it: it is the CSRF check. A field that was sent several
-    times has its values joined by line breaks.
+    Every route that takes a form must use it: it is the CSRF check. If a field was sent several
+    times, its values are joined by line breaks.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
-        raise Problem(415, "A form is sent as application/x-www-form-urlencoded")
+        raise Problem(415, "Send the form as application/x-www-form-urlencoded")
     try:
         pairs = parse_qsl((await request.body()).decode(), keep_blank_values=True, errors="strict")
     except (ValueError, UnicodeDecodeError):
-        raise Problem(400, "The form cannot be read") from None
+        raise Problem(400, "The form is not valid form data") from None
     fields: dict[str, str] = {}
     for name, value in pairs:
         fields[name] = f"{fields[name]}\n{value}" if name in fields else value
     if not csrf_fits(request, fields.pop(CSRF_FIELD, "")):
-        raise Problem(
-            403, "This form is too old, or came from elsewhere: load its page again and send it"
-        )
+        raise Problem(403, "This form has expired or came from another site: reload and send again")
     return fields
+
+
+Fields = Annotated[dict[str, str], Depends(checked_form)]
+
+
+# ---- logging in and out
+
+router = APIRouter(include_in_schema=False)
+
+
+def include(app: FastAPI) -> None:
+    """Add `/login` and `/logout`."""
+    app.include_router(router)
+
+
+@router.get(LOGIN)
+async def login_page(request: Request, next: str = "") -> Response:
+    """The login page."""
+    from holdfast.web.pages import render_login
+
+    if request.state.user is not None:
+        return RedirectResponse(_inside(request, next), 303)
+    return render_login(request, next=next)
+
+
+@router.post(LOGIN)
+async def log_in(request: Request, fields: Fields) -> Response:
+    """Start a session with a token."""
+    from holdfast.web.pages import render_login
+
+    services = services_of(request)
+    token = services.tokens.find(fields.get("token", "").strip())
+    if token is None:
+        message = "Unknown token: ask the administrator for one"
+        return render_login(request, status=401, message=message, next=fields.get("next", ""))
+    secret = await services.sessions.start(token)
+    await services.access(User(token.name, token.role, "session")).audit.write("login")
+    response = RedirectResponse(_inside(request, fields.get("next", "")), 303)
+    cookie = session_cookie(services.namespace)
+    set_cookie(request, response, cookie, secret, services.config.session_seconds)
+    return response
+
+
+@router.post("/logout")
+async def log_out(request: Request, fields: Fields) -> Response:
+    """End the session."""
+    services = services_of(request)
+    cookie = session_cookie(services.namespace)
+    secret = request.cookies.get(cookie)
+    if secret:
+        await services.sessions.end(secret)
+        await services.access(current_user(request)).audit.write("logout")
+    response = RedirectResponse(f"{request.scope.get('root_path', '')}{LOGIN}", 303)
+    set_cookie(request, response, cookie, "", 0)
+    return response
+
+
+def _inside(request: Request, wanted: str) -> str:
+    """The page to go to after a login; never another site."""
+    root = str(request.scope.get("root_path", ""))
+    parts = urlsplit(wanted)
+    plain = wanted.startswith("/") and not wanted.startswith(("//", "/\\"))
+    safe = plain and not parts.scheme and not parts.netloc and wanted.isprintable()
+    return root + wanted if safe and "\\" not in wanted else f"{root}/"

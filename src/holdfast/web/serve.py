@@ -24,8 +24,7 @@ from holdfast.model.liveness import Liveness
 from holdfast.role import Role
 from holdfast.web.app import create_app
 from holdfast.web.auth import Tokens
-from holdfast.web.connections import connection_class
-from holdfast.web.hosts import is_loopback
+from holdfast.web.network import connection_class, is_loopback
 from holdfast.web.services import Services
 
 log = logging.getLogger("holdfast.web")

@@ -1,11 +1,11 @@
-"""What API and pages share: one connection, the readers of `holdfast.status`, the user's app.
+"""What API and pages share: one connection, and what each user may do through it.
 
-Nothing in here is the truth: that is in NATS. A web process may be killed and started again, and
-any number may run side by side.
+A web process holds no truth: everything is in NATS. It may be killed and restarted, and any number
+may run side by side.
 
-It connects when the app starts, or, where no lifespan runs (a mounted app), with the first request.
-The process is a node of role `web`: it heartbeats, answers pings and can be drained. One that was
-declared lost holds nothing that could be harmed, so it joins again under a new name.
+It connects when the app starts, or, where no lifespan runs (a mounted app), on the first request.
+The process is a node of role `web`: it heartbeats, answers pings and can be drained. If it is
+declared lost it joins again under a new name; it owns nothing that another node could take over.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
+import msgspec
 from fastapi import Depends, Request
 
 from holdfast.app import Holdfast
@@ -39,23 +40,23 @@ from holdfast.status.run_index import RunIndex
 from holdfast.status.runs import Runs
 from holdfast.status.schedules import SlotHistory
 from holdfast.telemetry import Telemetry
-from holdfast.web.auth import Authenticate, Role, Tokens, User, require
-from holdfast.web.masking import hides, masked_bytes
-from holdfast.web.sessions import BUCKET as SESSIONS
-from holdfast.web.sessions import Sessions
+from holdfast.web.auth import SESSIONS, Authenticate, Role, Sessions, Tokens, User, require
+from holdfast.web.masking import masked_bytes, masked_headers, masked_text
 
 log = logging.getLogger("holdfast.web")
 
-REJOIN_SECONDS = 1.0
-BODY_SPARE = 64 * 1024
+R = TypeVar("R", bound=msgspec.Struct)
 
-
+REJOIN_SECONDS: Final = 1.0
+"""Pause before joining again after this node was declared lost."""
+BODY_SPARE: Final = 64 * 1024
+"""Room for what a request has besides a message's payload."""
 LONG_BODY: Final = 16 * 1024
-"""A longer body is masked in a thread, so that others are answered meanwhile."""
+"""Longer bodies are masked in a thread, so that other requests are answered meanwhile."""
 
 
-class Desk:
-    """What one user works with: readers and actions that write the user's name to the audit."""
+class Access:
+    """One user's access to everything; what they do is audited under their name."""
 
     def __init__(self, services: Services, user: User) -> None:
         self.services = services
@@ -63,13 +64,28 @@ class Desk:
         self.user = user
 
     def parameters(self, job: str) -> Sequence[str] | None:
-        """The names of a job's parameters; None when this process was given no app that has it."""
+        """The names of a job's parameters; None if this process was given no app with that job."""
         found = self.services.app.jobs.get(job) if self.services.app else None
         return found.signature.parameters if found else None
 
+    def text(self, text: str) -> str:
+        """An error or note as the user may see it."""
+        return text if self.user.sees_secrets else masked_text(text)
+
+    def headers(self, headers: dict[str, str]) -> dict[str, str]:
+        """A sender's headers as the user may see them."""
+        return headers if self.user.sees_secrets else masked_headers(headers)
+
+    def masked(self, record: R, *fields: str) -> R:
+        """A record whose fields with free text are as the user may see them."""
+        if self.user.sees_secrets:
+            return record
+        clean = {name: masked_text(getattr(record, name)) for name in fields}
+        return msgspec.structs.replace(record, **clean)
+
     async def read(self, data: bytes, job: str | None = None) -> Body:
-        """A foreign body as the user may read it; of a job's payload, say which job's it is."""
-        if not hides(self.user):
+        """A body as the user may see it; for a payload, name its job."""
+        if self.user.sees_secrets:
             return as_text(data)
         names = () if job is None else self.parameters(job)
         if len(data) > LONG_BODY:
@@ -86,7 +102,7 @@ class Desk:
 
     @cached_property
     def run_pages(self) -> RunPages:
-        """Lists of runs; from memory, as soon as that is filled."""
+        """Lists of runs; from memory once that is loaded."""
         self.services.run_index.start()
         return RunPages(self.client, index=self.services.run_index)
 
@@ -120,7 +136,7 @@ class Desk:
 
 
 class Services:
-    """The connection of a web process, and what hangs on it."""
+    """The connection of a web process, and what uses it."""
 
     def __init__(
         self,
@@ -135,7 +151,7 @@ class Services:
     ) -> None:
         self.config = config
         self.app = app
-        """The user's app, when one was given: for the signatures of its jobs."""
+        """The user's app, if one was given: it knows the parameters of its jobs."""
         self.tokens = Tokens(config)
         self.authenticate = authenticate
         self.telemetry = Telemetry()
@@ -148,30 +164,30 @@ class Services:
         self._liveness = liveness
         self._stop = stop or self._cannot_stop
         self.before_close: list[Callable[[], Awaitable[None]]] = []
-        """What is to end while the connection is still there."""
+        """What to close before the connection."""
         self._opening = asyncio.Lock()
         self._open = False
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
-    def names(self) -> str:
+    def namespace(self) -> str:
         """The namespace that is shown."""
         return self.broker.names.namespace
 
     @property
     def body_limit(self) -> int:
-        """The longest request that can make sense: what one message carries, and some more."""
+        """The largest request body: a message, which JSON may double, and some more."""
         most = self.broker.max_message_bytes if self._open else 1024 * 1024
         return 2 * most + BODY_SPARE
 
     @property
     def failed(self) -> asyncio.Task[None] | None:
-        """The task that ends, with an error, when something on the server cannot be made again."""
+        """The task that fails when something on the server cannot be created again."""
         return self._tasks[-1] if self._tasks else None
 
-    def desk(self, user: User) -> Desk:
-        """What a user works with."""
-        return Desk(self, user)
+    def access(self, user: User) -> Access:
+        """A user's access."""
+        return Access(self, user)
 
     # ---- life
 
@@ -225,17 +241,17 @@ class Services:
         await self.member.start()
 
     async def _stay(self) -> None:
-        """Heartbeat; whoever was declared lost joins again, because nothing was taken over."""
+        """Heartbeat; after being declared lost, join again: there was nothing to take over."""
         while True:
             assert self.member is not None
             await self.member.heartbeat.run()
-            log.warning("this node was declared lost: it joins again")
+            log.warning("declared lost: joining again under a new name")
             await self.broker.clock.sleep(REJOIN_SECONDS)
             with contextlib.suppress(BrokerError):
                 await self._join()
 
     def _cannot_stop(self) -> None:
-        log.warning("asked to drain, but this is part of another app: stop that one")
+        log.warning("cannot drain: mounted in another app, which must be stopped instead")
 
 
 # ---- for routes
@@ -247,17 +263,17 @@ def services_of(request: Request) -> Services:
     return services
 
 
-def at_desk(role: Role) -> Callable[[Request], Desk]:
-    """A dependency: the desk of the user, if they have this role or more."""
+def access_for(role: Role) -> Callable[[Request], Access]:
+    """A dependency: the user's access, if they have this role or a higher one."""
     check = require(role)
 
-    def sit(request: Request) -> Desk:
-        return services_of(request).desk(check(request))
+    def access(request: Request) -> Access:
+        return services_of(request).access(check(request))
 
-    sit.role = role  # type: ignore[attr-defined]  # as `require` does
-    return sit
+    access.role = role  # type: ignore[attr-defined]  # tests read which role a route needs
+    return access
 
 
-ViewerDesk = Annotated[Desk, Depends(at_desk("viewer"))]
-OperatorDesk = Annotated[Desk, Depends(at_desk("operator"))]
-AdminDesk = Annotated[Desk, Depends(at_desk("admin"))]
+ViewerAccess = Annotated[Access, Depends(access_for("viewer"))]
+OperatorAccess = Annotated[Access, Depends(access_for("operator"))]
+AdminAccess = Annotated[Access, Depends(access_for("admin"))]

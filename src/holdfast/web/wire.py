@@ -1,8 +1,9 @@
-"""JSON in and out of the API: records as they are in Holdfast, and their shapes for OpenAPI.
+"""JSON in and out of the API: the same record types read, check, write and describe it.
 
-A route says what it takes and returns by the record's type; the same type reads, checks, writes and
-describes. Payloads pass through byte by byte. Answers carry an ETag: who asks again with
-`If-None-Match` and finds nothing changed gets an empty 304.
+Payloads pass through byte for byte. Answers carry an ETag: a client that sends `If-None-Match` gets
+an empty 304 when nothing has changed.
+
+In an address, the `/` of a run id is written `~`, which no run id contains.
 """
 
 from __future__ import annotations
@@ -13,53 +14,72 @@ from difflib import get_close_matches
 from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
-from fastapi import FastAPI, Query, Request
+from fastapi import FastAPI, Path, Query, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.openapi.utils import get_openapi
 from starlette.responses import Response
 
 from holdfast.clock import rfc3339
+from holdfast.durations import instant, seconds
 from holdfast.errors import InvalidInput
-from holdfast.web.masking import hides, masked
+from holdfast.names import check_run
+from holdfast.web.masking import masked
 from holdfast.web.problems import MEDIA_TYPE, Details, Problem
 
 T = TypeVar("T")
 
 JSON: Final = "application/json"
 MOST: Final = 500
+"""Items on one page of a list: larger pages would hold up other requests."""
 REF: Final = "#/components/schemas/{name}"
 PROBLEMS: Final = {
-    400: "The request cannot be read.",
-    401: "Nobody is logged in.",
-    403: "Not with this role, or from another site.",
-    404: "It is not there.",
-    409: "Things are not as the request needs them.",
+    400: "The request is malformed.",
+    401: "Not logged in.",
+    403: "The role is not sufficient, or the request came from another site.",
+    404: "Not found.",
+    409: "The current state does not allow it.",
     413: "Too large.",
     415: "Not JSON.",
-    421: "Not one of this server's names.",
-    422: "A value is wrong.",
+    421: "Unknown host name.",
+    422: "A value is not valid.",
     429: "Too many requests.",
-    503: "NATS does not answer right now.",
+    503: "NATS does not answer.",
 }
 
-Limit = Annotated[int, Query(ge=1, le=MOST, description="At most so many.")]
+Limit = Annotated[int, Query(ge=1, le=MOST, description="Return at most N.")]
 Cursor = Annotated[
-    str, Query(max_length=200, description="`next` of the page before; empty: the first page.")
+    str, Query(max_length=200, description="`next` of the previous page; empty for the first.")
+]
+
+RunPart = Annotated[
+    str,
+    Path(
+        alias="run",
+        min_length=1,
+        max_length=400,
+        pattern=r"^[a-zA-Z0-9_=~-]+$",
+        description="The run's id, with `~` for each `/`.",
+    ),
 ]
 
 _shapes: list[Any] = [Details]
 
 
+def run_of(part: str) -> str:
+    """The run id of a part of an address; `InvalidName` if it is none."""
+    return check_run(part.replace("~", "/"))
+
+
 class Page(msgspec.Struct, Generic[T], frozen=True):
-    """A part of a list."""
+    """One page of a list."""
 
     items: Sequence[T]
     next: str = ""
-    """The cursor of the next page; empty: this was the last."""
+    """The cursor of the next page; empty on the last."""
 
 
 def page_of(items: Sequence[T], key: Callable[[T], str], limit: int, cursor: str) -> Page[T]:
-    """A part of a list that is at hand, sorted by `key`; the cursor is the last key shown."""
+    """One page of a complete list sorted by `key`; the cursor is the last key shown."""
     rest = [item for item in items if key(item) > cursor] if cursor else list(items)
     shown = rest[:limit]
     return Page(shown, key(shown[-1]) if len(rest) > limit else "")
@@ -69,16 +89,16 @@ def page_of(items: Sequence[T], key: Callable[[T], str], limit: int, cursor: str
 
 
 def answer(request: Request, value: Any, status: int = 200) -> Response:
-    """A value as JSON, masked for a viewer; not sent again to a client that has it."""
+    """A value as JSON, masked for viewers; 304 to a client that has it already."""
     user = getattr(request.state, "user", None)
     try:
         body = msgspec.json.encode(value)
-        if user is not None and hides(user):
+        if user is not None and not user.sees_secrets:
             body = msgspec.json.encode(masked(msgspec.json.decode(body)))
     except RecursionError:
-        raise Problem(422, "a value is nested too deeply to be sent as JSON") from None
+        raise Problem(422, "A value is nested too deeply to be sent as JSON") from None
     except UnicodeEncodeError:
-        raise Problem(422, "a text has half of a character pair, which JSON cannot carry") from None
+        raise Problem(422, "A text has an unpaired surrogate, which JSON cannot carry") from None
     if request.method != "GET" or status != 200:
         return Response(body, status, media_type=JSON)
     tag = f'W/"{hashlib.blake2s(body, digest_size=12).hexdigest()}"'
@@ -93,17 +113,17 @@ def answer(request: Request, value: Any, status: int = 200) -> Response:
 
 
 def reads(kind: type[T]) -> Callable[[Request], Awaitable[T]]:
-    """A dependency: the body of a request as a record; an empty one is an empty object."""
+    """A dependency: the body of a request as a record; an empty body is an empty object."""
 
     async def read(request: Request) -> T:
         sent = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if sent != JSON:
-            raise Problem(415, f"Send the body as {JSON}, not {sent[:80] or 'without a type'}")
+            raise Problem(415, f"Send the body as {JSON}, not {sent[:80] or 'no type'}")
         body = await request.body() or b"{}"
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.ValidationError as error:
-            raise Problem(422, f"The body does not fit: {error}") from None
+            raise Problem(422, f"The body is not valid: {error}") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Problem(400, f"The body is not JSON: {error}") from None
 
@@ -111,17 +131,17 @@ def reads(kind: type[T]) -> Callable[[Request], Awaitable[T]]:
 
 
 def known_query(request: Request) -> None:
-    """A dependency of every route: what it does not know is refused, not silently left out.
+    """A dependency of every route: refuse unknown query parameters.
 
-    A misspelt filter would otherwise list everything.
+    Otherwise a misspelt filter would list everything.
     """
     known = sorted(set(_taken(request.scope["route"].dependant)))
     for name in request.query_params:
         if name not in known:
             near = get_close_matches(name, known, 1, 0.5)
-            meant = f": did you mean {near[0]}?" if near else ","
-            takes = f"this address takes {', '.join(known)}" if known else "this address takes none"
-            raise Problem(422, f"query {name[:80]!r} is not known here{meant} {takes}")
+            meant = f": did you mean {near[0]}?" if near else "."
+            takes = f"Known here: {', '.join(known)}" if known else "None are known here"
+            raise Problem(422, f"Unknown query parameter {name[:80]!r}{meant} {takes}")
 
 
 def _taken(dependant: Dependant) -> Iterator[str]:
@@ -131,7 +151,7 @@ def _taken(dependant: Dependant) -> Iterator[str]:
 
 
 def as_value(data: bytes) -> Any:
-    """Foreign JSON as a value; as a text when it is none, or nested too deeply."""
+    """JSON as a value; as text if it is not JSON or nested too deeply."""
     try:
         return msgspec.json.decode(data) if data else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -139,33 +159,30 @@ def as_value(data: bytes) -> Any:
 
 
 def raw(payload: msgspec.Raw | msgspec.UnsetType) -> bytes:
-    """A payload's own bytes; none when it was left out."""
+    """The bytes of a payload; empty if it was left out."""
     return b"" if isinstance(payload, msgspec.UnsetType) else bytes(payload)
 
 
 def when(text: str, now: float, what: str) -> float:
-    """`10m` ago, seconds since 1970, or a time such as 2026-11-16T01:45:00Z; 0 for nothing."""
-    from holdfast import durations
-    from holdfast.durations import instant
-
+    """`10m` ago, seconds since 1970, or a time like 2026-11-16T01:45:00Z; 0 if empty."""
     if not text:
         return 0.0
     try:
-        return max(0.0, now - durations.seconds(text, what))
+        return max(0.0, now - seconds(text, what))
     except InvalidInput:
         return instant(text, what)
 
 
 def stamp(at: float) -> str:
-    """An instant as text; nothing for none."""
+    """An instant as text; empty for none."""
     return rfc3339(at) if at else ""
 
 
-# ---- described
+# ---- description
 
 
 def returns(kind: Any, status: int = 200, *, also: dict[int, str] | None = None) -> dict[str, Any]:
-    """What a route answers, for its decorator."""
+    """Describe what a route answers, for its decorator."""
     said: dict[int | str, Any] = {
         number: {"description": text, "content": {MEDIA_TYPE: {"schema": _ref(Details)}}}
         for number, text in PROBLEMS.items()
@@ -177,7 +194,7 @@ def returns(kind: Any, status: int = 200, *, also: dict[int, str] | None = None)
 
 
 def takes(kind: Any) -> dict[str, Any]:
-    """What a route takes, for its decorator."""
+    """Describe the body a route takes, for its decorator."""
     content = {JSON: {"schema": _ref(kind)}}
     return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
 
@@ -189,7 +206,7 @@ def _ref(kind: Any) -> dict[str, Any]:
 
 
 def describe(app: FastAPI) -> None:
-    """Let an app's OpenAPI document have the shapes of our records."""
+    """Add the shapes of our records to an app's OpenAPI document."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -207,4 +224,4 @@ def describe(app: FastAPI) -> None:
             app.openapi_schema = document
         return app.openapi_schema
 
-    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to extend it
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI documents this way of extending it

@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-
 from fastapi import Depends, FastAPI
 
+from holdfast.web.api import cluster, dead, fleet, jobs, runs, schedules
 from holdfast.web.wire import describe, known_query
 
 PREFIX = "/api/v1"
-NOUNS = (
-    "runs",
-    "jobs",
-    "dead",
-    "schedules",
-    "slots",
-    "nodes",
-    "fleet",
-    "agents",
-    "settings",
-    "audit",
-    "stats",
-)
 
 
 def include(app: FastAPI) -> None:
     """Add every noun's routes."""
-    for noun in NOUNS:
-        module = importlib.import_module(f"holdfast.web.api.{noun}")
-        app.include_router(module.router, prefix=PREFIX, dependencies=[Depends(known_query)])
+    for noun in (runs, jobs, dead, schedules, cluster, fleet):
+        app.include_router(noun.router, prefix=PREFIX, dependencies=[Depends(known_query)])
     describe(app)

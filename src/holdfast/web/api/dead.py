@@ -1,4 +1,4 @@
-"""Dead letters: list, group, show, replay one or many or edited, drop."""
+"""Dead letters: list, group, show, replay (also edited), drop."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from holdfast.names import check_name
 from holdfast.status.dead import Body, DeadFilter, DeadLetter, Replayed, Selection
 from holdfast.status.dead_groups import LOOK, dead_groups
 from holdfast.status.dead_pages import dead_page
-from holdfast.web.masking import hides, masked_headers, masked_text
-from holdfast.web.services import AdminDesk, Desk, OperatorDesk, ViewerDesk
+from holdfast.web.masking import masked_text
+from holdfast.web.services import Access, AdminAccess, OperatorAccess, ViewerAccess
 from holdfast.web.wire import Cursor, Limit, Page, answer, raw, reads, returns, takes, when
 
 router = APIRouter(tags=["dead letters"])
 
 MANY = 1_000
-"""The most letters that one request may act on."""
+"""The most letters one request may act on: it answers within a proxy's timeout."""
 
 Id = Annotated[int, Path(ge=1, lt=2**63, description="The letter's id.")]
 
@@ -35,72 +35,78 @@ class LetterShown(msgspec.Struct, frozen=True):
 
 
 class GroupShown(msgspec.Struct, frozen=True):
-    """Letters of one job that died of the same thing."""
+    """Letters of one job with the same kind of error."""
 
     group: str
     job: str
     kind: str
-    """The error with its numbers and quoted parts blanked."""
+    """The error without its numbers and quoted parts."""
     count: int
     newest: float
     ids: tuple[int, ...]
 
 
 class Many(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which letters: ids, or a filter; not both, and not neither."""
+    """Which letters: either ids or a filter."""
 
     ids: tuple[int, ...] = ()
     job: str = ""
     group: str = ""
     reason: str = ""
     error: str = ""
-    """A part of the error's text, in any case."""
+    """Only letters whose error contains this; case does not matter."""
     since: str = ""
     before: str = ""
     limit: int = MANY
     dry_run: bool = False
-    """Only say what would happen."""
+    """Only report what would happen."""
 
 
 class Edited(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to send one letter again."""
+    """How to replay one letter."""
 
     payload: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """Another payload, any JSON; left out: as it was."""
+    """A new payload, any JSON; leave out to keep the old one."""
     base64: str | None = None
-    """Another payload that is not JSON."""
+    """A new payload that is not JSON."""
 
 
 @router.get("/dead", summary="List dead letters", **returns(Page[DeadLetter]))
 async def list_letters(
     request: Request,
-    desk: ViewerDesk,
+    access: ViewerAccess,
     job: str = "",
     group: str = "",
     reason: Annotated[str, Query(description="failed, timeout, invalid, crashed or lost.")] = "",
-    error: Annotated[str, Query(max_length=1000, description="With this in its error.")] = "",
-    since: Annotated[str, Query(description="From the last 10m, or since a time.")] = "",
-    before: Annotated[str, Query(description="Older than 10m, or than a time.")] = "",
+    error: Annotated[
+        str, Query(max_length=1000, description="Only letters whose error contains this.")
+    ] = "",
+    since: Annotated[
+        str, Query(description="Only letters of the last e.g. `10m`, or since a time.")
+    ] = "",
+    before: Annotated[
+        str, Query(description="Only letters older than e.g. `10m`, or than a time.")
+    ] = "",
     limit: Limit = 50,
     cursor: Cursor = "",
 ) -> Response:
-    """Newest first, without their bodies."""
-    wanted = _filter(desk, job, group, reason, error, since, before)
-    page = await dead_page(desk.client, wanted, limit, _below(cursor))
-    items = [_letter(desk, letter) for letter in page.letters]
+    """Newest first, without bodies."""
+    wanted = _filter(access, job, group, reason, error, since, before)
+    page = await dead_page(access.client, wanted, limit, _below(cursor))
+    items = [_letter(access, letter) for letter in page.letters]
     return answer(request, Page(items, str(page.older) if page.older else ""))
 
 
 def _below(cursor: str) -> int:
     if cursor and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):
-        raise InvalidInput(f"{cursor[:80]!r} is not a cursor: take it from `next` of a page")
+        raise InvalidInput(f"{cursor[:80]!r} is not a cursor: use `next` of the previous page")
     return int(cursor or 0)
 
 
 def _filter(
-    desk: Desk, job: str, group: str, reason: str, error: str, since: str, before: str
+    access: Access, job: str, group: str, reason: str, error: str, since: str, before: str
 ) -> DeadFilter:
-    now = desk.client.broker.server_now()
+    now = access.client.broker.server_now()
     return DeadFilter(
         check_name(job, "job") if job else "",
         check_name(group, "group") if group else "",
@@ -108,41 +114,37 @@ def _filter(
         error,
         since=when(since, now, "since"),
         before=when(before, now, "before"),
-        seen=masked_text if hides(desk.user) else str,
+        seen=str if access.user.sees_secrets else masked_text,
     )
 
 
-def _letter(desk: Desk, letter: DeadLetter) -> DeadLetter:
-    if not hides(desk.user):
+def _letter(access: Access, letter: DeadLetter) -> DeadLetter:
+    if access.user.sees_secrets:
         return letter
     return msgspec.structs.replace(
-        letter,
-        error=masked_text(letter.error),
-        traceback=masked_text(letter.traceback),
-        headers=masked_headers(letter.headers),
-        attempts=tuple(
-            msgspec.structs.replace(a, error=masked_text(a.error)) for a in letter.attempts
-        ),
+        access.masked(letter, "error", "traceback"),
+        headers=access.headers(letter.headers),
+        attempts=tuple(access.masked(attempt, "error") for attempt in letter.attempts),
     )
 
 
 @router.get("/dead/groups", summary="Group dead letters", **returns(Page[GroupShown]))
 async def groups(
     request: Request,
-    desk: ViewerDesk,
+    access: ViewerAccess,
     job: str = "",
     group: str = "",
     limit: Limit = 50,
     cursor: Cursor = "",
 ) -> Response:
-    """By job and kind of error, the largest group first, among the newest thousand letters."""
-    wanted = _filter(desk, job, group, "", "", "", "")
-    found = await dead_groups(desk.client, wanted, LOOK)
+    """By job and kind of error among the newest thousand letters, largest group first."""
+    wanted = _filter(access, job, group, "", "", "", "")
+    found = await dead_groups(access.client, wanted, LOOK)
     shown = [
         GroupShown(
             g.group,
             g.job,
-            masked_text(g.kind) if hides(desk.user) else g.kind,
+            access.text(g.kind),
             len(g.letters),
             max(letter.at for letter in g.letters),
             tuple(letter.id for letter in g.letters),
@@ -155,31 +157,33 @@ async def groups(
     return answer(request, Page(page, str(start + limit) if more else ""))
 
 
-@router.post("/dead/replay", summary="Replay letters", **takes(Many), **returns(list[Replayed]))
+@router.post(
+    "/dead/replay", summary="Replay dead letters", **takes(Many), **returns(list[Replayed])
+)
 async def replay_many(
-    request: Request, desk: OperatorDesk, wanted: Annotated[Many, Depends(reads(Many))]
+    request: Request, access: OperatorAccess, wanted: Annotated[Many, Depends(reads(Many))]
 ) -> Response:
-    """Send letters again; each becomes one run, however often and by whomever this is asked."""
-    chosen = _selection(desk, wanted)
-    done = await desk.dead.replay(chosen, dry_run=wanted.dry_run, limit=wanted.limit)
+    """Enqueue letters again. Each becomes one run, however often this is requested."""
+    chosen = _selection(access, wanted)
+    done = await access.dead.replay(chosen, dry_run=wanted.dry_run, limit=wanted.limit)
     return answer(request, done)
 
 
-@router.post("/dead/drop", summary="Drop letters", **takes(Many), **returns(list[Replayed]))
+@router.post("/dead/drop", summary="Drop dead letters", **takes(Many), **returns(list[Replayed]))
 async def drop_many(
-    request: Request, desk: AdminDesk, wanted: Annotated[Many, Depends(reads(Many))]
+    request: Request, access: AdminAccess, wanted: Annotated[Many, Depends(reads(Many))]
 ) -> Response:
     """Remove letters for good."""
-    chosen = _selection(desk, wanted)
-    done = await desk.dead.drop(chosen, dry_run=wanted.dry_run, limit=wanted.limit)
+    chosen = _selection(access, wanted)
+    done = await access.dead.drop(chosen, dry_run=wanted.dry_run, limit=wanted.limit)
     return answer(request, done)
 
 
-def _selection(desk: Desk, wanted: Many) -> Selection:
+def _selection(access: Access, wanted: Many) -> Selection:
     if not 1 <= wanted.limit <= MANY:
-        raise InvalidInput(f"limit must be from 1 to {MANY:,}: act on the rest with a next request")
+        raise InvalidInput(f"limit must be from 1 to {MANY:,}: send another request for the rest")
     chosen = _filter(
-        desk,
+        access,
         wanted.job,
         wanted.group,
         wanted.reason,
@@ -188,42 +192,47 @@ def _selection(desk: Desk, wanted: Many) -> Selection:
         wanted.before,
     )
     if bool(wanted.ids) == (chosen != DeadFilter()):
-        raise InvalidInput("name ids, or a filter: one of the two")
+        raise InvalidInput("give either ids or a filter")
     if len(wanted.ids) > MANY:
         raise InvalidInput(f"at most {MANY:,} ids in one request")
     return wanted.ids or chosen
 
 
-@router.get("/dead/{id}", summary="Show a letter", **returns(LetterShown))
-async def show(request: Request, desk: ViewerDesk, id: Id) -> Response:
-    """Its story, headers and body."""
-    letter = await desk.dead.show(id)
-    body = await desk.read(await desk.dead.body(id), letter.job)
-    return answer(request, LetterShown(_letter(desk, letter), body))
+@router.get("/dead/{id}", summary="Show a dead letter", **returns(LetterShown))
+async def show(request: Request, access: ViewerAccess, id: Id) -> Response:
+    """Its attempts, headers and body."""
+    letter = await access.dead.show(id)
+    body = await access.read(await access.dead.body(id), letter.job)
+    return answer(request, LetterShown(_letter(access, letter), body))
 
 
-@router.post("/dead/{id}/replay", summary="Replay a letter", **takes(Edited), **returns(Replayed))
+@router.post(
+    "/dead/{id}/replay", summary="Replay a dead letter", **takes(Edited), **returns(Replayed)
+)
 async def replay(
-    request: Request, desk: OperatorDesk, id: Id, wanted: Annotated[Edited, Depends(reads(Edited))]
+    request: Request,
+    access: OperatorAccess,
+    id: Id,
+    wanted: Annotated[Edited, Depends(reads(Edited))],
 ) -> Response:
-    """Send it again, as it was or with another payload."""
-    done = await desk.dead.replay([id], edited=_payload(wanted))
+    """Enqueue it again, as it was or with a new payload."""
+    done = await access.dead.replay([id], edited=_payload(wanted))
     return answer(request, done[0])
 
 
 def _payload(wanted: Edited) -> bytes | None:
     given = wanted.payload is not msgspec.UNSET
     if given and wanted.base64 is not None:
-        raise InvalidInput("give payload or base64, not both")
+        raise InvalidInput("give either payload or base64")
     if wanted.base64 is None:
         return raw(wanted.payload) if given else None
     try:
         return base64.b64decode(wanted.base64, validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidPayload("base64 is not what it says: it cannot be decoded") from None
+        raise InvalidPayload("base64 is not valid base64") from None
 
 
-@router.delete("/dead/{id}", summary="Drop a letter", **returns(Replayed))
-async def drop(request: Request, desk: AdminDesk, id: Id) -> Response:
+@router.delete("/dead/{id}", summary="Drop a dead letter", **returns(Replayed))
+async def drop(request: Request, access: AdminAccess, id: Id) -> Response:
     """Remove it for good."""
-    return answer(request, (await desk.dead.drop([id]))[0])
+    return answer(request, (await access.dead.drop([id]))[0])

@@ -1,34 +1,50 @@
-"""The fleet: send a command to many agents, follow it, see what they returned, cancel it."""
+"""The fleet: commands and what agents returned, the agents, and their settings."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
 
 from holdfast.client.fleet import new_run
+from holdfast.clock import rfc3339
 from holdfast.durations import seconds
-from holdfast.errors import InvalidInput, Unavailable
+from holdfast.errors import InvalidInput, NotFound, Unavailable
 from holdfast.model.fleet import FleetRequest, Return
 from holdfast.names import check_run
+from holdfast.settings.records import Report, Revision, claimed
+from holdfast.settings.store import Store
+from holdfast.status.agents import AgentInfo
 from holdfast.status.fleet import FleetInfo
-from holdfast.web.api.runs import RunPart
-from holdfast.web.masking import hides, masked, masked_arguments, masked_text
-from holdfast.web.paths import run_of
+from holdfast.web.masking import masked, masked_arguments, masked_text
 from holdfast.web.problems import Problem
-from holdfast.web.services import AdminDesk, Desk, OperatorDesk, ViewerDesk
-from holdfast.web.wire import Cursor, Limit, Page, answer, page_of, reads, returns, takes
+from holdfast.web.services import Access, AdminAccess, OperatorAccess, ViewerAccess
+from holdfast.web.wire import (
+    Cursor,
+    Limit,
+    Page,
+    RunPart,
+    answer,
+    page_of,
+    reads,
+    returns,
+    run_of,
+    stamp,
+    takes,
+)
 
 router = APIRouter(tags=["fleet"])
 
 MOST = 1_000
-"""The newest runs that a list goes through."""
+"""How many of the newest fleet runs can be listed."""
+
+Agent = Annotated[str, Path(max_length=64, description="The agent's id.")]
 
 
 class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A function for every agent that a target means."""
+    """A function to run on every agent that a target matches."""
 
     target: str
     """`web*`, `E@db[0-9]+`, `L@a,b`, `G@os:linux and not web1`."""
@@ -36,17 +52,17 @@ class Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     timeout: str | float = 60.0
-    """How long it may take: seconds, or `5m`."""
+    """How long it may take: seconds, or e.g. `5m`."""
     batch: int = 0
-    """How many agents make a wave; 0: all at once."""
+    """Agents per wave; 0 for all at once."""
     max_failures: int = 0
-    """With waves: how many agents may fail before no further wave is sent."""
+    """With waves: stop after this many agents failed."""
     id: str = ""
-    """The run's id: the same once more is the same run; left out: a new one."""
+    """The run's id; sending the same id again returns the same run. By default a new one."""
 
 
 class FleetShown(msgspec.Struct, frozen=True):
-    """A fan-out run: what was asked, of whom, and how it stands."""
+    """A fleet run: the command, its targets and its state."""
 
     info: FleetInfo
     args: Any
@@ -57,13 +73,15 @@ class FleetShown(msgspec.Struct, frozen=True):
     unsent: tuple[str, ...]
 
 
-@router.post("/fleet/runs", summary="Command agents", **takes(Command), **returns(FleetInfo, 202))
+@router.post(
+    "/fleet/runs", summary="Run a command on agents", **takes(Command), **returns(FleetInfo, 202)
+)
 async def start(
-    request: Request, desk: AdminDesk, wanted: Annotated[Command, Depends(reads(Command))]
+    request: Request, access: AdminAccess, wanted: Annotated[Command, Depends(reads(Command))]
 ) -> Response:
-    """The run is dispatched when this answers; its returns come at `/fleet/runs/{run}/returns`."""
+    """The command has been dispatched once this answers; see `/fleet/runs/{run}/returns`."""
     if wanted.batch < 0 or wanted.max_failures < 0:
-        raise InvalidInput("batch and max_failures are numbers of agents: 0 or more")
+        raise InvalidInput("batch and max_failures must be 0 or more")
     order = FleetRequest(
         check_run(wanted.id) if wanted.id else new_run(),
         wanted.target,
@@ -73,42 +91,42 @@ async def start(
         timeout=seconds(wanted.timeout, "timeout"),
         batch=wanted.batch,
         max_failures=wanted.max_failures,
-        user=desk.user.name,
+        user=access.user.name,
     )
     try:
-        record = await desk.fleet.fleet.start(order)
+        record = await access.fleet.fleet.start(order)
     except Unavailable as error:
         raise Problem(409, str(error)) from None
     detail = f"{wanted.function} on {wanted.target}"
-    await desk.audit.write("command", runs=[record.run], count=len(record.targets), detail=detail)
+    await access.audit.write("command", runs=[record.run], count=len(record.targets), detail=detail)
     return answer(request, FleetInfo.of(record), 202)
 
 
-@router.get("/fleet/runs", summary="List fan-out runs", **returns(Page[FleetInfo]))
+@router.get("/fleet/runs", summary="List fleet runs", **returns(Page[FleetInfo]))
 async def list_runs(
     request: Request,
-    desk: ViewerDesk,
+    access: ViewerAccess,
     status: Annotated[str, Query(description="running, complete, failed, partial, …")] = "",
     limit: Limit = 50,
     cursor: Cursor = "",
 ) -> Response:
     """The newest thousand, newest first."""
-    found = list(await desk.fleet.list(most=MOST, status=status))
+    found = list(await access.fleet.list(most=MOST, status=status))
     if cursor:
         place = next((n for n, info in enumerate(found) if info.run == cursor), None)
         if place is None:
-            raise InvalidInput("this is not a cursor, or its run has expired: take `next` anew")
+            raise InvalidInput("not a cursor, or its run has expired: start from the first page")
         found = found[place + 1 :]
     page = found[:limit]
     return answer(request, Page(page, page[-1].run if len(found) > limit else ""))
 
 
-@router.get("/fleet/runs/{run}", summary="Show a fan-out run", **returns(FleetShown))
-async def show(request: Request, desk: ViewerDesk, part: RunPart) -> Response:
-    """Its request, its targets, and the counts so far."""
-    record, given = await desk.fleet.show(run_of(part))
+@router.get("/fleet/runs/{run}", summary="Show a fleet run", **returns(FleetShown))
+async def show(request: Request, access: ViewerAccess, part: RunPart) -> Response:
+    """The command, its targets, and the counts so far."""
+    record, given = await access.fleet.show(run_of(part))
     args, kwargs = list(record.request.args), dict(record.request.kwargs)
-    if hides(desk.user):
+    if not access.user.sees_secrets:
         args, kwargs = masked_arguments(record.request.function, args), masked(kwargs)
     info = FleetInfo.of(record, max(len(given), record.returned))
     shown = FleetShown(
@@ -117,29 +135,161 @@ async def show(request: Request, desk: ViewerDesk, part: RunPart) -> Response:
     return answer(request, shown)
 
 
-@router.get("/fleet/runs/{run}/returns", summary="What agents returned", **returns(Page[Return]))
+@router.get(
+    "/fleet/runs/{run}/returns", summary="List what agents returned", **returns(Page[Return])
+)
 async def list_returns(
-    request: Request, desk: ViewerDesk, part: RunPart, limit: Limit = 50, cursor: Cursor = ""
+    request: Request, access: ViewerAccess, part: RunPart, limit: Limit = 50, cursor: Cursor = ""
 ) -> Response:
-    """By agent, as far as they have returned; a large value is named, not shown."""
-    _, given = await desk.fleet.show(run_of(part))
+    """By agent; large values are only named."""
+    _, given = await access.fleet.show(run_of(part))
     page = page_of([given[a] for a in sorted(given)], lambda r: r.agent, limit, cursor)
-    return answer(request, Page([_return(desk, one) for one in page.items], page.next))
+    return answer(request, Page([_return(access, one) for one in page.items], page.next))
 
 
-def _return(desk: Desk, one: Return) -> Return:
-    if not hides(desk.user):
+def _return(access: Access, one: Return) -> Return:
+    if access.user.sees_secrets:
         return one
     return msgspec.structs.replace(one, value=masked(one.value), error=masked_text(one.error))
 
 
-@router.post("/fleet/runs/{run}/cancel", summary="Cancel a fan-out run", **returns(FleetInfo))
-async def cancel(request: Request, desk: OperatorDesk, part: RunPart) -> Response:
-    """No further agent is sent to, and those that run it stop."""
+@router.post("/fleet/runs/{run}/cancel", summary="Cancel a fleet run", **returns(FleetInfo))
+async def cancel(request: Request, access: OperatorAccess, part: RunPart) -> Response:
+    """No further agents get the command, and those running it stop."""
     run = run_of(part)
-    await desk.fleet.show(run)
+    await access.fleet.show(run)
     try:
-        record = await desk.fleet.cancel(run)
+        record = await access.fleet.cancel(run)
     except Unavailable as error:
         raise Problem(409, str(error)) from None
     return answer(request, FleetInfo.of(record))
+
+
+# ---- agents
+
+
+class AgentShown(msgspec.Struct, frozen=True):
+    """An agent and its facts."""
+
+    info: AgentInfo
+    facts: dict[str, Any]
+
+
+class Forgotten(msgspec.Struct, frozen=True):
+    """An agent that was removed from the fleet."""
+
+    agent: str
+
+
+@router.get("/agents", summary="List agents", **returns(Page[AgentInfo]))
+async def list_agents(
+    request: Request,
+    access: ViewerAccess,
+    target: Annotated[
+        str, Query(max_length=2000, description="Only agents that this target matches.")
+    ] = "*",
+    online: Annotated[bool, Query(description="Only online agents.")] = False,
+    limit: Limit = 50,
+    cursor: Cursor = "",
+) -> Response:
+    """By id. Targets are the same as for commands."""
+    seen = None if access.user.sees_secrets else masked
+    found = await access.agents.list(target, online=online, seen=seen)
+    return answer(request, page_of(found, lambda a: a.id, limit, cursor))
+
+
+@router.get("/agents/{agent}", summary="Show an agent", **returns(AgentShown))
+async def show_agent(request: Request, access: ViewerAccess, agent: Agent) -> Response:
+    """Its state and its facts."""
+    info, facts = await access.agents.show(agent)
+    return answer(request, AgentShown(info, facts if access.user.sees_secrets else masked(facts)))
+
+
+@router.delete("/agents/{agent}", summary="Forget an agent", **returns(Forgotten))
+async def forget(request: Request, access: AdminAccess, agent: Agent) -> Response:
+    """Targets no longer match it. If it starts again, it is known again."""
+    await access.agents.forget(agent)
+    return answer(request, Forgotten(agent))
+
+
+# ---- settings
+
+
+class SettingsShown(msgspec.Struct, frozen=True):
+    """The settings of the fleet."""
+
+    revision: int
+    """The published revision; 0 if there is none."""
+    published: str
+    generations: list[int]
+    """The key generations that secrets are sealed for; two during a rotation."""
+    agents: int
+    current: int
+    """How many agents are on this revision."""
+    failed: int
+    """How many failed to apply a revision."""
+
+
+class AgentSettings(msgspec.Struct, frozen=True):
+    """The settings of one agent."""
+
+    agent: str
+    revision: int
+    current: bool
+    since: str
+    failed_revision: int
+    reason: str
+    error: str
+    refused: int
+
+
+@router.get("/settings", summary="Show the settings status", **returns(SettingsShown))
+async def show_settings(request: Request, access: ViewerAccess) -> Response:
+    """The published revision, and how many agents have it. Contents are never shown."""
+    store = Store(access.client.broker)
+    current, reports = await _revision(store), await store.reports()
+    shown = SettingsShown(
+        current.number if current else 0,
+        rfc3339(current.at) if current else "",
+        current.generations if current else [],
+        len(reports),
+        sum(_is_current(report, current) for report in reports.values()),
+        sum(bool(report.failed_number) for report in reports.values()),
+    )
+    return answer(request, shown)
+
+
+async def _revision(store: Store) -> Revision | None:
+    try:
+        data = await store.revision()
+    except (NotFound, Unavailable):
+        return None  # nothing has been published
+    return claimed(data) if data else None
+
+
+def _is_current(report: Report, current: Revision | None) -> bool:
+    return current is not None and (report.born, report.number) == current.order
+
+
+@router.get("/settings/agents", summary="List settings by agent", **returns(Page[AgentSettings]))
+async def list_agent_settings(
+    request: Request, access: ViewerAccess, limit: Limit = 50, cursor: Cursor = ""
+) -> Response:
+    """Each agent's revision, and its error if it failed."""
+    store = Store(access.client.broker)
+    current, reports = await _revision(store), await store.reports()
+    found = [_agent_settings(agent, reports[agent], current) for agent in sorted(reports)]
+    return answer(request, page_of(found, lambda a: a.agent, limit, cursor))
+
+
+def _agent_settings(agent: str, report: Report, current: Revision | None) -> AgentSettings:
+    return AgentSettings(
+        agent,
+        report.number,
+        _is_current(report, current),
+        stamp(report.at),
+        report.failed_number,
+        report.reason,
+        report.error,
+        report.refused,
+    )

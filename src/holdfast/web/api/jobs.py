@@ -1,4 +1,4 @@
-"""Jobs: what waits for each, pause, resume, purge."""
+"""Jobs: their queues; pause, resume, purge."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from holdfast.errors import UnknownJob
 from holdfast.names import check_name
 from holdfast.status.jobs import JobInfo, Purged, Which, check_which
-from holdfast.web.services import AdminDesk, Desk, OperatorDesk, ViewerDesk
+from holdfast.web.services import Access, AdminAccess, OperatorAccess, ViewerAccess
 from holdfast.web.wire import Cursor, Limit, Page, answer, page_of, reads, returns, takes
 
 router = APIRouter(tags=["jobs"])
@@ -21,32 +21,32 @@ Job = Annotated[str, Path(max_length=64)]
 
 
 class JobShown(msgspec.Struct, frozen=True):
-    """A job, and what its code says when `holdfast web` was given the app."""
+    """A job; with its parameters and doc if `holdfast web` was given the app."""
 
     info: JobInfo
     parameters: tuple[str, ...] | None = None
-    """The names of its payload's members; None: its code is not known here."""
+    """The names of its parameters; null if its code is not known here."""
     doc: str = ""
 
 
 class Purge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which runs of a job to remove for good."""
+    """Which runs of a job to delete."""
 
     which: Which
-    """`waiting` in its queue, `parked` until they are due, or `all`."""
+    """`waiting` in the queue, `parked` until due, or `all`."""
 
 
 @router.get("/jobs", summary="List jobs", **returns(Page[JobInfo]))
 async def list_jobs(
     request: Request,
-    desk: ViewerDesk,
+    access: ViewerAccess,
     job: str = "",
     group: str = "",
     limit: Limit = 50,
     cursor: Cursor = "",
 ) -> Response:
-    """Every job that a worker has served, or that something was sent to, by group and name."""
-    found = await desk.jobs.list(_checked(job, "job"), _checked(group, "group"))
+    """Every job that a worker has served or a run was sent to, by group and name."""
+    found = await access.jobs.list(_checked(job, "job"), _checked(group, "group"))
     return answer(request, page_of(found, lambda j: f"{j.group}/{j.job}", limit, cursor))
 
 
@@ -55,10 +55,10 @@ def _checked(name: str, what: str) -> str:
 
 
 @router.get("/jobs/{group}/{job}", summary="Show a job", **returns(JobShown))
-async def show(request: Request, desk: ViewerDesk, group: Group, job: Job) -> Response:
-    """Its numbers, and its parameters."""
-    info = await _info(desk, group, job)
-    app = desk.services.app
+async def show(request: Request, access: ViewerAccess, group: Group, job: Job) -> Response:
+    """Its queue and its parameters."""
+    info = await _info(access, group, job)
+    app = access.services.app
     known = app.jobs.get(job) if app else None
     if known is None or known.spec.group != group:
         return answer(request, JobShown(info))
@@ -66,40 +66,40 @@ async def show(request: Request, desk: ViewerDesk, group: Group, job: Job) -> Re
     return answer(request, JobShown(info, known.signature.parameters, doc))
 
 
-async def _info(desk: Desk, group: str, job: str) -> JobInfo:
-    found = await desk.jobs.list(check_name(job, "job"), check_name(group, "group"))
+async def _info(access: Access, group: str, job: str) -> JobInfo:
+    found = await access.jobs.list(check_name(job, "job"), check_name(group, "group"))
     if found:
         return found[0]
-    app = desk.services.app
+    app = access.services.app
     known = app.jobs.get(job) if app else None
     if known and known.spec.group == group:
         return JobInfo(group, job)
-    raise UnknownJob(f"there is no job {job!r} in group {group!r}: /api/v1/jobs lists them")
+    raise UnknownJob(f"no job {job!r} in group {group!r}: see /api/v1/jobs")
 
 
 @router.post("/jobs/{group}/{job}/pause", summary="Pause a job", **returns(JobInfo))
-async def pause(request: Request, desk: OperatorDesk, group: Group, job: Job) -> Response:
-    """Nothing more is delivered; what is running goes on."""
+async def pause(request: Request, access: OperatorAccess, group: Group, job: Job) -> Response:
+    """Workers get no new runs of it; running ones finish."""
     check_name(group, "group")
-    return answer(request, (await desk.jobs.pause(check_name(job, "job"), group))[0])
+    return answer(request, (await access.jobs.pause(check_name(job, "job"), group))[0])
 
 
 @router.post("/jobs/{group}/{job}/resume", summary="Resume a job", **returns(JobInfo))
-async def resume(request: Request, desk: OperatorDesk, group: Group, job: Job) -> Response:
-    """Deliveries go on."""
+async def resume(request: Request, access: OperatorAccess, group: Group, job: Job) -> Response:
+    """Workers get its runs again."""
     check_name(group, "group")
-    return answer(request, (await desk.jobs.resume(check_name(job, "job"), group))[0])
+    return answer(request, (await access.jobs.resume(check_name(job, "job"), group))[0])
 
 
 @router.post("/jobs/{group}/{job}/purge", summary="Purge a job", **takes(Purge), **returns(Purged))
 async def purge(
     request: Request,
-    desk: AdminDesk,
+    access: AdminAccess,
     group: Group,
     job: Job,
     wanted: Annotated[Purge, Depends(reads(Purge))],
 ) -> Response:
-    """Remove its runs that have not started, for good."""
+    """Delete its runs that have not started."""
     check_name(group, "group")
     which = check_which(wanted.which)
-    return answer(request, (await desk.jobs.purge(check_name(job, "job"), group, which))[0])
+    return answer(request, (await access.jobs.purge(check_name(job, "job"), group, which))[0])

@@ -1,17 +1,15 @@
-"""Runs: enqueue, list, show, result, trace, cancel, retry.
-
-In an address the `/` of a run id is written `~`.
-"""
+"""Runs: enqueue, list, show, result, trace, cancel, retry."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from holdfast.client.run import make_request
+from holdfast.durations import instant
 from holdfast.errors import NoRecord, NotFound, RunNotFound
 from holdfast.model.job import JobSpec
 from holdfast.model.run import Attempt, Progress
@@ -20,45 +18,46 @@ from holdfast.status.dead import Body
 from holdfast.status.finding import Finder, Found
 from holdfast.status.payloads import payload_of
 from holdfast.status.runs import RunFilter, RunInfo
-from holdfast.status.trace import Step, Trace
-from holdfast.status.trace import trace as tell
-from holdfast.web.masking import MASK, hides, is_secret, masked_headers, masked_text
-from holdfast.web.paths import run_of
-from holdfast.web.services import Desk, OperatorDesk, ViewerDesk
-from holdfast.web.wire import Cursor, Limit, answer, as_value, raw, reads, returns, takes, when
+from holdfast.status.trace import Trace
+from holdfast.status.trace import trace as trace_of
+from holdfast.web.masking import MASK, is_secret
+from holdfast.web.services import Access, OperatorAccess, ViewerAccess
+from holdfast.web.wire import (
+    Cursor,
+    Limit,
+    RunPart,
+    answer,
+    as_value,
+    raw,
+    reads,
+    returns,
+    run_of,
+    takes,
+    when,
+)
 
 router = APIRouter(tags=["runs"])
 
 WAIT_MOST = 30.0
+"""Longest wait for a result: shorter than the timeout of usual proxies."""
 SEARCH_MOST = 2_000
-"""What a story's consequences are searched among: the newest so many."""
-
-RunPart = Annotated[
-    str,
-    Path(
-        alias="run",
-        min_length=1,
-        max_length=400,
-        pattern=r"^[a-zA-Z0-9_=~-]+$",
-        description="The run's id, with `~` for each `/`.",
-    ),
-]
+"""How many of the newest messages are searched for what a run led to."""
 
 
 class Enqueue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A run to be sent."""
+    """A run to enqueue."""
 
     job: str
     payload: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    """Its payload, any JSON; left out: no arguments."""
+    """Any JSON; leave out for no arguments."""
     group: str | None = None
-    """The group of its workers; left out: the job's own, or `default`."""
+    """The worker group; by default the job's own, or `default`."""
     key: str | None = None
-    """Two runs of one job and key are one run."""
+    """Deduplication key: enqueuing the same job and key again returns the same run."""
     delay: str | float | None = None
-    """Start it after so many seconds, or `10m`."""
+    """Start after this many seconds, or e.g. `10m`."""
     at: str | float | None = None
-    """Start it at a time: 2026-11-16T01:45:00Z, or seconds since 1970."""
+    """Start at a time: 2026-11-16T01:45:00Z, or seconds since 1970."""
     headers: dict[str, str] = {}
 
 
@@ -69,37 +68,37 @@ class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
     job: str
     group: str
     duplicate: bool
-    """The key was known: nothing new was sent."""
+    """A run with this key exists: nothing was enqueued."""
     hint: str = ""
-    """A sentence when no worker has ever served the job: the run waits until one does."""
+    """Set if no worker has ever served the job: the run waits until one does."""
 
 
 class RunPageOut(msgspec.Struct, frozen=True):
-    """A part of the list of runs, newest change first."""
+    """One page of runs, latest change first."""
 
     items: list[RunInfo]
     next: str
-    """The cursor of the next page; empty: this was the last."""
+    """The cursor of the next page; empty on the last."""
     looked: int
-    """How many were looked at; a filter that few match may give a short page that goes on."""
+    """How many were searched; if few match, a page may be short without being the last."""
 
 
 class RunShown(msgspec.Struct, frozen=True):
-    """All about one run."""
+    """Everything about one run."""
 
     info: RunInfo
     where: str
-    """A sentence: where it is, and what will happen to it."""
+    """Where it is and what happens next, as a sentence."""
     attempts: tuple[Attempt, ...] = ()
     progress: Progress | None = None
     payload: Body | None = None
-    """Its payload, while it is kept."""
+    """Its payload, as long as it is kept."""
     headers: dict[str, str] = {}
     dead_letter: int = 0
 
 
 class Result(msgspec.Struct, frozen=True):
-    """How a run ended, or that it has not."""
+    """How a run ended, or its state if it has not."""
 
     run: str
     state: str
@@ -108,14 +107,14 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """Whether a run was cancelled; if not, it had ended."""
+    """Whether a run was cancelled; if not, it had already ended."""
 
     run: str
     cancelled: bool
 
 
 class Retried(msgspec.Struct, frozen=True):
-    """What was done to run it again."""
+    """How it was run again."""
 
     run: str
     detail: str
@@ -123,14 +122,12 @@ class Retried(msgspec.Struct, frozen=True):
 
 @router.post("/runs", summary="Enqueue a run", **takes(Enqueue), **returns(Accepted, 201))
 async def enqueue(
-    request: Request, desk: OperatorDesk, wanted: Annotated[Enqueue, Depends(reads(Enqueue))]
+    request: Request, access: OperatorAccess, wanted: Annotated[Enqueue, Depends(reads(Enqueue))]
 ) -> Response:
-    """The run is stored when this answers. With your app given to `holdfast web`, its payload is
-    checked by the job's own parameters first. A job that no worker has ever served is taken too:
+    """The run is stored once this answers. If `holdfast web` was given your app, the payload is
+    first checked against the job's parameters. Jobs that no worker has ever served are accepted:
     `hint` says so."""
-    from holdfast.durations import instant
-
-    spec = _spec(desk, wanted)
+    spec = _spec(access, wanted)
     made = make_request(
         spec,
         raw(wanted.payload),
@@ -140,14 +137,14 @@ async def enqueue(
         headers=dict(wanted.headers),
         group=wanted.group,
     )
-    done = await desk.client.enqueue(made)
-    await desk.audit.write("enqueue", runs=[done.run], group=made.group, job=spec.name)
-    hint = await desk.jobs.unserved(spec.name, made.group)
+    done = await access.client.enqueue(made)
+    await access.audit.write("enqueue", runs=[done.run], group=made.group, job=spec.name)
+    hint = await access.jobs.unserved(spec.name, made.group)
     return answer(request, Accepted(done.run, spec.name, made.group, done.duplicate, hint), 201)
 
 
-def _spec(desk: Desk, wanted: Enqueue) -> JobSpec:
-    app = desk.services.app
+def _spec(access: Access, wanted: Enqueue) -> JobSpec:
+    app = access.services.app
     job = app.jobs.get(wanted.job) if app else None
     if job is None:
         return JobSpec(wanted.job, wanted.group or DEFAULT_GROUP)
@@ -158,123 +155,104 @@ def _spec(desk: Desk, wanted: Enqueue) -> JobSpec:
 @router.get("/runs", summary="List runs", **returns(RunPageOut))
 async def list_runs(
     request: Request,
-    desk: ViewerDesk,
+    access: ViewerAccess,
     job: str = "",
     group: str = "",
     state: Annotated[str, Query(description="queued, delayed, running, failed, done, …")] = "",
-    node: Annotated[str, Query(description="Running there.")] = "",
-    prefix: Annotated[str, Query(description="How its id or key begins.")] = "",
-    since: Annotated[str, Query(description="Changed in the last 10m, or since a time.")] = "",
+    node: Annotated[str, Query(description="Only runs running on this node.")] = "",
+    prefix: Annotated[str, Query(description="Only runs whose id or key starts with this.")] = "",
+    since: Annotated[
+        str, Query(description="Only runs changed in the last e.g. `10m`, or since a time.")
+    ] = "",
     limit: Limit = 50,
     cursor: Cursor = "",
 ) -> Response:
-    """Newest change first. A page is bounded: it may be short and still have a `next`."""
-    at = when(since, desk.client.broker.server_now(), "since")
+    """Latest change first. A page may be short, even empty, and still have a `next`."""
+    at = when(since, access.client.broker.server_now(), "since")
     wanted = RunFilter(job, group, state, node, prefix, at)
-    page = await desk.run_pages.page(wanted, limit, cursor)
-    items = [_info(desk, run) for run in page.runs]
+    page = await access.run_pages.page(wanted, limit, cursor)
+    items = [access.masked(run, "error") for run in page.runs]
     return answer(request, RunPageOut(items, page.older, page.looked))
 
 
-def _info(desk: Desk, info: RunInfo) -> RunInfo:
-    if not info.error or not hides(desk.user):
-        return info
-    return msgspec.structs.replace(info, error=masked_text(info.error))
-
-
 @router.get("/runs/{run}", summary="Show a run", **returns(RunShown))
-async def show(request: Request, desk: ViewerDesk, part: RunPart) -> Response:
-    """Its record, where it is, and its payload while that is kept."""
-    found = await Finder(desk.client).find(run_of(part))
-    detail = await desk.runs.describe(found)
-    body, headers = await _payload(desk, found, detail.info.job)
+async def show(request: Request, access: ViewerAccess, part: RunPart) -> Response:
+    """Its record, where it is, and its payload as long as that is kept."""
+    found = await Finder(access.client).find(run_of(part))
+    detail = await access.runs.describe(found)
+    body, headers = await _payload(access, found, detail.info.job)
     attempts = detail.record.attempts if detail.record else ()
-    if hides(desk.user):
-        headers = masked_headers(headers)
-        attempts = tuple(msgspec.structs.replace(a, error=masked_text(a.error)) for a in attempts)
-    progress = detail.record.progress if detail.record else None
-    return answer(
-        request,
-        RunShown(
-            _info(desk, detail.info),
-            detail.where,
-            attempts,
-            progress,
-            body,
-            headers,
-            detail.dead_letter,
-        ),
+    shown = RunShown(
+        access.masked(detail.info, "error"),
+        detail.where,
+        tuple(access.masked(attempt, "error") for attempt in attempts),
+        detail.record.progress if detail.record else None,
+        body,
+        access.headers(headers),
+        detail.dead_letter,
     )
+    return answer(request, shown)
 
 
-async def _payload(desk: Desk, found: Found, job: str) -> tuple[Body | None, dict[str, str]]:
+async def _payload(access: Access, found: Found, job: str) -> tuple[Body | None, dict[str, str]]:
     try:
-        payload = await payload_of(desk.client, found)
-    except NotFound:  # it has just been removed
+        payload = await payload_of(access.client, found)
+    except NotFound:  # just removed
         payload = None
-    return (await desk.read(payload[0], job), payload[1]) if payload else (None, {})
+    return (await access.read(payload[0], job), payload[1]) if payload else (None, {})
 
 
 @router.get(
     "/runs/{run}/result",
-    summary="How a run ended",
-    **returns(Result, also={202: "It has not ended yet."}),
+    summary="Get a run's result",
+    **returns(Result, also={202: "The run has not ended yet."}),
 )
 async def result(
     request: Request,
-    desk: ViewerDesk,
+    access: ViewerAccess,
     part: RunPart,
     wait: Annotated[
-        float, Query(ge=0, le=WAIT_MOST, description="Wait so many seconds for its end.")
+        float, Query(ge=0, le=WAIT_MOST, description="Wait up to N seconds for the run to end.")
     ] = 0.0,
 ) -> Response:
-    """What its handler returned; 202 while it has not ended."""
+    """What its handler returned; 202 if the run has not ended."""
     run = run_of(part)
-    record = await desk.client.read(run)
+    record = await access.client.read(run)
     if record is None:
-        await Finder(desk.client).find(run)  # raises when there is no trace of it
+        await Finder(access.client).find(run)  # raises if there is no trace of it
     if wait and (record is None or not record.terminal):
         try:
-            record = await desk.client.wait(run, 0, wait)
+            record = await access.client.wait(run, 0, wait)
         except (TimeoutError, RunNotFound, NoRecord):
-            record = await desk.client.read(run)
+            record = await access.client.read(run)
     if record is None or not record.terminal:
         return answer(request, Result(run, record.state if record else "queued"), 202)
     value: Any = None
     if record.state == "done":
-        value = as_value(await desk.client.result_bytes(record))
-    error = record.error
-    if hides(desk.user):
-        bare = is_secret(record.job) and not isinstance(value, dict)
-        value, error = MASK if bare else value, masked_text(error)
-    return answer(request, Result(run, record.state, value, error))
+        value = as_value(await access.client.result_bytes(record))
+    # A bare value has no name but its job's; `answer` masks the rest for viewers.
+    if not access.user.sees_secrets and is_secret(record.job) and not isinstance(value, dict):
+        value = MASK
+    return answer(request, Result(run, record.state, value, access.text(record.error)))
 
 
-@router.get("/runs/{run}/trace", summary="A run's story", **returns(Trace))
-async def trace(request: Request, desk: ViewerDesk, part: RunPart) -> Response:
-    """Every attempt, its end, and what it caused."""
-    story = await tell(desk.client, run_of(part), SEARCH_MOST)
-    if hides(desk.user):
-        steps = [_step(step) for step in story.steps]
-        story = msgspec.structs.replace(story, steps=steps)
-    return answer(request, story)
-
-
-def _step(step: Step) -> Step:
-    return msgspec.structs.replace(
-        step, error=masked_text(step.error), detail=masked_text(step.detail)
-    )
+@router.get("/runs/{run}/trace", summary="Trace a run", **returns(Trace))
+async def trace(request: Request, access: ViewerAccess, part: RunPart) -> Response:
+    """Every attempt, how it ended, and what it led to."""
+    found = await trace_of(access.client, run_of(part), SEARCH_MOST)
+    steps = [access.masked(step, "error", "detail") for step in found.steps]
+    return answer(request, msgspec.structs.replace(found, steps=steps))
 
 
 @router.post("/runs/{run}/cancel", summary="Cancel a run", **returns(Cancelled))
-async def cancel(request: Request, desk: OperatorDesk, part: RunPart) -> Response:
-    """Queued, delayed, waiting for a retry or running."""
+async def cancel(request: Request, access: OperatorAccess, part: RunPart) -> Response:
+    """Whether queued, delayed, waiting for a retry or running."""
     run = run_of(part)
-    return answer(request, Cancelled(run, await desk.runs.cancel(run)))
+    return answer(request, Cancelled(run, await access.runs.cancel(run)))
 
 
-@router.post("/runs/{run}/retry", summary="Run it again", **returns(Retried))
-async def retry(request: Request, desk: OperatorDesk, part: RunPart) -> Response:
-    """A dead or lost run is sent again; a failed one starts its next attempt now."""
+@router.post("/runs/{run}/retry", summary="Retry a run", **returns(Retried))
+async def retry(request: Request, access: OperatorAccess, part: RunPart) -> Response:
+    """A dead or lost run is enqueued again; a failed one starts its next attempt now."""
     run = run_of(part)
-    return answer(request, Retried(run, await desk.runs.retry(run)))
+    return answer(request, Retried(run, await access.runs.retry(run)))

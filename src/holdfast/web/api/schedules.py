@@ -1,4 +1,4 @@
-"""Schedules: list, show, add, remove, pause, resume, trigger, backfill, next, why."""
+"""Schedules and their slots: list, show, add, remove, pause, resume, trigger, backfill, why."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from starlette.responses import Response
 from holdfast.client.backfill import backfill as fill
 from holdfast.clock import rfc3339
 from holdfast.durations import instant
+from holdfast.errors import InvalidInput
 from holdfast.model.schedule import Schedule, define, next_after
 from holdfast.names import DEFAULT_GROUP, check_name
+from holdfast.status.outcomes import Outcome, outcomes
 from holdfast.status.schedules import MOST_NEXT
-from holdfast.web.masking import hides, masked_bytes, masked_headers
-from holdfast.web.services import AdminDesk, Desk, OperatorDesk, ViewerDesk
+from holdfast.web.masking import masked_bytes
+from holdfast.web.services import Access, AdminAccess, OperatorAccess, ViewerAccess
 from holdfast.web.wire import (
     Cursor,
     Limit,
@@ -32,20 +34,23 @@ from holdfast.web.wire import (
 
 router = APIRouter(tags=["schedules"])
 
+SLOTS_MOST = 500
+"""How many of a schedule's newest slots can be listed."""
+
 Name = Annotated[str, Path(max_length=64, description="The schedule.")]
 
 
 class ScheduleShown(msgspec.Struct, frozen=True):
-    """A schedule for people and programs."""
+    """A schedule."""
 
     name: str
     rule: str
     job: str
     group: str
     paused: str
-    """Since when it is paused; empty: it is not."""
+    """When it was paused; empty if active."""
     next: str
-    """Its next slot; empty: none will come."""
+    """Its next slot; empty if there is none."""
     tz: str
     catch_up: str
     limit: int
@@ -56,21 +61,21 @@ class ScheduleShown(msgspec.Struct, frozen=True):
     app: str
     release: str
     source: str
-    """`code`: an app defines it; `api`: it was added at run time."""
+    """`code` if an app defines it, `api` if it was added at run time."""
     since: str
-    """Since when its rule counts."""
+    """When its rule took effect."""
     changed: str
     payload: Any = None
     headers: dict[str, str] = {}
 
 
 class NewSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A schedule to be added: exactly one of `cron`, `every` and `at`."""
+    """A schedule to add, with exactly one of `cron`, `every` and `at`."""
 
     name: str
     job: str
     cron: str | None = None
-    """5 fields, 6 with seconds first, or `@hourly`."""
+    """5 fields, 6 with seconds first, or e.g. `@hourly`."""
     every: str | float | None = None
     """An interval: `30s`, `5m`, or seconds."""
     at: str | float | None = None
@@ -88,32 +93,32 @@ class NewSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap: str = "allow"
     """`allow`, `skip`, `queue` or `cancel`."""
     replace: bool = False
-    """Replace one that exists."""
+    """Replace an existing schedule."""
 
 
 class Backfill(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A past time whose slots are to be fired; both ends are included."""
+    """The past range whose slots to fire, both ends included."""
 
     start: str | float
     end: str | float
 
 
 class BackfillDone(msgspec.Struct, frozen=True):
-    """The slots that were sent, and those that had been sent before."""
+    """The slots that were sent now, and those that had been sent before."""
 
     sent: list[str]
     known: list[str]
 
 
-class Instant(msgspec.Struct, frozen=True):
-    """A slot to come, and when it is sent."""
+class NextSlot(msgspec.Struct, frozen=True):
+    """A future slot, and when it is sent."""
 
     slot: str
     due: str
 
 
 class WhyShown(msgspec.Struct, frozen=True):
-    """What became of a slot."""
+    """What happened to a slot."""
 
     schedule: str
     slot: str
@@ -136,15 +141,13 @@ class Removed(msgspec.Struct, frozen=True):
     name: str
 
 
-def shown(desk: Desk, schedule: Schedule) -> ScheduleShown:
+def shown(access: Access, schedule: Schedule) -> ScheduleShown:
     """A schedule as a user may see it."""
-    now = desk.client.broker.server_now()
+    now = access.client.broker.server_now()
     coming = next_after(schedule, now) if schedule.active else None
-    body, headers = bytes(schedule.payload), schedule.headers
-    if hides(desk.user):
-        body = masked_bytes(body, desk.parameters(schedule.job)).encode()
-        headers = masked_headers(headers)
-    payload = as_value(body)
+    body = bytes(schedule.payload)
+    if not access.user.sees_secrets:
+        body = masked_bytes(body, access.parameters(schedule.job)).encode()
     return ScheduleShown(
         schedule.name,
         schedule.rule,
@@ -164,118 +167,124 @@ def shown(desk: Desk, schedule: Schedule) -> ScheduleShown:
         schedule.source,
         stamp(schedule.since),
         stamp(schedule.changed),
-        payload,
-        headers,
+        as_value(body),
+        access.headers(schedule.headers),
     )
 
 
 @router.get("/schedules", summary="List schedules", **returns(Page[ScheduleShown]))
 async def list_schedules(
     request: Request,
-    desk: ViewerDesk,
-    app: Annotated[str, Query(description="Of one app only.")] = "",
+    access: ViewerAccess,
+    app: Annotated[str, Query(description="Only schedules of this app.")] = "",
     limit: Limit = 50,
     cursor: Cursor = "",
 ) -> Response:
     """By name."""
-    found = await desk.schedules.list(app=check_name(app, "app") if app else "")
+    found = await access.schedules.list(app=check_name(app, "app") if app else "")
     page = page_of(found, lambda s: s.name, limit, cursor)
-    return answer(request, Page([shown(desk, s) for s in page.items], page.next))
+    return answer(request, Page([shown(access, s) for s in page.items], page.next))
 
 
 @router.post(
     "/schedules", summary="Add a schedule", **takes(NewSchedule), **returns(ScheduleShown, 201)
 )
 async def add(
-    request: Request, desk: AdminDesk, wanted: Annotated[NewSchedule, Depends(reads(NewSchedule))]
+    request: Request,
+    access: AdminAccess,
+    wanted: Annotated[NewSchedule, Depends(reads(NewSchedule))],
 ) -> Response:
-    """Or replace one that was added at run time; one in an app's code belongs to that app."""
+    """Or replace one that was added at run time. A schedule defined in code belongs to its app."""
     given = msgspec.structs.asdict(wanted)
     replace, body = given.pop("replace"), raw(given.pop("payload"))
     schedule = define(**given, body=body)
-    added = await desk.schedules.add(schedule, replace=replace)
-    await desk.audit.write("add", group=added.group, job=added.job, detail=added.name)
-    return answer(request, shown(desk, added), 201)
+    added = await access.schedules.add(schedule, replace=replace)
+    await access.audit.write("add", group=added.group, job=added.job, detail=added.name)
+    return answer(request, shown(access, added), 201)
 
 
 @router.get("/schedules/{name}", summary="Show a schedule", **returns(ScheduleShown))
-async def show(request: Request, desk: ViewerDesk, name: Name) -> Response:
-    """One schedule; its slots are at `/slots`."""
-    return answer(request, shown(desk, await desk.schedules.show(name)))
+async def show(request: Request, access: ViewerAccess, name: Name) -> Response:
+    """One schedule; for its slots see `/slots`."""
+    return answer(request, shown(access, await access.schedules.show(name)))
 
 
 @router.delete("/schedules/{name}", summary="Remove a schedule", **returns(Removed))
-async def remove(request: Request, desk: AdminDesk, name: Name) -> Response:
-    """Slots that are planned already are still sent. An app whose code defines it adds it again
-    when it starts."""
-    await desk.schedules.remove(name)
-    await desk.audit.write("remove", detail=name)
+async def remove(request: Request, access: AdminAccess, name: Name) -> Response:
+    """Slots that are already planned are still sent. If an app's code defines it, it is added again
+    when the app starts."""
+    await access.schedules.remove(name)
+    await access.audit.write("remove", detail=name)
     return answer(request, Removed(name))
 
 
 @router.post("/schedules/{name}/pause", summary="Pause a schedule", **returns(ScheduleShown))
-async def pause(request: Request, desk: OperatorDesk, name: Name) -> Response:
-    """It fires no more; what it misses meanwhile is not made up for."""
-    paused = await desk.schedules.pause(name)
-    await desk.audit.write("pause", detail=f"schedule {name}")
-    return answer(request, shown(desk, paused))
+async def pause(request: Request, access: OperatorAccess, name: Name) -> Response:
+    """It stops firing; slots missed meanwhile are not caught up."""
+    paused = await access.schedules.pause(name)
+    await access.audit.write("pause", detail=f"schedule {name}")
+    return answer(request, shown(access, paused))
 
 
 @router.post("/schedules/{name}/resume", summary="Resume a schedule", **returns(ScheduleShown))
-async def resume(request: Request, desk: OperatorDesk, name: Name) -> Response:
-    """It fires again, from now on."""
-    resumed = await desk.schedules.resume(name)
-    await desk.audit.write("resume", detail=f"schedule {name}")
-    return answer(request, shown(desk, resumed))
+async def resume(request: Request, access: OperatorAccess, name: Name) -> Response:
+    """It fires again from now on."""
+    resumed = await access.schedules.resume(name)
+    await access.audit.write("resume", detail=f"schedule {name}")
+    return answer(request, shown(access, resumed))
 
 
-@router.post("/schedules/{name}/trigger", summary="Fire it now", **returns(Triggered))
-async def trigger(request: Request, desk: OperatorDesk, name: Name) -> Response:
-    """One run of it, beside its slots."""
-    run = await desk.schedules.trigger(name)
-    await desk.audit.write("trigger", runs=[run], detail=name)
+@router.post("/schedules/{name}/trigger", summary="Trigger a schedule", **returns(Triggered))
+async def trigger(request: Request, access: OperatorAccess, name: Name) -> Response:
+    """Enqueue one run now, in addition to its slots."""
+    run = await access.schedules.trigger(name)
+    await access.audit.write("trigger", runs=[run], detail=name)
     return answer(request, Triggered(run))
 
 
 @router.post(
     "/schedules/{name}/backfill",
-    summary="Fire past slots",
+    summary="Backfill a schedule",
     **takes(Backfill),
     **returns(BackfillDone),
 )
 async def backfill(
     request: Request,
-    desk: OperatorDesk,
+    access: OperatorAccess,
     name: Name,
     wanted: Annotated[Backfill, Depends(reads(Backfill))],
 ) -> Response:
-    """Those that did not run; those that did are left alone."""
-    done = await fill(desk.client, name, instant(wanted.start, "start"), instant(wanted.end, "end"))
-    await desk.audit.write("backfill", count=len(done.sent), detail=name)
+    """Fire the past slots that did not run."""
+    done = await fill(
+        access.client, name, instant(wanted.start, "start"), instant(wanted.end, "end")
+    )
+    await access.audit.write("backfill", count=len(done.sent), detail=name)
     return answer(request, BackfillDone(done.sent, done.known))
 
 
-@router.get("/schedules/{name}/next", summary="Slots to come", **returns(Page[Instant]))
+@router.get(
+    "/schedules/{name}/next", summary="List a schedule's next slots", **returns(Page[NextSlot])
+)
 async def coming(
     request: Request,
-    desk: ViewerDesk,
+    access: ViewerAccess,
     name: Name,
     limit: Annotated[int, Query(ge=1, le=MOST_NEXT)] = 10,
 ) -> Response:
-    """The next instants, and when each is sent (jitter)."""
-    found = await desk.slots.next(name, limit)
-    return answer(request, Page([Instant(rfc3339(m), rfc3339(due)) for m, due in found]))
+    """The next slots, and when each is sent (jitter)."""
+    found = await access.slots.next(name, limit)
+    return answer(request, Page([NextSlot(rfc3339(m), rfc3339(due)) for m, due in found]))
 
 
-@router.get("/schedules/{name}/why", summary="Why it did or did not run", **returns(WhyShown))
+@router.get("/schedules/{name}/why", summary="Explain a slot", **returns(WhyShown))
 async def why(
     request: Request,
-    desk: ViewerDesk,
+    access: ViewerAccess,
     name: Name,
-    at: Annotated[str, Query(description="The slot's time; empty: the newest slot.")] = "",
+    at: Annotated[str, Query(description="The slot's time; by default the latest.")] = "",
 ) -> Response:
-    """What became of a slot, also of one that did not run."""
-    found = await desk.slots.why(name, instant(at, "at") if at else None)
+    """Why a schedule did or did not run at a time."""
+    found = await access.slots.why(name, instant(at, "at") if at else None)
     return answer(
         request,
         WhyShown(
@@ -287,3 +296,79 @@ async def why(
             found.run_state,
         ),
     )
+
+
+# ---- slots
+
+slots = APIRouter(tags=["slots"])
+
+
+class SlotShown(msgspec.Struct, frozen=True):
+    """A slot and its run."""
+
+    schedule: str
+    slot: str
+    verdict: str
+    """The state of its run, else of the slot; `sent` if its run has no record."""
+    state: str
+    reason: str
+    """Why it was skipped."""
+    due: str
+    dispatched: str
+    node: str
+    epoch: int
+    count: int
+    """How many slots this record stands for: a skipped series has one record."""
+    run: str = ""
+    run_state: str = ""
+    error: str = ""
+    run_seconds: float = 0.0
+    backfill: bool = False
+    caught_up: bool = False
+
+
+@slots.get("/slots", summary="List slots", **returns(Page[SlotShown]))
+async def list_slots(
+    request: Request,
+    access: ViewerAccess,
+    schedule: Annotated[str, Query(max_length=64, description="The schedule.")],
+    limit: Limit = 50,
+    cursor: Cursor = "",
+) -> Response:
+    """The 500 newest recorded slots of a schedule, latest first."""
+    await access.schedules.show(schedule)
+    found = await outcomes(access.client, schedule, SLOTS_MOST)
+    if cursor:
+        try:
+            before = instant(cursor, "cursor")
+        except InvalidInput:
+            raise InvalidInput("not a cursor: use `next` of the previous page") from None
+        found = [one for one in found if one.moment < before]
+    page = found[:limit]
+    following = rfc3339(page[-1].moment) if len(found) > limit else ""
+    return answer(request, Page([_slot(access, schedule, one) for one in page], following))
+
+
+def _slot(access: Access, schedule: str, one: Outcome) -> SlotShown:
+    slot = one.slot
+    return SlotShown(
+        schedule,
+        rfc3339(one.moment),
+        one.verdict,
+        slot.state,
+        slot.reason,
+        stamp(slot.due),
+        stamp(slot.dispatched),
+        slot.sender or slot.node,
+        slot.epoch,
+        slot.count,
+        one.run,
+        one.run_state,
+        access.text(one.error),
+        one.seconds,
+        slot.backfill,
+        slot.caught_up,
+    )
+
+
+router.include_router(slots)

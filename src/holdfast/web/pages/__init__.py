@@ -1,76 +1,71 @@
-"""The pages: what a person sees, rendered on the server, one module for each.
+"""The pages: what people see, rendered on the server, one module per noun.
 
-`include` adds the routes, the files and the feed; `render_login` and `render_problem` are called by
-the guard in front of the routes. A page reads through `holdfast.status` and `holdfast.client`, as
-the API does, and is bounded: it costs the same however much there is. What changes state is asked
-about first, on a page of its own that says what will happen (`Question`), and is then a form with a
-CSRF token.
+`include` adds the routes, the static files and the event stream. Pages read through
+`holdfast.status` and `holdfast.client`, as the API does, and each is bounded: it costs the same
+however much there is. Every change is confirmed first, on a page that says what will happen
+(`Question`), and is then a form with a CSRF token.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 from pathlib import Path
 
-from fastapi import FastAPI, Request
-from starlette.responses import Response
+from fastapi import APIRouter, FastAPI, Request
+from starlette.responses import Response, StreamingResponse
 from starlette.staticfiles import StaticFiles
 
-from holdfast.web.live import Feed
-from holdfast.web.pages import (
-    cluster,
-    dead,
-    events,
-    fleet,
-    fleet_run,
-    jobs,
-    new_schedule,
-    overview,
-    run_detail,
-    runs,
-    schedule_detail,
-    schedules,
-)
-from holdfast.web.pages.rendering import page
-from holdfast.web.pages.visit import Shared
+from holdfast.web.live import STREAMS_EACH, STREAMS_MOST
+from holdfast.web.pages import cluster, dead, fleet, jobs, new_schedule, overview, runs, schedules
+from holdfast.web.pages.rendering import render
+from holdfast.web.pages.request import Shared, ViewerPage
+from holdfast.web.problems import Problem
 from holdfast.web.services import Services
 
 HERE = Path(__file__).parents[1]
-MODULES = (
-    overview,
-    jobs,
-    runs,
-    run_detail,
-    schedules,
-    schedule_detail,
-    new_schedule,
-    dead,
-    cluster,
-    fleet,
-    fleet_run,
-    events,
-)
+
+router = APIRouter(include_in_schema=False)
 
 
 def include(app: FastAPI) -> None:
-    """Add the pages, their files, and the feed that keeps them up to date."""
+    """Add the pages, their static files, and the event stream."""
     services: Services = app.state.services
-    app.state.feed = Feed(services.client)
     app.state.shared = Shared(services.broker.clock)
-    services.before_close.append(app.state.feed.aclose)
     app.mount("/static", StaticFiles(directory=HERE / "static"), "static")
-    for module in MODULES:
+    for module in (overview, jobs, runs, schedules, new_schedule, dead, cluster, fleet):
         app.include_router(module.router)
+    app.include_router(router)
+
+
+@router.get("/live")
+async def live(page: ViewerPage, after: str = "") -> Response:
+    """Server-sent events that tell an open page what changed (see `holdfast.web.live`)."""
+    feed, who = page.feed, page.user.name
+    await feed.start()
+    if feed.streams >= STREAMS_MOST or feed.viewers[who] >= STREAMS_EACH:
+        raise Problem(503, "Too many pages are open: close some", {"Retry-After": "30"})
+    last = page.request.headers.get("last-event-id", "") or after
+    events = feed.stream(last, who)
+    first = await anext(events)  # counts the stream now, so concurrent requests see the limit
+
+    async def rest() -> AsyncIterator[bytes]:
+        yield first
+        async for event in events:
+            yield event
+
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(rest(), media_type="text/event-stream", headers=headers)
 
 
 def render_login(
     request: Request, *, status: int = 200, message: str = "", next: str = ""
 ) -> Response:
-    """The page that asks for a token."""
-    return page(request, "login.html", status=status, message=message, next=next)
+    """The login page."""
+    return render(request, "login.html", status=status, message=message, next=next)
 
 
 def render_problem(request: Request, status: int, detail: str) -> Response:
-    """The page that says what went wrong."""
+    """The error page."""
     title = HTTPStatus(status).phrase
-    return page(request, "problem.html", status=status, title=title, detail=detail, code=status)
+    return render(request, "problem.html", status=status, title=title, detail=detail, code=status)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from holdfast.web.live import Bar
 from holdfast.web.pages.rendering import clock, grouped
-from holdfast.web.rates import Bar
 
 WIDTH: Final = 720
 HEIGHT: Final = 180

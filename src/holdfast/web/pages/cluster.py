@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from holdfast.errors import NotFound
@@ -17,11 +17,10 @@ from holdfast.names import check_name
 from holdfast.status.nodes import NodeInfo
 from holdfast.web.pages.charts import Block, lane
 from holdfast.web.pages.rendering import Question, exact, look, many
-from holdfast.web.pages.visit import AdminVisit, ViewerVisit
-from holdfast.web.security import checked_form
+from holdfast.web.pages.request import AdminPage, ViewerPage
+from holdfast.web.security import Fields
 
 router = APIRouter(include_in_schema=False)
-Fields = Annotated[dict[str, str], Depends(checked_form)]
 
 SHOWN: Final = 50
 LANE_SECONDS: Final = 3600.0
@@ -30,7 +29,7 @@ _ORDER: Final = ("ERROR", "DISCONNECTED", "TERMINATING", "CREATED", "RUNNING")
 _OVER: Final = ("NOT_RUNNING", "INACTIVE", "TERMINATED_GRACEFULLY", "TERMINATED_FORCED")
 
 
-class Line(msgspec.Struct, frozen=True):
+class NodeLine(msgspec.Struct, frozen=True):
     """One node in the list, with the last hour of its life."""
 
     node: NodeInfo
@@ -39,22 +38,22 @@ class Line(msgspec.Struct, frozen=True):
 
 @router.get("/cluster")
 async def list_nodes(
-    visit: ViewerVisit, q: str = "", role: str = "", ended: bool = False, start: int = 0
+    page: ViewerPage, q: str = "", role: str = "", ended: bool = False, start: int = 0
 ) -> Response:
     """The nodes that match, those in trouble first."""
-    every = await visit.nodes()
+    every = await page.all_nodes()
     known = [n for n in every if ended or n.state not in _OVER]
     found = [n for n in known if (not role or n.role == role) and _has(n, q)]
     found.sort(key=_trouble)
     start = max(0, start)
-    recent = await visit.desk.nodes.recent()
+    recent = await page.nodes.recent()
     steps = by_node(recent)
-    now = visit.now
+    now = page.now
     lines = [
-        Line(n, life(steps.get(n.id, []), n, now - LANE_SECONDS, now))
+        NodeLine(n, life(steps.get(n.id, []), n, now - LANE_SECONDS, now))
         for n in found[start : start + SHOWN]
     ]
-    return await visit.show(
+    return await page.show(
         "cluster.html",
         "cluster",
         lines=lines,
@@ -83,12 +82,12 @@ def _trouble(node: NodeInfo) -> tuple[int, str, str, str]:
 
 
 @router.get("/cluster/{node}")
-async def show(visit: ViewerVisit, node: str) -> Response:
+async def show(page: ViewerPage, node: str) -> Response:
     """One node and its whole history, also when only that is left."""
-    info, history = await visit.desk.nodes.show(node)
-    now = visit.now
+    info, history = await page.nodes.show(node)
+    now = page.now
     first = history[0].at if history else now - LANE_SECONDS
-    return await visit.show(
+    return await page.show(
         "node.html",
         "cluster",
         id=node,
@@ -140,9 +139,9 @@ def life(
 
 
 @router.get("/do/cluster/drain")
-async def ask_drain(visit: AdminVisit, node: str) -> Response:
+async def ask_drain(page: AdminPage, node: str) -> Response:
     """Say what a drain does."""
-    info, _ = await visit.desk.nodes.show(check_name(node, "node"))
+    info, _ = await page.nodes.show(check_name(node, "node"))
     if info is None or info.state not in ALIVE:
         raise NotFound(f"node {node!r} has ended: there is nothing to drain")
     effects = [
@@ -160,15 +159,15 @@ async def ask_drain(visit: AdminVisit, node: str) -> Response:
         f"/cluster/{node}",
         danger=True,
     )
-    return visit.ask(question, "cluster")
+    return page.ask(question, "cluster")
 
 
 @router.post("/do/cluster/drain")
-async def drain(visit: AdminVisit, fields: Fields) -> Response:
+async def drain(page: AdminPage, fields: Fields) -> Response:
     """Ask a node to end."""
     node = fields.get("node", "")
     try:
-        await visit.desk.nodes.drain(node)
+        await page.nodes.drain(node)
     except NotFound as error:
-        return visit.done("/cluster", str(error), "bad")
-    return visit.done(f"/cluster/{node}", f"{node} drains: it ends when its runs have ended")
+        return page.done("/cluster", str(error), "bad")
+    return page.done(f"/cluster/{node}", f"{node} drains: it ends when its runs have ended")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from holdfast.errors import InvalidInput
@@ -15,11 +15,10 @@ from holdfast.names import check_name
 from holdfast.status.dead import DeadFilter, DeadLetter, Replayed, check_id
 from holdfast.status.dead_groups import LOOK, dead_groups
 from holdfast.web.pages.rendering import SHOWN_BYTES, Question, many
-from holdfast.web.pages.visit import AdminVisit, OperatorVisit, ViewerVisit, Visit
-from holdfast.web.security import checked_form
+from holdfast.web.pages.request import AdminPage, OperatorPage, PageRequest, ViewerPage
+from holdfast.web.security import Fields
 
 router = APIRouter(include_in_schema=False)
-Fields = Annotated[dict[str, str], Depends(checked_form)]
 Ids = Annotated[list[int], Query()]
 
 SHOWN: Final = 20
@@ -28,12 +27,12 @@ LISTED: Final = 8
 
 
 @router.get("/dead")
-async def list_dead(visit: ViewerVisit, job: str = "", error: str = "", kind: str = "") -> Response:
+async def list_dead(page: ViewerPage, job: str = "", error: str = "", kind: str = "") -> Response:
     """Dead letters by job and kind."""
     named = check_name(job, "job") if job else ""
-    found = await dead_groups(visit.client, DeadFilter(named, error=error, seen=visit.text))
-    groups = [g for g in found.groups if not kind or visit.text(g.kind) == kind]
-    return await visit.show(
+    found = await dead_groups(page.client, DeadFilter(named, error=error, seen=page.text))
+    groups = [g for g in found.groups if not kind or page.text(g.kind) == kind]
+    return await page.show(
         "dead.html",
         "dead",
         groups=groups[:SHOWN],
@@ -48,17 +47,17 @@ async def list_dead(visit: ViewerVisit, job: str = "", error: str = "", kind: st
 
 
 @router.get("/dead/{id}")
-async def show(visit: ViewerVisit, id: int) -> Response:
+async def show(page: ViewerPage, id: int) -> Response:
     """One letter: its story, headers and body."""
-    letter = await visit.desk.dead.show(id)
-    body = await visit.desk.dead.body(id)
-    return await visit.show(
+    letter = await page.dead.show(id)
+    body = await page.dead.body(id)
+    return await page.show(
         "letter.html",
         "dead",
         letter=letter,
-        kind=visit.text(fingerprint(letter.error) or letter.reason),
-        headers=visit.headers(letter.headers),
-        body=await visit.body(body, letter.job),
+        kind=page.text(fingerprint(letter.error) or letter.reason),
+        headers=page.headers(letter.headers),
+        body=await page.body(body, letter.job),
         text=_is_text(body) and len(body) <= SHOWN_BYTES,
     )
 
@@ -75,34 +74,34 @@ def _is_text(body: bytes) -> bool:
 
 
 @router.get("/do/dead/replay")
-async def ask_replay(visit: OperatorVisit, id: Ids = []) -> Response:  # noqa: B006  # never changed
+async def ask_replay(page: OperatorPage, id: Ids = []) -> Response:  # noqa: B006  # never changed
     """Say what a replay does."""
-    letters = await _letters(visit, id)
+    letters = await _letters(page, id)
     effects = [
         f"{many(len(letters), 'run')} sent again to {_jobs(letters)}, each under its own id with "
         "fresh counts.",
         "A letter whose run is sent leaves this list; one that was replayed already is refused.",
     ]
-    return _ask(visit, "Replay", effects, "Send again", letters)
+    return _ask(page, "Replay", effects, "Send again", letters)
 
 
 @router.get("/do/dead/drop")
-async def ask_drop(visit: AdminVisit, id: Ids = []) -> Response:  # noqa: B006  # never changed
+async def ask_drop(page: AdminPage, id: Ids = []) -> Response:  # noqa: B006  # never changed
     """Say what a drop does."""
-    letters = await _letters(visit, id)
+    letters = await _letters(page, id)
     effects = [
         f"{many(len(letters), 'dead letter')} removed for good, with payload and story.",
         "The runs will not happen, and nothing can bring the letters back.",
     ]
-    return _ask(visit, "Drop", effects, "Remove for good", letters, danger=True)
+    return _ask(page, "Drop", effects, "Remove for good", letters, danger=True)
 
 
-async def _letters(visit: Visit, ids: list[int]) -> list[DeadLetter]:
+async def _letters(page: PageRequest, ids: list[int]) -> list[DeadLetter]:
     if not ids:
         raise InvalidInput("choose at least one dead letter")
     if len(ids) > LOOK:
         raise InvalidInput(f"at most {LOOK:,} dead letters at once")
-    return [await visit.desk.dead.show(check_id(id)) for id in sorted(set(ids))]
+    return [await page.dead.show(check_id(id)) for id in sorted(set(ids))]
 
 
 def _jobs(letters: list[DeadLetter]) -> str:
@@ -111,7 +110,7 @@ def _jobs(letters: list[DeadLetter]) -> str:
 
 
 def _ask(
-    visit: Visit,
+    page: PageRequest,
     verb: str,
     effects: list[str],
     button: str,
@@ -131,7 +130,7 @@ def _ask(
         danger,
         listed,
     )
-    return visit.ask(question, "dead")
+    return page.ask(question, "dead")
 
 
 def _ids(fields: dict[str, str]) -> list[int]:
@@ -142,34 +141,34 @@ def _ids(fields: dict[str, str]) -> list[int]:
 
 
 @router.post("/do/dead/replay")
-async def replay(visit: OperatorVisit, fields: Fields) -> Response:
+async def replay(page: OperatorPage, fields: Fields) -> Response:
     """Send letters again; with a body, one letter with that payload."""
     edited = fields["body"].replace("\r\n", "\n").encode() if "body" in fields else None
-    done = await visit.desk.dead.replay(_ids(fields), edited=edited)
-    return _told(visit, done, "sent again")
+    done = await page.dead.replay(_ids(fields), edited=edited)
+    return _told(page, done, "sent again")
 
 
 @router.post("/do/dead/drop")
-async def drop(visit: AdminVisit, fields: Fields) -> Response:
+async def drop(page: AdminPage, fields: Fields) -> Response:
     """Remove letters for good."""
-    return _told(visit, await visit.desk.dead.drop(_ids(fields)), "dropped")
+    return _told(page, await page.dead.drop(_ids(fields)), "dropped")
 
 
-def _told(visit: Visit, done: Sequence[Replayed], verb: str) -> Response:
+def _told(page: PageRequest, done: Sequence[Replayed], verb: str) -> Response:
     good = sum(one.result in ("replayed", "dropped") for one in done)
     text = f"{many(good, 'dead letter')} {verb}"
     refused = [one for one in done if one.result not in ("replayed", "dropped")]
     if refused:
         why = refused[0].why or "gone already"
         text += f"; {many(len(refused), 'was', 'were')} not: {why}"
-    return visit.done("/dead", text, "bad" if refused else "good")
+    return page.done("/dead", text, "bad" if refused else "good")
 
 
 @router.post("/do/dead/edit")
-async def edit(visit: OperatorVisit, fields: Fields) -> Response:
+async def edit(page: OperatorPage, fields: Fields) -> Response:
     """Ask about a letter with another payload: a page of its own, because the payload is long."""
     ids = _ids(fields)
-    letter = await visit.desk.dead.show(ids[0])
+    letter = await page.dead.show(ids[0])
     body = fields.get("body", "").replace("\r\n", "\n")
     effects = [
         f"One run of {letter.job} is sent again under its own id, with the payload below "
@@ -187,7 +186,7 @@ async def edit(visit: OperatorVisit, fields: Fields) -> Response:
         f"/dead/{letter.id}",
         listed=[body],
     )
-    return visit.ask(question, "dead")
+    return page.ask(question, "dead")
 
 
 def _is_json(text: str) -> bool:

@@ -1,33 +1,45 @@
-"""`/fleet`: the agents with their facts, what was sent to them, and which settings they have."""
+"""`/fleet`: agents, their settings, the commands sent to them and what each returned."""
 
 from __future__ import annotations
 
 import asyncio
+import shlex
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from holdfast.client.fleet import new_run
 from holdfast.errors import InvalidInput, NotFound, Unavailable
+from holdfast.model.fleet import FleetRequest, FleetRun, Return
+from holdfast.names import check_name
 from holdfast.settings.records import Report, claimed
 from holdfast.settings.store import Store
 from holdfast.status.agents import AgentInfo
 from holdfast.status.fleet import FleetInfo
-from holdfast.web.masking import hides, masked
-from holdfast.web.pages.visit import ViewerVisit, Visit
+from holdfast.web.masking import masked, masked_arguments
+from holdfast.web.pages.rendering import Question, many
+from holdfast.web.pages.request import AdminPage, OperatorPage, PageRequest, ViewerPage
+from holdfast.web.security import Fields
 
 router = APIRouter(include_in_schema=False)
 
 AGENTS: Final = 50
 RUNS: Final = 15
 DOTS: Final = 600
+RETURNS: Final = 100
+NAMED: Final = 8
+VALUE_BYTES: Final = 2_000
 SHARED_SECONDS: Final = 2.0
+"""Agents and settings change seldom, and there may be thousands of agents."""
 
 
-class Settings(msgspec.Struct, frozen=True):
-    """Which revision is published, and who is on which."""
+class SettingsGlance(msgspec.Struct, frozen=True):
+    """The published revision, and which agents have it."""
 
     number: int
     at: float
@@ -37,19 +49,19 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 @router.get("/fleet")
-async def show(visit: ViewerVisit, target: str = "", start: int = 0) -> Response:
-    """The agents that a target means, and the newest fan-out runs."""
-    every, runs, settings = await asyncio.gather(agents(visit), runs_of(visit), settings_of(visit))
+async def show(page: ViewerPage, target: str = "", start: int = 0) -> Response:
+    """The agents that a target matches, and the newest fleet runs."""
+    every, runs, settings = await asyncio.gather(agents(page), runs_of(page), settings_of(page))
     found, problem = every, ""
     if target:
         try:
-            seen = masked if hides(visit.desk.user) else None
-            found = list(await visit.desk.agents.list(target, seen=seen))
-        except InvalidInput as error:  # a target that is being typed
+            seen = None if page.user.sees_secrets else masked
+            found = list(await page.agents.list(target, seen=seen))
+        except InvalidInput as error:  # the target is still being typed
             found, problem = [], str(error)
     start = max(0, start)
     found = sorted(found, key=lambda a: (a.online, a.id))
-    return await visit.show(
+    return await page.show(
         "fleet.html",
         "fleet",
         agents=found[start : start + AGENTS],
@@ -66,65 +78,249 @@ async def show(visit: ViewerVisit, target: str = "", start: int = 0) -> Response
     )
 
 
-async def agents(visit: Visit) -> list[AgentInfo]:
-    """Every agent that is known."""
+async def agents(page: PageRequest) -> list[AgentInfo]:
+    """Every known agent."""
 
     async def read() -> list[AgentInfo]:
-        return list(await visit.desk.agents.list())
+        return list(await page.agents.list())
 
-    return await visit.shared("agents", SHARED_SECONDS, read)
+    return await page.shared("agents", SHARED_SECONDS, read)
 
 
-async def runs_of(visit: Visit) -> Sequence[FleetInfo]:
-    """The newest fan-out runs; of those that go on, with what has been returned so far."""
+async def runs_of(page: PageRequest) -> Sequence[FleetInfo]:
+    """The newest fleet runs; active ones with their returns so far."""
 
     async def read() -> Sequence[FleetInfo]:
-        active = {info.run: info for info in await visit.desk.fleet.active()}
-        found = await visit.desk.fleet.list(most=RUNS)
+        active = {info.run: info for info in await page.fleet.active()}
+        found = await page.fleet.list(most=RUNS)
         return [active.get(info.run, info) for info in found]
 
-    return await visit.shared("fleet", 1.0, read)
+    return await page.shared("fleet", 1.0, read)
 
 
-async def settings_of(visit: Visit) -> Settings:
-    """The settings at a glance; no content is ever shown."""
+async def settings_of(page: PageRequest) -> SettingsGlance:
+    """The status of the settings; their contents are never shown."""
 
-    async def read() -> Settings:
-        store = Store(visit.client.broker)
+    async def read() -> SettingsGlance:
+        store = Store(page.client.broker)
         try:
             data, reports = await store.revision(), await store.reports()
-        except (NotFound, Unavailable):  # nothing was ever published
-            return Settings(0, 0.0, {}, 0, [])
+        except (NotFound, Unavailable):  # nothing has been published
+            return SettingsGlance(0, 0.0, {}, 0, [])
         revision = claimed(data) if data else None
         if revision is None:
-            return Settings(0, 0.0, reports, 0, [])
+            return SettingsGlance(0, 0.0, reports, 0, [])
         current = sum((r.born, r.number) == revision.order for r in reports.values())
         failed = sorted((a, r) for a, r in reports.items() if r.failed_number)
-        return Settings(revision.number, revision.at, reports, current, failed[:10])
+        return SettingsGlance(revision.number, revision.at, reports, current, failed[:10])
 
-    return await visit.shared("settings", SHARED_SECONDS, read)
+    return await page.shared("settings", SHARED_SECONDS, read)
 
 
 @router.get("/fleet/agents/{agent}")
-async def show_agent(visit: ViewerVisit, agent: str) -> Response:
+async def show_agent(page: ViewerPage, agent: str) -> Response:
     """One agent and its facts."""
-    info, facts = await visit.desk.agents.show(agent)
-    told: dict[str, Any] = masked(facts) if hides(visit.desk.user) else facts
-    settings = await settings_of(visit)
-    return await visit.show(
+    info, facts = await page.agents.show(agent)
+    clean: dict[str, Any] = facts if page.user.sees_secrets else masked(facts)
+    settings = await settings_of(page)
+    return await page.show(
         "agent.html",
         "fleet",
         info=info,
-        facts=[(name, flat(value)) for name, value in sorted(told.items())],
+        facts=[(name, flat(value)) for name, value in sorted(clean.items())],
         report=settings.reports.get(agent),
         revision=settings.number,
     )
 
 
 def flat(value: Any) -> str:
-    """A fact in one line."""
+    """A fact on one line."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         return ", ".join(value)
     return msgspec.json.encode(value).decode()
+
+
+# ---- one fleet run
+
+
+class ReturnLine(msgspec.Struct, frozen=True):
+    """One agent's answer, if there is one yet."""
+
+    agent: str
+    outcome: str
+    seconds: float = 0.0
+    at: float = 0.0
+    error: str = ""
+
+
+@router.get("/fleet/runs/{run}")
+async def show_run(page: ViewerPage, run: str, start: int = 0) -> Response:
+    """One fleet run; failed and missing agents come first."""
+    record, returns = await page.fleet.show(run)
+    lines = [_line(record, agent, returns.get(agent)) for agent in record.targets]
+    lines.sort(key=lambda line: (line.outcome == "ok", line.outcome, line.agent))
+    start = max(0, start)
+    chosen = lines[start : start + RETURNS]
+    return await page.show(
+        "fleet_run.html",
+        "fleet",
+        info=FleetInfo.of(record, max(record.returned, len(returns))),
+        record=record,
+        arguments=await _arguments(page, record),
+        outcomes=sorted(Counter(line.outcome for line in lines).items()),
+        lines=chosen,
+        values={n.agent: await _value(page, returns.get(n.agent)) for n in chosen},
+        start=start,
+        older=start + RETURNS if start + RETURNS < len(lines) else 0,
+    )
+
+
+def _line(record: FleetRun, agent: str, given: Return | None) -> ReturnLine:
+    if given is not None:
+        return ReturnLine(
+            agent, given.outcome, given.seconds, given.at, error=given.error or given.note
+        )
+    if agent in record.unsent:
+        return ReturnLine(agent, "not sent")
+    if not record.over:
+        return ReturnLine(agent, "waiting")
+    return ReturnLine(agent, "unreachable" if agent in record.unreachable else "no answer")
+
+
+async def _arguments(page: PageRequest, record: FleetRun) -> str:
+    request = record.request
+    args = list(request.args)
+    if not page.user.sees_secrets:
+        args = masked_arguments(request.function, args)
+    return await page.value([*args, request.kwargs])
+
+
+async def _value(page: PageRequest, given: Return | None) -> str:
+    if given is None or given.value is None:
+        return "stored separately because it is large" if given is not None and given.object else ""
+    text = await page.value(given.value)
+    return text if len(text) <= VALUE_BYTES else text[:VALUE_BYTES] + " …"
+
+
+# ---- send, cancel, forget
+
+
+@router.post("/do/fleet/ask")
+async def ask_command(page: AdminPage, fields: Fields) -> Response:
+    """Confirm a command; a dispatcher says which agents the target matches."""
+    target, function = fields.get("target", "").strip(), fields.get("function", "").strip()
+    words = fields.get("words", "")
+    if not target or not function:
+        raise InvalidInput("a command needs a target and a function, e.g. 'web*' and 'ping'")
+    words_of(words)
+    meant = await page.fleet.fleet.resolve(target)
+    effects = [
+        f"{function} {words}".strip() + f" runs on {many(len(meant), 'agent')}, as you.",
+        "Each agent runs it once. What it does cannot be undone from here.",
+    ]
+    listed = [*meant[:NAMED], *([f"… and {len(meant) - NAMED} more"] if len(meant) > NAMED else [])]
+    given = [("target", target), ("function", function), ("words", words), ("run", new_run())]
+    question = Question(
+        f"Run {function} on {target}?",
+        effects,
+        "Send the command",
+        "/do/fleet/command",
+        given,
+        "/fleet",
+        danger=True,
+        listed=listed or ["no agent matches: the command would reach nobody"],
+    )
+    return page.ask(question, "fleet")
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    """Arguments split as by a shell: quotes keep words together."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise InvalidInput(f"invalid arguments: {error}") from None
+
+
+@router.post("/do/fleet/command")
+async def command(page: AdminPage, fields: Fields) -> Response:
+    """Send a command; the same form sent twice is the same run."""
+    request = FleetRequest(
+        fields.get("run", ""),
+        fields.get("target", ""),
+        fields.get("function", ""),
+        words_of(fields.get("words", "")),
+        raw=True,
+        user=page.user.name,
+    )
+    record = await page.fleet.fleet.start(request)
+    detail = f"{request.function} on {request.target}"
+    await page.audit.write("command", runs=[record.run], count=len(record.targets), detail=detail)
+    sent = f"The command was sent to {many(len(record.targets), 'agent')}"
+    return page.done(f"/fleet/runs/{quote(record.run, safe='')}", sent)
+
+
+@router.get("/do/fleet/cancel")
+async def ask_cancel(page: OperatorPage, run: str) -> Response:
+    """Say what a cancel does."""
+    record, returns = await page.fleet.show(run)
+    left = len(record.targets) - len(returns)
+    effects = [
+        "No further agent is sent to, and those that run it stop.",
+        f"{many(left, 'agent')} of {len(record.targets)} without an answer yet; what the others "
+        "did stays done.",
+    ]
+    question = Question(
+        f"Cancel {record.request.function}?",
+        effects,
+        "Cancel it",
+        "/do/fleet/cancel",
+        [("run", run)],
+        f"/fleet/runs/{run}",
+        danger=True,
+    )
+    return page.ask(question, "fleet")
+
+
+@router.post("/do/fleet/cancel")
+async def cancel(page: OperatorPage, fields: Fields) -> Response:
+    """Stop a run, wherever it is."""
+    run = fields.get("run", "")
+    await page.fleet.show(run)
+    try:
+        record = await page.fleet.cancel(run)
+    except Unavailable as error:
+        return page.done(f"/fleet/runs/{run}", str(error), "bad")
+    if record.over and not record.cancelled_by:
+        text = f"The run had ended already ({record.status}): nothing was changed"
+        return page.done(f"/fleet/runs/{run}", text, "bad")
+    return page.done(f"/fleet/runs/{run}", "The run is cancelled: agents that run it stop")
+
+
+@router.get("/do/fleet/forget")
+async def ask_forget(page: AdminPage, agent: str) -> Response:
+    """Say what forgetting does."""
+    await page.agents.show(check_name(agent, "agent"))
+    effects = ["No target means it any more. If it comes back, it is known again."]
+    question = Question(
+        f"Forget {agent}?",
+        effects,
+        "Forget it",
+        "/do/fleet/forget",
+        [("agent", agent)],
+        f"/fleet/agents/{agent}",
+        danger=True,
+    )
+    return page.ask(question, "fleet")
+
+
+@router.post("/do/fleet/forget")
+async def forget(page: AdminPage, fields: Fields) -> Response:
+    """Take an agent out of the index."""
+    agent = fields.get("agent", "")
+    try:
+        await page.agents.forget(agent)
+    except InvalidInput as error:
+        return page.done(f"/fleet/agents/{agent}", str(error), "bad")
+    return page.done("/fleet", f"{agent} is forgotten")

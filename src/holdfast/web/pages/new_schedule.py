@@ -10,11 +10,11 @@ import itertools
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from holdfast.client.schedules import UnknownSchedule
@@ -23,11 +23,10 @@ from holdfast.model.cron import check_zone
 from holdfast.model.schedule import Schedule, define, instants, next_after
 from holdfast.names import DEFAULT_GROUP, check_name
 from holdfast.web.pages.rendering import Question
-from holdfast.web.pages.visit import AdminVisit, Visit
-from holdfast.web.security import checked_form
+from holdfast.web.pages.request import AdminPage, PageRequest
+from holdfast.web.security import Fields
 
 router = APIRouter(include_in_schema=False)
-Fields = Annotated[dict[str, str], Depends(checked_form)]
 
 KINDS: Final = (("cron", "by cron"), ("every", "at an interval"), ("at", "once"))
 GIVEN: Final = ("name", "job", "group", "kind", "rule", "tz", "payload")
@@ -36,37 +35,37 @@ SHOWN: Final = 5
 
 
 @router.get("/do/schedules/add")
-async def form(visit: AdminVisit) -> Response:
+async def form(page: AdminPage) -> Response:
     """The empty form."""
-    return await _form(visit, FIRST)
+    return await _form(page, FIRST)
 
 
 async def _form(
-    visit: Visit, given: dict[str, str], wrong: dict[str, str] | None = None
+    page: PageRequest, given: dict[str, str], wrong: dict[str, str] | None = None
 ) -> Response:
-    answer = await visit.show(
+    answer = await page.show(
         "new_schedule.html",
         "schedules",
         given={name: given.get(name, "") for name in GIVEN},
         wrong={name: (wrong or {}).get(name, "") for name in GIVEN},
         kinds=KINDS,
-        known=sorted({one.job for one in await visit.jobs()}),
+        known=sorted({one.job for one in await page.all_jobs()}),
     )
     answer.status_code = 422 if wrong else 200
     return answer
 
 
 @router.post("/do/schedules/ask")
-async def ask(visit: AdminVisit, fields: Fields) -> Response:
+async def ask(page: AdminPage, fields: Fields) -> Response:
     """Say when it would run; or what is wrong, beside the field."""
-    wrong = await _wrong(visit, fields)
+    wrong = await _wrong(page, fields)
     if wrong:
-        return await _form(visit, fields, wrong)
+        return await _form(page, fields, wrong)
     schedule = _made(fields)
     effects = [f"{schedule.job} runs by the rule {schedule.rule}. Its next times are below."]
     if schedule.at:
         effects = [f"{schedule.job} runs once, at the time below."]
-    hint = await visit.desk.jobs.unserved(schedule.job, schedule.group)
+    hint = await page.jobs.unserved(schedule.job, schedule.group)
     if hint:
         effects.append(f"{hint[:1].upper()}{hint[1:]}.")
     question = Question(
@@ -76,17 +75,17 @@ async def ask(visit: AdminVisit, fields: Fields) -> Response:
         "/do/schedules/add",
         [(name, fields.get(name, "")) for name in GIVEN],
         "/do/schedules/add",
-        listed=_times(schedule, fields, visit.now),
+        listed=_times(schedule, fields, page.now),
     )
-    return visit.ask(question, "schedules")
+    return page.ask(question, "schedules")
 
 
 @router.post("/do/schedules/add")
-async def add(visit: AdminVisit, fields: Fields) -> Response:
+async def add(page: AdminPage, fields: Fields) -> Response:
     """Add it; a name that is taken meanwhile is refused."""
-    added = await visit.desk.schedules.add(_made(fields))
-    await visit.desk.audit.write("add", group=added.group, job=added.job, detail=added.name)
-    return visit.done(f"/schedules/{added.name}", f"{added.name} is added")
+    added = await page.schedules.add(_made(fields))
+    await page.audit.write("add", group=added.group, job=added.job, detail=added.name)
+    return page.done(f"/schedules/{added.name}", f"{added.name} is added")
 
 
 # ---- what was filled in
@@ -134,7 +133,7 @@ def _rule(fields: dict[str, str]) -> dict[str, Any]:
     return {"at": rule}
 
 
-async def _wrong(visit: Visit, fields: dict[str, str]) -> dict[str, str]:
+async def _wrong(page: PageRequest, fields: dict[str, str]) -> dict[str, str]:
     """What is wrong with each field."""
     checks: dict[str, Callable[[], object]] = {
         "name": lambda: check_name(fields.get("name", "").strip(), "schedule"),
@@ -150,26 +149,26 @@ async def _wrong(visit: Visit, fields: dict[str, str]) -> dict[str, str]:
         except HoldfastError as error:
             wrong[name] = str(error)
     if "tz" not in wrong:
-        wrong |= _wrong_rule(visit, fields)
-    if "name" not in wrong and await _is_taken(visit, fields.get("name", "").strip()):
+        wrong |= _wrong_rule(page, fields)
+    if "name" not in wrong and await _is_taken(page, fields.get("name", "").strip()):
         wrong["name"] = "there is a schedule of this name already: choose another, or remove it"
     return wrong
 
 
-def _wrong_rule(visit: Visit, fields: dict[str, str]) -> dict[str, str]:
+def _wrong_rule(page: PageRequest, fields: dict[str, str]) -> dict[str, str]:
     try:
         schedule = define("x", "x", **_rule(fields))
     except HoldfastError as error:
         return {"rule": str(error)}
-    if next_after(schedule, visit.now) is None:
+    if next_after(schedule, page.now) is None:
         why = "this time has passed" if schedule.at else "its first time is too far away"
         return {"rule": f"{why}: it would never run"}
     return {}
 
 
-async def _is_taken(visit: Visit, name: str) -> bool:
+async def _is_taken(page: PageRequest, name: str) -> bool:
     try:
-        await visit.desk.schedules.show(name)
+        await page.schedules.show(name)
     except UnknownSchedule:
         return False
     return True

@@ -18,7 +18,7 @@ from holdfast.status.nodes import NodeInfo, by_role
 from holdfast.status.schedules import coming, overdue_since
 from holdfast.web.pages import charts
 from holdfast.web.pages.rendering import many, span
-from holdfast.web.pages.visit import ViewerVisit
+from holdfast.web.pages.request import ViewerPage
 
 router = APIRouter(include_in_schema=False)
 
@@ -40,21 +40,21 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 @router.get("/")
-async def overview(visit: ViewerVisit, range: str = "15m") -> Response:
+async def overview(page: ViewerPage, range: str = "15m") -> Response:
     """The first page."""
     chosen = range if range in RANGES else "15m"
     seconds = RANGES[chosen]
     jobs, nodes, schedules, progress, letters = await asyncio.gather(
-        visit.jobs(),
-        visit.nodes(),
-        visit.schedules(),
-        visit.desk.slots.progress(),
-        visit.desk.dead.list(DeadFilter(since=visit.now - RECENT_SECONDS), SHOWN),
+        page.all_jobs(),
+        page.all_nodes(),
+        page.all_schedules(),
+        page.slots.progress(),
+        page.dead.list(DeadFilter(since=page.now - RECENT_SECONDS), SHOWN),
     )
-    now, rates = visit.now, visit.feed.rates
+    now, rates = page.now, page.feed.rates
     overdue = overdue_since(schedules, progress.watermark, now)
     recent = rates.totals(now, RATE_SECONDS)
-    return await visit.show(
+    return await page.show(
         "overview.html",
         "overview",
         findings=findings(jobs, nodes, schedules, overdue, len(letters)),
@@ -68,13 +68,13 @@ async def overview(visit: ViewerVisit, range: str = "15m") -> Response:
         roles=by_role(nodes),
         due=coming(schedules, now),
         letters=letters,
-        totals=await visit.dead_totals(),
+        totals=await page.dead_totals(),
         throughput=charts.bars(rates.bars(now, seconds, BARS), seconds // BARS),
-        lag=charts.lines(visit.feed.samples, now, seconds),
+        lag=charts.lines(page.feed.samples, now, seconds),
         ranges=list(RANGES),
         chosen=chosen,
         counted_since=rates.since if rates.since > now - seconds else 0.0,
-        uncounted=sorted(job for _, job in visit.uncounted),
+        uncounted=sorted(job for _, job in page.uncounted),
     )
 
 

@@ -1,8 +1,7 @@
-"""How a page is made: templates that escape everything, times, numbers, states, and flashes.
+"""How a page is rendered: templates, times, numbers, states, and messages after an action.
 
-Every template escapes by default and fails on a name that it was not given. No template has a
-script or a style of its own: the content policy would refuse it. Times are written twice, relative
-for reading and exact for hovering, and are the server's.
+Templates escape everything and fail on undefined names. None contains a script or a style: the
+content policy would block it. Times are the server's, shown relative with the exact time on hover.
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from holdfast import durations
 from holdfast.clock import moment_of
 from holdfast.version import __version__
-from holdfast.web.masking import hides, masked_text
-from holdfast.web.sessions import csrf_token
+from holdfast.web.auth import csrf_token
+from holdfast.web.masking import masked_text
 
 THEME_COOKIE: Final = "hf_theme"
 FLASH_COOKIE: Final = "hf_said"
 SHOWN_BYTES: Final = 64 * 1024
+"""How much of a payload or result a page shows; more would slow the browser down."""
 
 NAV: Final = (
     ("overview", "/", "Overview", "o"),
@@ -73,7 +73,7 @@ _LOOKS: Final = {
 
 
 def look(state: object) -> str:
-    """The colour in which a state is shown: one of the names in the style sheet."""
+    """The colour of a state, as named in the style sheet."""
     return _LOOKS.get(str(state), "waiting")
 
 
@@ -81,17 +81,17 @@ def look(state: object) -> str:
 
 
 def exact(at: float) -> str:
-    """A time as people compare it: `2026-11-16 05:04:03 UTC`."""
+    """A full time: `2026-11-16 05:04:03 UTC`."""
     return moment_of(at).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def clock(at: float) -> str:
-    """Only the time of day."""
+    """The time of day."""
     return moment_of(at).strftime("%H:%M:%S")
 
 
 def span(seconds: float) -> str:
-    """How long, in one unit; `static/times.js` says the same."""
+    """A duration in one unit; `static/times.js` does the same."""
     if seconds < 60:
         return f"{max(0, int(seconds))} s"
     if seconds < 3600:
@@ -100,19 +100,19 @@ def span(seconds: float) -> str:
 
 
 def long(seconds: float) -> str:
-    """How long, exactly: `1m30s`; to the millisecond below a minute."""
+    """An exact duration: `1m30s`; to the millisecond below a minute."""
     return durations.text(seconds) if seconds > 0 else "0s"
 
 
 def relative(now: float, at: float) -> str:
-    """A time seen from now."""
+    """A time relative to now."""
     if abs(at - now) < 1:
         return "now"
     return f"in {span(at - now)}" if at > now else f"{span(now - at)} ago"
 
 
 def when(now: float, at: float, kind: str = "time") -> Markup:
-    """A time for reading, with the exact one on hover; `age` leaves out "ago"."""
+    """A relative time with the exact one on hover; `age` leaves out "ago"."""
     if not at:
         return Markup('<span class="zero">–</span>')
     text = span(now - at) if kind == "age" else relative(now, at)
@@ -123,7 +123,7 @@ def when(now: float, at: float, kind: str = "time") -> Markup:
 
 
 def grouped(number: float) -> str:
-    """A number with thin spaces between its thousands."""
+    """A number with thin spaces between thousands."""
     return f"{number:,.0f}".replace(",", "\u202f")
 
 
@@ -132,18 +132,18 @@ def many(count: int, one: str, more: str = "") -> str:
     return f"{grouped(count)} {one if count == 1 else more or one + 's'}"
 
 
-# ---- data that people sent
+# ---- data
 
 
 def shown(body: bytes | str) -> str:
-    """Bytes for reading: JSON on several lines, other text as it is, the rest as base64."""
+    """Bytes as text: JSON indented, other text as it is, the rest as base64."""
     data = body.encode("utf-8", "replace") if isinstance(body, str) else body
     cut = f"\n… {len(data) - SHOWN_BYTES:,} bytes more" if len(data) > SHOWN_BYTES else ""
     if not cut:
         try:
             return json.dumps(json.loads(data), indent=2, ensure_ascii=False)
         except (ValueError, RecursionError):
-            pass  # not JSON, or too deep to be laid out: shown as it is
+            pass  # not JSON, or too deep to indent: shown as it is
     try:
         return data[:SHOWN_BYTES].decode("utf-8", "strict" if not cut else "replace") + cut
     except UnicodeDecodeError:
@@ -159,11 +159,11 @@ def first_line(text: str) -> str:
 
 
 _hiding: Final[ContextVar[bool]] = ContextVar("holdfast_hiding", default=False)
-"""Whether the page that is being made is for somebody who only looks."""
+"""Whether the page being rendered is for a viewer."""
 
 
 def _written(value: Any) -> Any:
-    """What a template writes; a text that nobody cleaned before is cleaned here for a viewer."""
+    """Mask every text a template writes for a viewer, including those that a page forgot."""
     if _hiding.get() and isinstance(value, str) and not isinstance(value, Markup):
         return masked_text(value)
     return value
@@ -192,8 +192,8 @@ _templates.filters |= {
 _templates.globals |= {"many": many, "nav": NAV, "version": __version__}
 
 
-def page(request: Request, template: str, *, status: int = 200, **data: Any) -> Response:
-    """A whole page; `now`, `link`, `when` and the rest of the frame are added here."""
+def render(request: Request, template: str, *, status: int = 200, **data: Any) -> Response:
+    """A page; adds `now`, `link`, `when` and what else the frame needs."""
     root = str(request.scope.get("root_path", ""))
     services = request.app.state.services
     now = services.broker.server_now()
@@ -211,7 +211,7 @@ def page(request: Request, template: str, *, status: int = 200, **data: Any) -> 
         "clean": _cleaner(request),
         "theme": _theme(request),
         "user": getattr(request.state, "user", None),
-        "namespace": services.names,
+        "namespace": services.namespace,
         "csrf": csrf_token(request),
         "flash": _flash(request),
         "section": "",
@@ -226,9 +226,9 @@ def page(request: Request, template: str, *, status: int = 200, **data: Any) -> 
 
 
 def _cleaner(request: Request) -> Callable[[str], str]:
-    """What is done to texts that others wrote: secrets are masked for those who only look."""
+    """What is applied to texts from users: masks secrets for viewers."""
     user = getattr(request.state, "user", None)
-    return masked_text if user is not None and hides(user) else str
+    return masked_text if user is not None and not user.sees_secrets else str
 
 
 def _theme(request: Request) -> str:
@@ -236,40 +236,40 @@ def _theme(request: Request) -> str:
     return given if given in ("light", "dark") else ""
 
 
-# ---- what was just done
+# ---- messages after an action
 
 
-class Said(msgspec.Struct, frozen=True, array_like=True):
-    """What an action has to tell on the next page."""
+class Flash(msgspec.Struct, frozen=True, array_like=True):
+    """A message for the next page."""
 
     level: str
     text: str
 
 
-def done(request: Request, to: str, text: str, level: str = "good") -> Response:
-    """Go on to a page of ours and tell there what was done."""
+def redirect(request: Request, to: str, text: str, level: str = "good") -> Response:
+    """Go to another page and show a message there."""
     root = str(request.scope.get("root_path", ""))
     response = RedirectResponse(root + to, 303)
-    told = base64.urlsafe_b64encode(msgspec.json.encode(Said(level, text[:1_000]))).decode()
+    told = base64.urlsafe_b64encode(msgspec.json.encode(Flash(level, text[:1_000]))).decode()
     response.set_cookie(
         FLASH_COOKIE, told, max_age=60, path=root or "/", httponly=True, samesite="strict"
     )
     return response
 
 
-def _flash(request: Request) -> Said | None:
+def _flash(request: Request) -> Flash | None:
     try:
         told = base64.urlsafe_b64decode(request.cookies.get(FLASH_COOKIE, ""))
-        return msgspec.json.decode(told, type=Said) if told else None
+        return msgspec.json.decode(told, type=Flash) if told else None
     except (ValueError, msgspec.MsgspecError):
         return None
 
 
-# ---- questions
+# ---- confirmations
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What is asked before something is changed: it says what will happen."""
+    """A confirmation before something is changed: says what will happen."""
 
     title: str
     effects: Sequence[str]
@@ -279,9 +279,4 @@ class Question(msgspec.Struct, frozen=True):
     back: str
     danger: bool = False
     listed: Sequence[str] = ()
-    """What it is about, when that is more than one thing."""
-
-
-def ask(request: Request, question: Question, section: str) -> Response:
-    """The page of a question; with scripts it is shown as a dialog."""
-    return page(request, "confirm.html", question=question, section=section)
+    """What it affects."""

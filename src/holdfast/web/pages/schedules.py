@@ -1,30 +1,35 @@
-"""`/schedules`: every schedule with what it did lately and what comes next; and its switches."""
+"""`/schedules`: the list of schedules; and one schedule with its slots, and why each ran or not."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from holdfast.clock import rfc3339
-from holdfast.errors import Unreadable
+from holdfast.durations import instant
+from holdfast.errors import InvalidInput, InvalidName, Unreadable
 from holdfast.model import slot as slots
 from holdfast.model.schedule import Schedule, due_at, next_after
 from holdfast.status.audit import Verb
 from holdfast.status.outcomes import Outcome, outcomes
+from holdfast.status.schedules import Why, explain
 from holdfast.web.pages.rendering import Question, exact, first_line, long
+from holdfast.web.pages.request import AdminPage, OperatorPage, PageRequest, ViewerPage
 from holdfast.web.pages.runs import address
-from holdfast.web.pages.visit import AdminVisit, OperatorVisit, ViewerVisit, Visit
-from holdfast.web.security import checked_form
+from holdfast.web.security import Fields
 
 router = APIRouter(include_in_schema=False)
-Fields = Annotated[dict[str, str], Depends(checked_form)]
 
 SHOWN: Final = 25
+"""Each schedule on the page costs one read of its slots."""
 TICKS: Final = 20
+SLOTS: Final = 40
+LISTED: Final = 20
+NEXT: Final = 8
 
 _LOOKS: Final = {
     "done": "done",
@@ -41,14 +46,14 @@ _LOOKS: Final = {
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """One slot in a strip."""
+    """One slot in a strip of slots."""
 
     look: str
     title: str
     href: str
 
 
-class Line(msgspec.Struct, frozen=True):
+class ScheduleLine(msgspec.Struct, frozen=True):
     """One schedule in the list."""
 
     schedule: Schedule
@@ -58,14 +63,14 @@ class Line(msgspec.Struct, frozen=True):
 
 
 @router.get("/schedules")
-async def list_schedules(visit: ViewerVisit, q: str = "", start: int = 0) -> Response:
-    """The schedules whose name or job has `q` in it."""
-    every = await visit.schedules()
+async def list_schedules(page: ViewerPage, q: str = "", start: int = 0) -> Response:
+    """The schedules whose name, job or app contains `q`."""
+    every = await page.all_schedules()
     found = [s for s in every if q.lower() in f"{s.name} {s.job} {s.app}".lower()]
     start = max(0, start)
     chosen = found[start : start + SHOWN]
-    lines = await asyncio.gather(*(_line(visit, schedule) for schedule in chosen))
-    return await visit.show(
+    lines = await asyncio.gather(*(_line(page, schedule) for schedule in chosen))
+    return await page.show(
         "schedules.html",
         "schedules",
         lines=lines,
@@ -77,20 +82,22 @@ async def list_schedules(visit: ViewerVisit, q: str = "", start: int = 0) -> Res
     )
 
 
-async def _line(visit: Visit, schedule: Schedule) -> Line:
-    found = await outcomes(visit.client, schedule.name, TICKS)
-    moment = next_after(schedule, visit.now) if schedule.active else None
+async def _line(page: PageRequest, schedule: Schedule) -> ScheduleLine:
+    found = await outcomes(page.client, schedule.name, TICKS)
+    moment = next_after(schedule, page.now) if schedule.active else None
     due = due_at(schedule, moment) if moment is not None else 0.0
-    return Line(schedule, due, found[0] if found else None, ticks(visit, schedule.name, found))
+    return ScheduleLine(
+        schedule, due, found[0] if found else None, ticks(page, schedule.name, found)
+    )
 
 
-def ticks(visit: Visit, name: str, found: list[Outcome]) -> list[Tick]:
-    """Outcomes as a strip: the latest on the right."""
-    root = str(visit.request.scope.get("root_path", ""))
+def ticks(page: PageRequest, name: str, found: list[Outcome]) -> list[Tick]:
+    """Slots as a strip, the latest on the right."""
+    root = str(page.request.scope.get("root_path", ""))
     return [
         Tick(
             _LOOKS.get(one.verdict, "unknown"),
-            visit.text(tick_title(one)),
+            page.text(tick_title(one)),
             f"{root}/schedules/{name}?at={slots.stamp(one.moment)}",
         )
         for one in reversed(found)
@@ -98,7 +105,7 @@ def ticks(visit: Visit, name: str, found: list[Outcome]) -> list[Tick]:
 
 
 def tick_title(one: Outcome) -> str:
-    """What a slot came to, in a line."""
+    """What happened to a slot, in one line."""
     text = f"{exact(one.moment)}: {one.verdict}"
     if one.slot.state == "skipped":
         text += f" ({one.slot.reason})"
@@ -109,48 +116,91 @@ def tick_title(one: Outcome) -> str:
     return text + (f": {first_line(one.error)}" if one.error and one.verdict != "done" else "")
 
 
+# ---- one schedule
+
+
+@router.get("/schedules/{name}")
+async def show(page: ViewerPage, name: str, at: str = "") -> Response:
+    """One schedule; with `at`, what happened to that slot."""
+    schedule = await page.schedules.show(name)
+    found = await outcomes(page.client, name, SLOTS)
+    why, problem = await _why(page, name, at)
+    return await page.show(
+        "schedule.html",
+        "schedules",
+        schedule=schedule,
+        payload=await page.body(bytes(schedule.payload), schedule.job),
+        headers=page.headers(dict(schedule.headers)),
+        coming=await page.slots.next(name, NEXT) if schedule.active else [],
+        ticks=ticks(page, name, found),
+        listed=[(one, explain(schedule, one.slot)) for one in found[:LISTED]],
+        stamp=slots.stamp,
+        why=why,
+        problem=problem,
+        at=at,
+    )
+
+
+async def _why(page: PageRequest, name: str, at: str) -> tuple[Why | None, str]:
+    """What happened to a slot, or what is wrong with `at`."""
+    if not at:
+        return None, ""
+    try:
+        return await page.slots.why(name, _moment(at)), ""
+    except InvalidInput as error:
+        return None, str(error)
+
+
+def _moment(text: str) -> float:
+    """A slot's time, as in its id or as people write it."""
+    try:
+        return float(slots.parse_stamp(text))
+    except InvalidName:
+        return instant(text, "the time")
+
+
 # ---- switches
 
 
 @router.get("/do/schedules/pause")
-async def ask_pause(visit: OperatorVisit, name: str) -> Response:
+async def ask_pause(page: OperatorPage, name: str) -> Response:
     """Say what a pause does."""
-    await visit.desk.schedules.show(name)
+    await page.schedules.show(name)
     effects = [
         "It fires no more until it is resumed.",
         "What falls due meanwhile stays missed: it is not caught up.",
         "Runs that were sent already go on.",
     ]
-    return _ask(visit, f"Pause {name}?", effects, "Pause it", "pause", name)
+    return _ask(page, f"Pause {name}?", effects, "Pause it", "pause", name)
 
 
 @router.get("/do/schedules/resume")
-async def ask_resume(visit: OperatorVisit, name: str) -> Response:
+async def ask_resume(page: OperatorPage, name: str) -> Response:
     """Say what a resume does."""
-    schedule = await visit.desk.schedules.show(name)
-    moment = next_after(msgspec.structs.replace(schedule, paused=0.0), visit.now)
+    schedule = await page.schedules.show(name)
+    moment = next_after(msgspec.structs.replace(schedule, paused=0.0), page.now)
     coming = f"its next slot is {rfc3339(moment)}" if moment else "it has no slot to come"
     effects = [f"It fires again from now on: {coming}.", "What was missed stays missed."]
-    return _ask(visit, f"Resume {name}?", effects, "Resume it", "resume", name)
+    return _ask(page, f"Resume {name}?", effects, "Resume it", "resume", name)
 
 
 @router.get("/do/schedules/trigger")
-async def ask_trigger(visit: OperatorVisit, name: str) -> Response:
+async def ask_trigger(page: OperatorPage, name: str) -> Response:
     """Say what a trigger does."""
-    schedule = await visit.desk.schedules.show(name)
+    schedule = await page.schedules.show(name)
     effects = [
         f"One run of {schedule.job} is sent now, with the schedule's payload.",
         "It comes beside the slots: none is moved or left out, whatever the overlap policy says.",
     ]
-    return _ask(visit, f"Run {name} now?", effects, "Send a run", "trigger", name)
+    return _ask(page, f"Run {name} now?", effects, "Send a run", "trigger", name)
 
 
 @router.get("/do/schedules/remove")
-async def ask_remove(visit: AdminVisit, name: str) -> Response:
+async def ask_remove(page: AdminPage, name: str) -> Response:
     """Say what a removal does."""
     effects = ["It fires no more. Slots that are planned already are still sent."]
     try:
-        schedule = await visit.desk.schedules.show(name)
+        schedule = await page.schedules.show(name)
     except Unreadable as error:
         effects.append(f"It is removed without being read ({error}).")
     else:
@@ -166,53 +216,53 @@ async def ask_remove(visit: AdminVisit, name: str) -> Response:
         f"/schedules/{name}",
         danger=True,
     )
-    return visit.ask(question, "schedules")
+    return page.ask(question, "schedules")
 
 
 def _ask(
-    visit: Visit, title: str, effects: list[str], button: str, verb: str, name: str
+    page: PageRequest, title: str, effects: list[str], button: str, verb: str, name: str
 ) -> Response:
     fields = [("name", name)]
     back = f"/schedules/{name}"
     question = Question(title, effects, button, f"/do/schedules/{verb}", fields, back)
-    return visit.ask(question, "schedules")
+    return page.ask(question, "schedules")
 
 
 @router.post("/do/schedules/pause")
-async def pause(visit: OperatorVisit, fields: Fields) -> Response:
+async def pause(page: OperatorPage, fields: Fields) -> Response:
     """Let it fire no more."""
     name = fields.get("name", "")
-    await visit.desk.schedules.pause(name)
-    await _note(visit, "pause", name)
-    return visit.done(f"/schedules/{name}", f"{name} is paused")
+    await page.schedules.pause(name)
+    await _note(page, "pause", name)
+    return page.done(f"/schedules/{name}", f"{name} is paused")
 
 
 @router.post("/do/schedules/resume")
-async def resume(visit: OperatorVisit, fields: Fields) -> Response:
+async def resume(page: OperatorPage, fields: Fields) -> Response:
     """Let it fire again."""
     name = fields.get("name", "")
-    await visit.desk.schedules.resume(name)
-    await _note(visit, "resume", name)
-    return visit.done(f"/schedules/{name}", f"{name} fires again")
+    await page.schedules.resume(name)
+    await _note(page, "resume", name)
+    return page.done(f"/schedules/{name}", f"{name} fires again")
 
 
 @router.post("/do/schedules/trigger")
-async def trigger(visit: OperatorVisit, fields: Fields) -> Response:
+async def trigger(page: OperatorPage, fields: Fields) -> Response:
     """Send one run now."""
     name = fields.get("name", "")
-    run = await visit.desk.schedules.trigger(name)
-    await _note(visit, "trigger", name, run)
-    return visit.done(address(run), f"A run of {name} was sent")
+    run = await page.schedules.trigger(name)
+    await _note(page, "trigger", name, run)
+    return page.done(address(run), f"A run of {name} was sent")
 
 
 @router.post("/do/schedules/remove")
-async def remove(visit: AdminVisit, fields: Fields) -> Response:
+async def remove(page: AdminPage, fields: Fields) -> Response:
     """Remove it."""
     name = fields.get("name", "")
-    await visit.desk.schedules.remove(name)
-    await _note(visit, "remove", name)
-    return visit.done("/schedules", f"{name} is removed")
+    await page.schedules.remove(name)
+    await _note(page, "remove", name)
+    return page.done("/schedules", f"{name} is removed")
 
 
-async def _note(visit: Visit, verb: Verb, name: str, run: str = "") -> None:
-    await visit.desk.audit.write(verb, runs=[run] if run else [], detail=f"schedule {name}")
+async def _note(page: PageRequest, verb: Verb, name: str, run: str = "") -> None:
+    await page.audit.write(verb, runs=[run] if run else [], detail=f"schedule {name}")

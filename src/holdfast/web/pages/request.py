@@ -1,0 +1,155 @@
+"""A request for a page: who looks, what they may read, and reads that several pages share.
+
+Reads that every page makes (jobs, nodes, totals) are shared for about a second: ten people looking
+at the same page cost as much as one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Any, Final, TypeVar, cast
+
+import msgspec
+from fastapi import Depends, Request
+from starlette.responses import Response
+
+from holdfast.clock import Clock
+from holdfast.model.schedule import Schedule
+from holdfast.status.dead_groups import dead_totals
+from holdfast.status.jobs import JobInfo
+from holdfast.status.nodes import NodeInfo
+from holdfast.web.auth import Role, User, require
+from holdfast.web.live import Feed
+from holdfast.web.masking import MASK, is_secret
+from holdfast.web.pages.rendering import Question, redirect, render, shown
+from holdfast.web.services import Access, services_of
+
+T = TypeVar("T")
+
+SHARED_SECONDS: Final = 1.0
+"""Live pages refresh about every second: sharing for longer would show in them."""
+SCHEDULES_SECONDS: Final = 2.0
+"""Schedules and agents change seldom, and there may be thousands."""
+
+
+class Shared:
+    """Keeps answers for a moment; concurrent readers wait for one read."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._kept: dict[str, tuple[float, Any]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def get(self, key: str, seconds: float, read: Callable[[], Awaitable[T]]) -> T:
+        """An answer at most `seconds` old."""
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            at, kept = self._kept.get(key, (-1e9, None))
+            if self._clock.monotonic() - at > seconds:
+                kept = await read()
+                self._kept[key] = (self._clock.monotonic(), kept)
+            return cast(T, kept)
+
+    def forget(self) -> None:
+        """Drop all answers: something was changed, and the next page must show it."""
+        self._kept.clear()
+
+
+class PageRequest(Access):
+    """What a page is made from: the user's access, shared reads, and ways to answer."""
+
+    def __init__(self, request: Request, user: User) -> None:
+        super().__init__(services_of(request), user)
+        self.request = request
+        self.feed: Feed = request.app.state.feed
+        self._shared: Shared = request.app.state.shared
+
+    @property
+    def now(self) -> float:
+        return self.client.broker.server_now()
+
+    async def shared(self, key: str, seconds: float, read: Callable[[], Awaitable[T]]) -> T:
+        """An answer at most `seconds` old, whoever it was read for."""
+        return await self._shared.get(key, seconds, read)
+
+    # ---- shared reads
+
+    async def all_jobs(self) -> Sequence[JobInfo]:
+        """Every job."""
+        return await self.shared("jobs", SHARED_SECONDS, self.jobs.list)
+
+    async def all_nodes(self) -> list[NodeInfo]:
+        """Every node that has a record, including stopped ones."""
+        return await self.shared("nodes", SHARED_SECONDS, lambda: self.nodes.list(ended=True))
+
+    async def all_schedules(self) -> list[Schedule]:
+        """Every schedule."""
+        return await self.shared("schedules", SCHEDULES_SECONDS, self.schedules.list)
+
+    async def dead_totals(self) -> dict[tuple[str, str], int]:
+        """How many dead letters each job has."""
+        return await self.shared("dead", SHARED_SECONDS, lambda: dead_totals(self.client))
+
+    @property
+    def uncounted(self) -> set[tuple[str, str]]:
+        """Group and name of jobs that keep no records, so that charts do not count them.
+
+        Only an app's code says which these are: none if `holdfast web` was given no app.
+        """
+        app = self.services.app
+        specs = [job.spec for job in app.jobs.values()] if app else []
+        return {(spec.group, spec.name) for spec in specs if not spec.recorded}
+
+    # ---- data as the user may see it
+
+    async def body(self, data: bytes, job: str | None = None) -> str:
+        """A payload or result, formatted; for a payload, name its job."""
+        if self.user.sees_secrets:
+            return shown(data)
+        return shown((await self.read(data, job)).text)
+
+    async def result(self, data: bytes, job: str) -> str:
+        """What a job returned; a bare value has no name but the job's."""
+        bare = is_secret(job) and data.lstrip()[:1] != b"{"
+        return MASK if bare and not self.user.sees_secrets else await self.body(data)
+
+    async def value(self, value: Any) -> str:
+        """A decoded value."""
+        try:
+            return await self.body(msgspec.json.encode(value))
+        except RecursionError:
+            return "nested too deeply to be shown"
+
+    # ---- answers
+
+    async def show(self, template: str, section: str, **data: Any) -> Response:
+        """A page of a section; the feed starts with the first one."""
+        await self.feed.start()
+        totals = await self.dead_totals()
+        dead_count = sum(totals.values())
+        return render(self.request, template, section=section, dead_count=dead_count, **data)
+
+    def ask(self, question: Question, section: str) -> Response:
+        """A confirmation page; scripts show it as a dialog."""
+        return render(self.request, "confirm.html", question=question, section=section)
+
+    def done(self, to: str, text: str, level: str = "good") -> Response:
+        """Go to a page after a change, and say there what was done."""
+        self._shared.forget()
+        return redirect(self.request, to, text, level)
+
+
+def page_for(role: Role) -> Callable[[Request], PageRequest]:
+    """A dependency: a page request by a user who has this role or a higher one."""
+    check = require(role)
+
+    def page(request: Request) -> PageRequest:
+        return PageRequest(request, check(request))
+
+    page.role = role  # type: ignore[attr-defined]  # tests read which role a route needs
+    return page
+
+
+ViewerPage = Annotated[PageRequest, Depends(page_for("viewer"))]
+OperatorPage = Annotated[PageRequest, Depends(page_for("operator"))]
+AdminPage = Annotated[PageRequest, Depends(page_for("admin"))]
