@@ -55,7 +55,7 @@ def test_viewer_sees_no_secrets_and_no_switches(world: World, site: Any, open_ta
     tab.goto(f"{web.url}/runs")
     check_page_of_login(tab)
     log_in(tab, f"{web.url}/runs", "hft_wrong")
-    expect(tab.get_by_role("alert")).to_contain_text("not known")
+    expect(tab.get_by_role("alert")).to_contain_text("Unknown token")
     log_in(tab, f"{web.url}/login", token)
     expect(tab.locator(".foot")).to_contain_text("eve")
     wait_live(tab)
