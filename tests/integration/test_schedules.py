@@ -289,7 +289,7 @@ async def test_view_never_shrinks_by_what_it_did_not_hear(app: Holdfast) -> None
     changed: list[str] = []
     gone: list[str] = []
     view = ScheduleView(client.broker, lambda s, _: changed.append(s.name), gone.append)
-    await view.load()
+    await view.open()
     assert view.schedules == {}
     await registry.add(define("one", "job", every=5))
     await until(lambda: "one" in view.schedules, 3, "a change that was heard")

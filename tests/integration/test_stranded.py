@@ -51,7 +51,7 @@ async def coordinating(url: str, namespace: str) -> AsyncIterator[None]:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinators, "LIST_SECONDS", 0.3)
+    monkeypatch.setattr(coordinators, "AROUND_SECONDS", 0.3)
     monkeypatch.setattr(coordinators, "STRANDED_SECONDS", 0.3)
     monkeypatch.setattr(stranded, "QUIET_SECONDS", 1.0)
 

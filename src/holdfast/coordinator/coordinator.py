@@ -36,7 +36,7 @@ from holdfast.config import ConnectionConfig, CoordinatorConfig, RecordConfig
 from holdfast.coordinator.detection import Detection
 from holdfast.coordinator.inboxes import DeadInboxes
 from holdfast.coordinator.recovery import Recovery
-from holdfast.coordinator.view import Seen, View
+from holdfast.coordinator.view import NodeView, Seen
 from holdfast.durations import text
 from holdfast.errors import BrokerError, Conflict
 from holdfast.model import node as nodes
@@ -45,6 +45,7 @@ from holdfast.model.liveness import Liveness
 from holdfast.model.node import NodeRecord
 from holdfast.ownership.heartbeat import ENDED_TTL_SECONDS
 from holdfast.ownership.membership import Membership
+from holdfast.retrying import repeating
 from holdfast.role import Role
 from holdfast.status.stranded import Stranded, repair_all
 from holdfast.telemetry import Telemetry
@@ -52,15 +53,20 @@ from holdfast.telemetry import Telemetry
 log = logging.getLogger("holdfast.coordinator")
 
 TICK_SECONDS = 0.05
-JITTER_SECONDS = 0.05
-LIST_SECONDS = 10.0
+"""How late a verdict may be: half of the shortest `confirm_seconds` that can be configured."""
+AROUND_SECONDS = 10.0
+"""How often orphans are looked for while there may be some; only a death that nobody saw leaves
+any. A little more at random, so that coordinators take turns."""
 FRESH_SECONDS = 3.0
-"""Messages without a claim are given back only when their node was heard of that recently."""
+"""Messages without a claim are given back only when their node was heard of that recently: far
+below any `ack_wait`, after which the address is another worker's."""
 SETTLE_SECONDS = 1.5
-"""After a break of its own connection a coordinator judges nobody for so long."""
+"""How long a coordinator judges nobody after its own connection broke: nodes reconnect within a
+second, and are pinged once by then."""
 INACTIVE_TTL_SECONDS = 3_600.0
+"""How long an ended node is still listed."""
 STRANDED_SECONDS = 30.0
-"""How often to look for runs whose message is gone: only a deletion by hand causes them."""
+"""How often runs whose message is gone are looked for: only a deletion by hand causes them."""
 SHARE = 20
 """After a search, pause for this many times its duration: it costs at most 5 % of the time."""
 
@@ -86,7 +92,7 @@ class Coordinator(Role):
         self.node = self.member.node
         self._client = Client(broker, records or RecordConfig(), self.telemetry)
         self.upkeep = Upkeep(self._client.topology, on_made=self._made_again)
-        self._view = View(broker, self._joined)
+        self._view = NodeView(broker, self._joined)
         self._detection = Detection(broker, self._view)
         self._recovery = Recovery(broker, self.telemetry)
         self._inboxes = DeadInboxes(broker)
@@ -110,8 +116,14 @@ class Coordinator(Role):
         log.info("%s: watching %d nodes", self.node, len(self._view.nodes) - 1)
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """Judge nodes; keep the list of them complete."""
-        return {"watch": self._watch(), "nodes": self._keep_listed()}
+        """Judge nodes, and know them all."""
+        around = repeating(
+            self._look_around,
+            clock=self.broker.clock,
+            every=lambda: AROUND_SECONDS + random.uniform(0, 0.1 * AROUND_SECONDS),
+            what="looking for orphans",
+        )
+        return {"watch": self._watch(), "nodes": self._view.run(), "around": around}
 
     async def _end_work(self) -> None:
         for task in self._work:
@@ -129,19 +141,17 @@ class Coordinator(Role):
         self._view.start_over()
         self._detection.start_over()
 
-    async def _keep_listed(self) -> None:
-        while True:
-            await self.broker.clock.sleep(LIST_SECONDS + random.uniform(0, JITTER_SECONDS))
-            if self.broker.connected:
-                await self._view.refresh()
-                with contextlib.suppress(BrokerError):
-                    await self._ensure_objects()
-            due = self._look_for_orphans or self._recovery.unfinished
-            if self.may_judge and self.member.heartbeat.may_judge:
-                if due:
-                    await self._adopt()
-                if due or self.broker.clock.monotonic() >= self._next_look:
-                    await self._look_for_stranded()
+    async def _look_around(self) -> None:
+        """Create what is missing, and find runs that nobody else would ever end."""
+        with contextlib.suppress(BrokerError):
+            await self._ensure_objects()
+        if not (self.may_judge and self.member.heartbeat.may_judge):
+            return
+        due = self._look_for_orphans or self._recovery.unfinished
+        if due:
+            await self._adopt()
+        if due or self.broker.clock.monotonic() >= self._next_look:
+            await self._look_for_stranded()
 
     async def _ensure_objects(self) -> None:
         """Create the store of large values: workers with a login may not create streams, because
@@ -150,27 +160,26 @@ class Coordinator(Role):
             await Objects(self.broker).ensure()
 
     async def _adopt(self) -> None:
-        """Look for runs that nobody else would ever end; again later when that fails."""
+        """End runs whose node died unseen; looked for again when that fails."""
         self._look_for_orphans = False
         try:
             if count := await self._recovery.orphans(self.member.alive):
                 log.info("%d runs of nodes that nobody had judged are lost", count)
-        except BrokerError as error:
+        except BrokerError:
             self._look_for_orphans = True
-            log.debug("orphans not looked for: %s", error)
+            raise
 
     async def _look_for_stranded(self) -> None:
-        """Look for runs whose message is gone, rarely enough to cost little."""
+        """Repair runs whose message is gone."""
         clock = self.broker.clock
         began = clock.monotonic()
         pause = STRANDED_SECONDS * (1 if self._is_first else 3)
         try:
             if done := await repair_all(self._stranded, await self._stranded.look()):
                 log.warning("%d runs waited for a message that was gone: repaired", len(done))
-        except BrokerError as error:
-            log.debug("search for stranded runs failed, will retry: %s", error)
-        took = clock.monotonic() - began
-        self._next_look = clock.monotonic() + max(pause, SHARE * took)
+        finally:
+            took = clock.monotonic() - began
+            self._next_look = clock.monotonic() + max(pause, SHARE * took)
 
     @property
     def _is_first(self) -> bool:

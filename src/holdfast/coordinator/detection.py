@@ -16,7 +16,7 @@ from typing import Final
 
 from holdfast.broker import Broker, Received
 from holdfast.coordinator.connections import Connections
-from holdfast.coordinator.view import Seen, View
+from holdfast.coordinator.view import NodeView, Seen
 from holdfast.errors import BrokerError
 from holdfast.model.suspicion import LOOKS, Hold
 from holdfast.ownership.membership import PONG
@@ -34,7 +34,7 @@ VOUCHING: Final = 3
 class Detection:
     """Finds nodes that are gone."""
 
-    def __init__(self, broker: Broker, view: View) -> None:
+    def __init__(self, broker: Broker, view: NodeView) -> None:
         self._broker = broker
         self._view = view
         self._hold = Hold()

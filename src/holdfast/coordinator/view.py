@@ -6,13 +6,11 @@ means that everybody is dead.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 
 from holdfast.broker import Broker, Bucket, Entry
 from holdfast.broker.mirror import Mirror
-from holdfast.errors import BrokerError
 from holdfast.model import node as nodes
 from holdfast.model.node import HeldRun, NodeRecord
 from holdfast.model.suspicion import Suspicion
@@ -88,7 +86,7 @@ class Seen:
             self.vouched, self.vouching = False, 0
 
 
-class View(Mirror):
+class NodeView(Mirror):
     """Every node of the namespace, kept current while `run` runs."""
 
     def __init__(self, broker: Broker, joined: Callable[[Seen], None]) -> None:
@@ -96,10 +94,6 @@ class View(Mirror):
         super().__init__(bucket, self._learn, self._forget, on_deleted=self._forget_ended)
         self.nodes: dict[str, Seen] = {}
         self._joined = joined
-
-    async def refresh(self) -> None:
-        with contextlib.suppress(BrokerError):
-            await self.look()
 
     def _learn(self, entry: Entry) -> None:
         record = self._bucket.read(functools.partial(nodes.decode_at, entry.key), entry)

@@ -1,4 +1,4 @@
-"""Adoption: the runs of a dispatcher that is gone go on with another.
+"""Adoption: a dispatcher takes over the runs of one that is gone.
 
 Who is gone is decided by liveness: a coordinator has declared the owner lost, or it has left, or
 its heartbeat has lapsed where no coordinator runs. A read that fails decides nothing. Adoption is a
@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.broker import Broker
 from holdfast.dispatcher.records import FleetRecords
-from holdfast.errors import BrokerError, Unreadable
+from holdfast.errors import Unreadable
 from holdfast.model import fleet
 from holdfast.model.fleet import MOST_ADOPTIONS, FleetRun
 from holdfast.telemetry import Telemetry
@@ -27,6 +27,7 @@ log = logging.getLogger("holdfast.dispatcher")
 
 Owned = Callable[[FleetRun, int], None]
 SPREAD_SECONDS = 0.05
+"""Dispatchers look at random within this, so that not all of them try to adopt the same run."""
 
 
 class Adoption:
@@ -117,12 +118,3 @@ class Adoption:
             log.error("run %s is given up: %s", record.run, reason)
             await self._records.forget(record.run)
             await self._records.tell(record.run, "ended", f"failed: {reason}")
-
-    async def try_look(self) -> bool:
-        """Look, and say whether that was possible."""
-        try:
-            await self.look()
-        except BrokerError as error:
-            log.debug("orphans not looked for: %s", error)
-            return False
-        return True

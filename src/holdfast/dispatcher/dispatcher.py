@@ -4,7 +4,7 @@ Any number may run; none leads. A request goes to one of them; whoever takes it 
 compare-and-swap, until it has ended. One that dies is noticed by the coordinators within seconds,
 and its runs are adopted by another (`adoption`); one that leaves hands its runs over; one that was
 declared lost and is still running lets go and ends. When all of them are restarted, the first that
-comes back goes on with every run.
+comes back continues every run.
 
 Nothing that matters is kept here: runs and returns are on the server, and agents know what they
 have executed.
@@ -28,22 +28,26 @@ from holdfast.dispatcher.intake import Intake
 from holdfast.dispatcher.records import FleetRecords
 from holdfast.dispatcher.sending import Sender
 from holdfast.dispatcher.watch import Watch
-from holdfast.errors import BrokerError, HoldfastError, Unreadable
+from holdfast.errors import BrokerError, HoldfastError, Unavailable, Unreadable
 from holdfast.identity import AccountSeed
 from holdfast.identity.seed import generations_near
+from holdfast.model import node as nodes
 from holdfast.model.fleet import FleetRun
 from holdfast.model.liveness import Liveness
-from holdfast.model.node import NodeRecord
-from holdfast.names import kv_stream
+from holdfast.names import kv_stream, last_token
 from holdfast.ownership.membership import Membership
+from holdfast.retrying import repeating, retrying
 from holdfast.role import Role
 from holdfast.telemetry import Telemetry
 
 log = logging.getLogger("holdfast.dispatcher")
 
 QUEUE: Final = "dispatchers"
+ADOPTING: Final = "looking for runs without an owner"
 HAND_OVER_SECONDS: Final = 5.0
+"""How long runs may take to be handed over: one write each. Then they are adopted as orphans."""
 TAKE_UP_SECONDS: Final = 1.0
+"""The pause before a run whose watch failed is taken up again, so that a bug fills no log."""
 NO_SEED: Final = (
     "no account seed is given: agents with credentials will refuse every command. Start with "
     "--seed FILE, or set HOLDFAST_DISPATCHER_SEED_FILE"
@@ -93,7 +97,7 @@ class Dispatcher(Role):
             running=self._watches.__len__,
         )
         self.node = self.member.node
-        self._index = AgentIndex(broker, self._on_node)
+        self._index = AgentIndex(broker)
         self._records = FleetRecords(broker, self.node)
         self._sender = Sender(broker, seed, self.config.generation)
         self._intake = Intake(
@@ -117,8 +121,10 @@ class Dispatcher(Role):
         await self._sender.open()
         await self._index.open()
         self.broker.on_reconnect(self._come_back)
-        await self.broker.subscribe(self.broker.names.handover, self._on_handover)
-        requests = self.broker.names.dispatch("*")
+        names = self.broker.names
+        await self.broker.subscribe(names.handover, self._on_handover)
+        await self.broker.subscribe(names.changed(names.nodes, ">"), self._on_node)
+        requests = names.dispatch("*")
         self._taking = await self.broker.subscribe(requests, self._on_request, queue=QUEUE)
         self._look.set()
         known, online = self._index.counts()
@@ -128,8 +134,9 @@ class Dispatcher(Role):
             log.warning(NO_SEED)
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """Take over the runs of dispatchers that are gone."""
-        return {"adopt": self._adopt()}
+        """Follow the agents; take over the runs of dispatchers that are gone."""
+        following = {name: mirror.run() for name, mirror in self._index.mirrors.items()}
+        return {"adopt": self._adopt(), **following}
 
     async def drain(self) -> None:
         """Take nothing more; hand over what is not just ending."""
@@ -197,7 +204,6 @@ class Dispatcher(Role):
         """After a break: what we own may be another's, and much may have been missed."""
         for watch, _ in self._watches.values():
             watch.look_again()
-        self._spawn(self._index.refresh())
         self._look.set()
 
     def _made_again(self, stream: str) -> None:
@@ -213,8 +219,12 @@ class Dispatcher(Role):
     async def _on_handover(self, _: Received) -> None:
         self._look.set()
 
-    def _on_node(self, record: NodeRecord) -> None:
-        if record.role == "dispatcher" and not record.alive and record.id != self.node:
+    async def _on_node(self, message: Received) -> None:
+        """A dispatcher that is gone leaves orphans; its notice only causes a look."""
+        key = last_token(message.subject)
+        bucket = self.broker.names.nodes
+        record = self.broker.unreadable.read(nodes.decode, bucket, key, message.body)
+        if record and record.role == "dispatcher" and not record.alive and key != self.node:
             self._look.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -223,24 +233,24 @@ class Dispatcher(Role):
         task.add_done_callback(self._requests.discard)
 
     async def _adopt(self) -> None:
-        """Look for orphans when somebody is gone, at the start, and once in a while."""
-        pause = self.member.heartbeat.timeout / 2
-        while True:
-            try:
-                async with asyncio.timeout(pause):
-                    await self._look.wait()
-            except TimeoutError:
-                pass
-            self._look.clear()
-            known, online = self._index.counts()
-            self.telemetry.agents.labels("online").set(online)
-            self.telemetry.agents.labels("offline").set(known - online)
-            with contextlib.suppress(BrokerError):
-                await self._topology.measure_clock()
-            able = self.broker.connected and self.member.heartbeat.trusted
-            if not able or not await self._adoption.try_look():
-                await self.broker.clock.sleep(0.5)
-                self._look.set()
+        """Look for orphans when somebody is gone, at the start, and regularly."""
+        await repeating(
+            lambda: retrying(self._look_for_orphans, clock=self.broker.clock, what=ADOPTING),
+            clock=self.broker.clock,
+            every=self.member.heartbeat.timeout / 2,
+            what=ADOPTING,
+            wake=self._look,
+        )
+
+    async def _look_for_orphans(self) -> None:
+        known, online = self._index.counts()
+        self.telemetry.agents.labels("online").set(online)
+        self.telemetry.agents.labels("offline").set(known - online)
+        with contextlib.suppress(BrokerError):
+            await self._topology.measure_clock()
+        if not self.member.heartbeat.trusted:
+            raise Unavailable("this node's own heartbeat is not confirmed")
+        await self._adoption.look()
 
     def trouble(self) -> list[str]:
         """Whether it may send."""

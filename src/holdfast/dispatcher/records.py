@@ -15,21 +15,13 @@ from collections.abc import AsyncIterator
 from holdfast.broker import Broker, Bucket
 from holdfast.broker.batch import Write, store_batch
 from holdfast.broker.kv import ttl_text
-from holdfast.errors import (
-    BrokerError,
-    Conflict,
-    TryAgain,
-    Unreadable,
-)
+from holdfast.errors import BrokerError, Conflict, TryAgain, Unreadable
 from holdfast.model import fleet
 from holdfast.model.fleet import Active, FleetRun, Step
 from holdfast.names import H_EXPECTED, H_TTL, active_key, fleet_key, kv_subject
-from holdfast.retrying import retrying
+from holdfast.retrying import FIRST_PAUSE_SECONDS, retrying
 
 log = logging.getLogger("holdfast.dispatcher")
-
-RETRY_SECONDS = 0.1
-RETRY_MOST_SECONDS = 1.0
 
 
 class FleetRecords:
@@ -61,21 +53,16 @@ class FleetRecords:
 
     async def write(self, record: FleetRun, expected: int, ttl: float | None = None) -> int:
         """Write until it is known to be applied (its revision) or refused (0)."""
-        delay = RETRY_SECONDS
         while True:
             try:
                 return await self._put(record, expected, ttl)
-            except Conflict:
-                found = await self._read_surely(record.run)
-                return found[1] if found and found[0].token == record.token else 0
-            except TryAgain:
+            except (Conflict, TryAgain) as error:
                 found = await self._read_surely(record.run)
                 if found and found[0].token == record.token:
                     return found[1]
-                if (found[1] if found else 0) != expected:
+                if isinstance(error, Conflict) or (found[1] if found else 0) != expected:
                     return 0
-            await self._broker.clock.sleep(delay)
-            delay = min(delay * 2, RETRY_MOST_SECONDS)
+            await self._broker.clock.sleep(FIRST_PAUSE_SECONDS)
 
     async def _put(self, record: FleetRun, expected: int, ttl: float | None) -> int:
         body = fleet.encode(record)

@@ -45,11 +45,9 @@ from holdfast.errors import (
 from holdfast.model import run as runs
 from holdfast.model.run import Outcome, Progress, RunRecord, State, Verdict
 from holdfast.ownership.store import Store
-from holdfast.retrying import retrying
+from holdfast.retrying import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, retrying
 from holdfast.telemetry import Telemetry
 
-RETRY_SECONDS = 0.1
-RETRY_MOST_SECONDS = 1.0
 ALONE_SECONDS = 5.0
 """How long a process that is handed a suspect starts nothing else, so that it becomes idle: longer
 than most runs, and short enough to waste little when some are long."""
@@ -318,7 +316,7 @@ class Claims:
         return ended if won else None
 
     async def owns(self, claim: Claim) -> bool:
-        """Ask the leader whether the claim still stands. It informs; only a write decides."""
+        """Ask the leader whether the claim still stands. Advisory only; rely on a fenced write."""
         async with claim.turn:
             if claim.settled:
                 return False
@@ -379,7 +377,7 @@ class Claims:
         one is repeated, with its token, until the record says who was first.
         """
         body = readable(record)
-        delay = RETRY_SECONDS
+        delay = FIRST_PAUSE_SECONDS
         while True:
             try:
                 return await self._store.put(run, body, expected=expected, ttl=ttl)
@@ -393,7 +391,7 @@ class Claims:
                     return revision
                 if revision == expected:
                     await self._clock.sleep(delay)
-                    delay = min(delay * 2, RETRY_MOST_SECONDS)
+                    delay = min(delay * 2, LONGEST_PAUSE_SECONDS)
                 elif found and found[0].token in own:
                     expected = revision
                 elif not found and own and self._trusted():
@@ -404,7 +402,7 @@ class Claims:
                 if not own and not isinstance(error, TryAgain):
                     raise  # nothing is held yet; what is held must be settled, on a full disk too
                 await self._clock.sleep(delay)
-                delay = min(delay * 2, RETRY_MOST_SECONDS)
+                delay = min(delay * 2, LONGEST_PAUSE_SECONDS)
 
 
 def readable(record: RunRecord) -> bytes:

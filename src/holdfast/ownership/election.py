@@ -32,7 +32,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.broker import Broker, Bucket, Received
-from holdfast.errors import BrokerError, ConfigError, Conflict, LeaseLost, NotConnected, Unavailable
+from holdfast.errors import BrokerError, ConfigError, Conflict, LeaseLost, Unavailable
 from holdfast.model import lease as leases
 from holdfast.model.lease import LeaseRecord, TermRecord
 from holdfast.names import H_KV_OPERATION, H_MARKER, term_key
@@ -44,9 +44,13 @@ log = logging.getLogger("holdfast.election")
 LOOK_SECONDS: Final = 1.0
 """How often a candidate reads the lease, in case it did not hear of a change."""
 RETRY_SECONDS: Final = 0.25
+"""The pause after a failure: several attempts fit into the shortest trust window of a second."""
+RELEASE_SECONDS: Final = 2.0
+"""How long giving a lease back may delay the end of a process; afterwards the lease expires."""
 HOLD_OFF_SECONDS: Final = 1.0
 """How long a leader that stood down lets the others go first."""
 TERM_TRIES: Final = 5
+"""Only another winner of the lease writes the term: more conflicts mean that the lease is lost."""
 
 
 class LeaderElection:
@@ -105,23 +109,13 @@ class LeaderElection:
 
     @property
     def leader(self) -> bool:
-        """Whether to act now. It informs; the fence decides."""
+        """Whether to act now. Advisory only; rely on the fence."""
         return bool(self.epoch) and self._lease.trusted
 
     @property
     def established(self) -> bool:
         """Whether this candidate knows its place: leading, or behind a leader it knows of."""
         return self.leader or (self._looked and bool(self.holder))
-
-    @property
-    def term_subject_key(self) -> str:
-        """The key whose revision is the epoch, for the fence of a write."""
-        return term_key(self.role)
-
-    @property
-    def trusted_seconds(self) -> float:
-        """How long this leader may still act without a further renewal."""
-        return self._lease.trusted_seconds if self.epoch else 0.0
 
     # ---- life
 
@@ -143,25 +137,24 @@ class LeaderElection:
     async def resign(self) -> None:
         """Give the lease back, so that another takes over at once; stay out from now on."""
         self._stopped = True
-        self._lead_no_more()
-        try:
-            async with asyncio.timeout(2):
-                await self._lease.release()
-        except (BrokerError, TimeoutError):
-            log.debug("the lease of %s was not given back: it expires by itself", self.role)
+        await self._release()
 
     async def stand_down(self, why: str) -> None:
-        """This leader must not go on: give the lease back and let the others go first."""
+        """Stop leading, and let the others go first."""
         log.warning("%s stands down as leader: %s", self.node, why)
-        self._held_off_until = self._clock.monotonic() + HOLD_OFF_SECONDS
-        self._lead_no_more()
+        self.hold_off()
+        await self._release()
+
+    async def _release(self) -> None:
+        self._end_term()
         try:
-            await self._lease.release()
-        except BrokerError:
-            log.debug("the lease was not given back: it expires by itself")
+            async with asyncio.timeout(RELEASE_SECONDS):
+                await self._lease.release()
+        except (BrokerError, TimeoutError):
+            log.debug("the lease of %s was not given back: it will expire", self.role)
 
     def hold_off(self) -> None:
-        """Do not become leader for a moment, for a reason of the role's own."""
+        """Do not become leader for a moment."""
         self._held_off_until = self._clock.monotonic() + HOLD_OFF_SECONDS
 
     async def take(self, why: str) -> bool:
@@ -196,11 +189,11 @@ class LeaderElection:
         return self._renew_seconds
 
     def _demoted(self, why: str) -> None:
-        log.warning("%s leads %s no more: %s", self.node, self.role, why)
-        self._lead_no_more()
+        log.warning("%s lost leadership of %s: %s", self.node, self.role, why)
+        self._end_term()
         self.holder = ""
 
-    def _lead_no_more(self) -> None:
+    def _end_term(self) -> None:
         if self.epoch:
             self.epoch = 0
             self._on_change()
@@ -223,11 +216,12 @@ class LeaderElection:
             await self._try(revision)
         return LOOK_SECONDS if self.holder or self.epoch else RETRY_SECONDS
 
-    def _is_stopped(self) -> bool:
-        return self._stopped
-
     def _is_held_off(self) -> bool:
         return self._clock.monotonic() < self._held_off_until
+
+    def _is_stopped(self) -> bool:
+        """A call, because it may change during an await, which a type checker does not see."""
+        return self._stopped
 
     async def _try(self, expected: int) -> bool:
         """Win the lease at this revision, and then the term."""
@@ -316,21 +310,20 @@ class LeaderElection:
     async def _is_gone(self, node: str) -> bool:
         try:
             # a ping under way when the process dies is never answered: ask again soon
-            await self._broker.request(
-                self._broker.names.node(node, "ping"), timeout=2 * self._probe_seconds
-            )
-        except NotConnected:
-            return False
+            await self._ping(node, 2 * self._probe_seconds)
         except Unavailable:
             return self._broker.connected
         except BrokerError:
-            return False  # slow, frozen or cut off: that is for the TTL to decide
+            return False  # slow, frozen or cut off: the TTL decides
         return False
 
     async def answers(self, node: str, timeout: float) -> bool:
         """Whether a node answers a ping in time."""
         try:
-            await self._broker.request(self._broker.names.node(node, "ping"), timeout=timeout)
+            await self._ping(node, timeout)
         except BrokerError:
             return False
         return True
+
+    async def _ping(self, node: str, timeout: float) -> None:
+        await self._broker.request(self._broker.names.node(node, "ping"), timeout=timeout)

@@ -45,12 +45,19 @@ log = logging.getLogger("holdfast.heartbeat")
 STEADY = 0.75
 """The part of a timeout without a renewal after which a series of heartbeats counts as broken."""
 FROZEN_SECONDS = 1.0
+"""A tick this late means that the process did not run: a busy event loop is late by less."""
 LEAP_SECONDS = 1.0
+"""Wall and monotonic clock apart by this much within one tick: NTP slews far more slowly."""
 ENDED_TTL_SECONDS = 86_400.0
 """How long the record of a node that has ended stays; its history is in the ledger."""
 
 FORGOTTEN_SECONDS = 1_800.0
-"""Silent for longer than this, a node cannot know whether it was judged: it ends."""
+"""A node that was silent for longer ends, because it cannot know whether it was judged: the record
+of a verdict expires after an hour at the earliest."""
+LEAVE_SECONDS = 2.0
+"""How long writing down its end may delay a node; afterwards its record expires."""
+AGAIN_SECONDS = 0.5
+"""The pause after a failed beat: several attempts fit into the shortest timeout."""
 
 FOLLOW_SECONDS = 0.25
 """How often a node looks at what its deputy has done."""
@@ -337,7 +344,7 @@ class Heartbeat:
                 self._complain()
                 self._cut_off()
                 await self._try_elsewhere()
-                delay = min(0.5, delay)
+                delay = min(AGAIN_SECONDS, delay)
             await self._sleep(delay)
 
     @property
@@ -444,9 +451,9 @@ class Heartbeat:
         if self.lost.is_set():
             return
         try:
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(LEAVE_SECONDS):
                 if self.record.state != "TERMINATING":
                     await self.move("TERMINATING")
                 await self.move("TERMINATED_FORCED" if forced else "TERMINATED_GRACEFULLY")
         except (BrokerError, TimeoutError):
-            log.debug("the end of this node was not written down: its record lapses by itself")
+            log.debug("the end of this node was not written down: its record will expire")

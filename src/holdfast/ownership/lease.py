@@ -15,9 +15,9 @@ A write without an answer is unknown: the token of the tenure tells later whethe
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 
@@ -25,24 +25,14 @@ from holdfast.clock import Clock
 from holdfast.errors import Conflict, LeaseLost, OutcomeUnknown
 from holdfast.model import lease as leases
 from holdfast.model.lease import LeaseRecord, TrustWindow
-from holdfast.ownership.store import Stamped
-
-T = TypeVar("T")
+from holdfast.ownership.store import Stamped, Store
 
 
-class LeaseStore(Protocol):
+class LeaseStore(Store, Protocol):
     """What a bucket must be able to do for a lease."""
-
-    async def put(self, key: str, value: bytes, *, expected: int, ttl: float | None = None) -> int:
-        """Write if the key is still at `expected`."""
-        ...
 
     async def last(self, key: str) -> tuple[int, Stamped | None]:
         """The revision that a next write must expect, and the value if there is one."""
-        ...
-
-    def read(self, decode: Callable[[bytes], T], entry: Any) -> T | None:
-        """The record of a value, or None when it cannot be read, which is noted."""
         ...
 
     async def remove(self, key: str, *, expected: int) -> None:
@@ -113,18 +103,18 @@ class Lease:
         try:
             revision = await self._put(record, self.revision)
         except Conflict:
-            revision, found = await self.look()
-            if found is None or found.token != record.token:
-                self.forget()
-                raise LeaseLost(f"lease {self.key} was taken over") from None
-            self.revision = revision  # an unanswered renewal of our own was applied after all
-            sent = self._clock.monotonic()
-            try:
-                revision = await self._put(record, revision)
-            except Conflict:
-                self.forget()
-                raise LeaseLost(f"lease {self.key} was taken over") from None
+            sent, revision = self._clock.monotonic(), await self._renew_again(record)
         self._hold(record, revision, sent)
+
+    async def _renew_again(self, record: LeaseRecord) -> int:
+        """A refused renewal is no loss when the key is at an unanswered renewal of our own."""
+        revision, found = await self.look()
+        if found is not None and found.token == record.token:
+            self.revision = revision
+            with contextlib.suppress(Conflict):
+                return await self._put(record, revision)
+        self.forget()
+        raise LeaseLost(f"lease {self.key} was taken over")
 
     def _hold(self, record: LeaseRecord, revision: int, sent: float) -> None:
         self._record = record

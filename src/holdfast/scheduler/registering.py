@@ -27,6 +27,8 @@ from holdfast.retrying import repeating
 log = logging.getLogger("holdfast.scheduler")
 
 AGAIN_SECONDS: Final = 10.0
+"""How often a refused registration is repeated: an operator who removed the conflict waits for it.
+"""
 KEPT_SECONDS: Final = 3 * AGAIN_SECONDS
 """A refusal that is not renewed for this long has expired: its process ended."""
 GONE_SECONDS: Final = 1.0

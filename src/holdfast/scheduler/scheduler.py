@@ -41,7 +41,6 @@ from holdfast.role import Role
 from holdfast.scheduler.leader import Leader, until_next
 from holdfast.scheduler.registering import Registering
 from holdfast.scheduler.store import KEPT_LEAST_SECONDS, ROLE, NatsSlots, Planned
-from holdfast.scheduler.time import ServerTime
 from holdfast.scheduler.view import ScheduleView
 from holdfast.status.figures import Figures
 from holdfast.status.jobs import Jobs
@@ -50,18 +49,28 @@ from holdfast.telemetry import Telemetry
 log = logging.getLogger("holdfast.scheduler")
 
 T = TypeVar("T")
+Step = Callable[[], Awaitable[object]]
 
 TICK_SECONDS = 0.5
 """The longest a leader sleeps; it wakes for what is due and for what changes."""
 FOLLOW_SECONDS = 0.25
+"""How often a stand-by checks for overdue slots, and a leader whether a waiting slot may go: well
+below `overdue_seconds`."""
 AGAIN_SECONDS = 0.1
+"""The pause after a step that NATS did not complete: short, because slots are late meanwhile."""
 ANSWER_SECONDS = 0.3
+"""How long a leader has to answer before an overdue slot is taken from it; a healthy one needs a
+few milliseconds."""
 SAY_SECONDS = 10.0
+"""How often the log repeats that the clock is wrong."""
 FINISH_SECONDS = 2.0
+"""How long the step under way may take at the end: a batch of slots is stored in far less."""
 SILENT_SECONDS = 30.0
-"""A slot overdue for so long is a problem of its own, whoever ought to have fired it."""
+"""A slot overdue for this long makes every scheduler unready, whichever of them leads."""
 PAUSES_SECONDS = 5.0
-"""How often the consumers of paused jobs are looked at, while there are any."""
+"""How often the consumers of paused jobs are checked, while there are any."""
+MEASURE_SECONDS = 5.0
+"""Twelve measurements in the window of `broker.time`: at least one has a fast answer."""
 
 
 class Scheduler(Role):
@@ -97,11 +106,10 @@ class Scheduler(Role):
         self._client = Client(broker, records or RecordConfig(), self.telemetry)
         self.member = Membership(broker, ROLE, node=self.node, stop=self.stop)
         self._planner = Planner(self.config.missed_after_seconds)
-        self._time = ServerTime(broker, self.config.clock_tolerance_seconds)
         self._view = ScheduleView(broker, self._changed, self._planner.remove)
         self._store = NatsSlots(broker, self._kept_seconds, self._cancel)
         self.upkeep = Upkeep(self._client.topology, on_made=self._made_again)
-        self._registration = Registering(self._client, app, self.config, self._time.now)
+        self._registration = Registering(self._client, app, self.config, broker.server_now)
         self._jobs = Jobs(self._client)
         self._figures = Figures(self._client, self.telemetry)
         ttl, renew, probe = self.config.lease
@@ -128,12 +136,11 @@ class Scheduler(Role):
     async def prepare(self, ending: contextlib.AsyncExitStack) -> None:
         """Learn everything that must be known before a role is taken."""
         self.broker.on_reconnect(self._reconnected)
-        await self._start(self._time.measure, "reading the server's clock")
         await self._start(self._registration.register, "registering the app's schedules")
         subject = self.broker.names.changed(self.broker.names.slots, progress_key(ROLE))
         await self.broker.subscribe(subject, self._heard)
         self._follow(await self._start(self._store.progress, "reading the slots' progress"))
-        await self._view.load()
+        await self._view.open()
         log.info("%s: %d schedules", self.node, len(self._view.schedules))
 
     async def _start(self, step: Callable[[], Awaitable[T]], what: str) -> T:
@@ -142,22 +149,20 @@ class Scheduler(Role):
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Fire slots or stand by, and keep everything that takes up to date."""
-        pauses = repeating(
-            self._keep_paused,
-            clock=self.broker.clock,
-            every=PAUSES_SECONDS,
-            what="checking paused jobs",
-        )
+        measure = self._client.topology.measure_clock
         return {
             "scheduler": self._work(),
             "election": self._election.run(),
             "schedules": self._view.run(),
-            "time": self._time.run(),
+            "clock": self._every(MEASURE_SECONDS, measure, "reading the server's clock"),
             "gauges": self._set_gauges(),
             "figures": self._figures.run(),
             "registration": self._registration.run(),
-            "pauses": pauses,
+            "pauses": self._every(PAUSES_SECONDS, self._keep_paused, "checking paused jobs"),
         }
+
+    async def _every(self, seconds: float, step: Step, what: str) -> None:
+        await repeating(step, clock=self.broker.clock, every=seconds, what=what)
 
     async def drain(self) -> None:
         """Finish the step that is under way."""
@@ -183,15 +188,22 @@ class Scheduler(Role):
                 await asyncio.sleep(0)
 
     async def _step(self) -> float:
-        if not self._time.right:
+        if not self._is_clock_right:
             return await self._refuse_to_fire()
         if self._election.leader:
             return await self._lead()
         self._leader = None
         return await self._stand_by()
 
+    @property
+    def _is_clock_right(self) -> bool:
+        """Slots fire by the server's time. The wall clock is compared all the same, because people
+        and jobs on this machine see it: when the two differ, one is wrong, and nobody guesses."""
+        time, tolerance = self.broker.time, self.config.clock_tolerance_seconds
+        return time.known and abs(time.offset) <= tolerance
+
     async def _refuse_to_fire(self) -> float:
-        """The clocks disagree: better another fires, or nobody, than this one at a wrong time."""
+        """Leave the lead to a scheduler whose clock agrees with the server's."""
         now = self.broker.clock.monotonic()
         self._leader = None
         if now - self._said_at >= SAY_SECONDS:
@@ -199,12 +211,12 @@ class Scheduler(Role):
             log.error(
                 "this machine's clock is off by %+.1f s against NATS: nothing is fired here until "
                 "they agree within %g s (is NTP running?)",
-                self._time.offset,
-                self._time.tolerance,
+                self.broker.time.offset,
+                self.config.clock_tolerance_seconds,
             )
         self._election.hold_off()
         if self._election.epoch:
-            await self._election.stand_down(f"its clock is off by {self._time.offset:+.1f} s")
+            await self._election.stand_down(f"its clock is off by {self.broker.time.offset:+.1f} s")
         return TICK_SECONDS
 
     async def _lead(self) -> float:
@@ -225,7 +237,7 @@ class Scheduler(Role):
         if leader.busy:
             return AGAIN_SECONDS
         longest = FOLLOW_SECONDS if leader.waiting else TICK_SECONDS
-        return until_next(self._planner.next_due, self._time.now(), longest)
+        return until_next(self._planner.next_due, self.broker.server_now(), longest)
 
     async def _begin(self) -> Leader:
         leader = Leader(
@@ -234,7 +246,7 @@ class Scheduler(Role):
             self.telemetry,
             node=self.node,
             epoch=self._election.epoch,
-            now=self._time.now,
+            now=self.broker.server_now,
             seen=lambda: self._view.seen,
             known=self._progress,
         )
@@ -248,7 +260,10 @@ class Scheduler(Role):
         late = self._overdue(self._heard_at)
         if late >= self.config.overdue_seconds and self._election.holder:
             await self._look_after(self._election.holder)
-        return until_next(self._planner.next_due, self._time.now(), FOLLOW_SECONDS) or AGAIN_SECONDS
+        return (
+            until_next(self._planner.next_due, self.broker.server_now(), FOLLOW_SECONDS)
+            or AGAIN_SECONDS
+        )
 
     async def _look_after(self, holder: str) -> None:
         """A slot is due and nobody has recorded it, nor anything else, for a while."""
@@ -267,7 +282,7 @@ class Scheduler(Role):
     def _overdue(self, since: float = 0.0) -> float:
         """How long the oldest open slot has been due, or since that moment if it is later."""
         due = self._planner.next_due
-        return 0.0 if due is None else max(0.0, self._time.now() - max(due, since))
+        return 0.0 if due is None else max(0.0, self.broker.server_now() - max(due, since))
 
     async def _heard(self, message: Received) -> None:
         place = (self.broker.names.slots, progress_key(ROLE))
@@ -277,13 +292,13 @@ class Scheduler(Role):
 
     def _follow(self, progress: Progress) -> None:
         if progress != self._progress:
-            self._heard_at = self._time.now()
+            self._heard_at = self.broker.server_now()
         self._progress = progress
         if not self._election.epoch:
             self._planner.follow(progress.watermark)
 
     def _reconnected(self) -> None:
-        self._heard_at = self._time.now()
+        self._heard_at = self.broker.server_now()
         self._wake.set()
 
     # ---- schedules
@@ -328,15 +343,15 @@ class Scheduler(Role):
             self.telemetry.leading.labels(ROLE).set(bool(self._election.leader))
             self.telemetry.schedules.set(len(self._planner))
             self.telemetry.slot_overdue.set(self._overdue())
-            self.telemetry.dispatch_age.set(max(0.0, self._time.now() - self._heard_at))
-            self.telemetry.clock_offset.set(self._time.offset)
+            self.telemetry.dispatch_age.set(max(0.0, self.broker.server_now() - self._heard_at))
+            self.telemetry.clock_offset.set(self.broker.time.offset)
             await self.broker.clock.sleep(FOLLOW_SECONDS)
 
     def trouble(self) -> list[str]:
         """What keeps slots from being fired in time."""
         found = []
-        if not self._time.right:
-            found.append(f"the clock is off by {self._time.offset:+.1f} s")
+        if not self._is_clock_right:
+            found.append(f"the clock is off by {self.broker.time.offset:+.1f} s")
         if not self._election.established:
             found.append("neither leader nor behind one")
         if self._leader is not None and self._leader.unsent:
@@ -358,5 +373,5 @@ class Scheduler(Role):
             "epoch": self._progress.epoch,
             "schedules": len(self._planner),
             "overdue_seconds": round(self._overdue(), 3),
-            "last_progress_seconds": round(max(0.0, self._time.now() - self._heard_at), 3),
+            "last_progress_seconds": round(max(0.0, self.broker.server_now() - self._heard_at), 3),
         }

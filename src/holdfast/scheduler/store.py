@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from holdfast.broker import Broker, Bucket, Received
 from holdfast.broker.batch import LARGEST_BATCH, Write, store_batch
-from holdfast.broker.kv import Entry, direct_page, ttl_text
+from holdfast.broker.kv import Entry, ttl_text
 from holdfast.broker.wire import read_ack
 from holdfast.errors import (
     BrokerError,
@@ -57,9 +57,12 @@ MOST_PLANNED = LARGEST_BATCH - 1
 """Slots in one batch: the progress record is the last message of it."""
 STALE_SECONDS = 0.1
 STALE_TRIES = 50
+"""Together five seconds, which is longer than a healthy replica lags."""
 READS_AT_ONCE = 200
+"""Requests under way together: enough to fill the connection, few enough to answer pings."""
 KEPT_LEAST_SECONDS = 3600.0
-"""How long the record of a slot is kept at least."""
+"""The shortest time for which a slot's record is kept: longer than a leader takes to be replaced,
+so that no slot is recorded twice."""
 BATCH_HEADER_BYTES = 512
 """More than the headers of one write of a batch."""
 _EXCEEDS_STREAM = "(10054)"
@@ -165,7 +168,7 @@ class NatsSlots:
                 await self._check_term(epoch)
                 found = await self._read(missing)
                 if not any(found):
-                    raise OutcomeUnknown("slots were refused and are not there: again") from None
+                    raise OutcomeUnknown("slots rejected and not stored; retry") from None
                 there += [f for f in found if f and not f.unread]
                 missing = [
                     p if f is None else p._replace(revision=f.revision)
@@ -259,13 +262,12 @@ class NatsSlots:
             if newest >= epoch:
                 return found
             await self._broker.clock.sleep(STALE_SECONDS)
-        raise Unavailable("the slots' bucket answers with an old state: again later")
+        raise Unavailable("the slots' bucket is read from a replica that is behind")
 
     async def _list(self, after: int) -> tuple[int, list[Planned]]:
-        subject = kv_subject(self._bucket.name, ">")
         start, newest, found = after + 1, 0, []
         while True:
-            page = await direct_page(self._broker, self._bucket.stream, subject, start)
+            page = await self._bucket.page(start)
             newest = max(newest, page.last)
             for message in page.messages:
                 key = kv_key(self._bucket.name, message.headers["Nats-Subject"])

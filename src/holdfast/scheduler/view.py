@@ -38,8 +38,6 @@ class ScheduleView(Mirror):
         self._changed = on_change
         self._removed = on_gone
 
-    load = Mirror.open
-
     @property
     def paused(self) -> set[tuple[str, str]]:
         """Group and job of every paused job."""
