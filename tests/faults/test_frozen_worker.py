@@ -73,7 +73,7 @@ async def test_frozen_worker_does_not_replace_a_large_result(
             winner = await run.result(timeout=40)
             frozen.signal(signal.SIGCONT)
             await until(lambda: "taken over" in frozen.text(), 20, "the zombie noticing")
-            again = await run.result(timeout=10)
+            again = await run.result(timeout=60)
     backend = await app.backend()
     assert isinstance(backend, Client)
     stream = f"OBJ_{backend.broker.names.objects}"

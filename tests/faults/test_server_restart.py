@@ -80,7 +80,7 @@ async def test_consumption_resumes_after_restart(
             accepted = time.monotonic()
             await until(lambda: effects.count() >= 2, 60, "consumption after the restart")
             resumed = time.monotonic()
-            assert await run.result(timeout=10) == "after"
+            assert await run.result(timeout=60) == "after"
             losses = worker.text().count("connection to NATS lost")
         await app.close()
     report(

@@ -28,7 +28,7 @@ from tests.integration.support import (
 async def ended_cancelled(app: Holdfast, run: Any) -> None:
     """The record, the handle and the queue agree that it was cancelled."""
     with pytest.raises(RunCancelled, match="cancelled"):
-        await run.result(5)
+        await run.result(60)
     assert (await run.status()).state == "cancelled"
     assert not await dead_letters(app)
 
@@ -45,7 +45,7 @@ async def test_queued_run_is_cancelled_and_never_starts(app: Holdfast, seen: See
         assert await first.cancel() is True
         await ended_cancelled(app, first)
         async with working(app):
-            await second.result(5)
+            await second.result(60)
             await until(lambda: queue_empty(app), 5, "an empty queue")
         assert seen == [2]
 
@@ -143,7 +143,7 @@ async def test_running_run_that_finishes_anyway_is_done(app: Holdfast) -> None:
         run = await stubborn.enqueue()
         await asyncio.wait_for(started.wait(), 5)
         assert await run.cancel() is False
-        assert await run.result(5) == "finished"
+        assert await run.result(60) == "finished"
 
 
 async def test_running_run_in_a_thread_is_cancelled_while_the_thread_goes_on(
@@ -191,7 +191,7 @@ async def test_run_that_has_ended_is_not_cancelled(app: Holdfast) -> None:
 
     async with working(app):
         run = await work.enqueue()
-        await run.result(5)
+        await run.result(60)
         before = await record_of(app, run.id)
         assert await run.cancel() is False
         assert await record_of(app, run.id) == before
@@ -255,9 +255,9 @@ async def test_cancel_of_many_at_once_holds_for_each(app: Holdfast, seen: Seen) 
         for number, (run, held) in enumerate(zip(batch, cancelled, strict=True)):
             if held:
                 with pytest.raises(RunCancelled):
-                    await run.result(10)
+                    await run.result(60)
             else:
-                assert await run.result(10) == number
+                assert await run.result(60) == number
         await until(lambda: queue_empty(app), 10, "an empty queue")
         assert any(cancelled)
         assert len(seen) == len(set(seen))

@@ -76,7 +76,7 @@ async def test_story_of_a_dead_run_from_list_to_replay(app: Holdfast, seen: Seen
         seen.append("told")
         done = await holdfast(app, "dead", "replay", "1", "--json")
         assert [(d["run"], d["result"]) for d in done.json] == [(run.id, "replayed")]
-        assert await run.result(10) == {"to": "ada"}
+        assert await run.result(60) == {"to": "ada"}
 
         again = await holdfast(app, "runs", "retry", run.id)
         assert (again.code, again.out) == (1, "")

@@ -59,7 +59,7 @@ async def test_worker_finishes_what_runs_on_sigterm(
             await process.says("stopping: 1 running")
             gates.open("a")
             assert await process.ended() == 0
-            assert await run.result(10) == process.pid
+            assert await run.result(60) == process.pid
             record = await record_of(app, run.id)
     assert record is not None
     assert [a.outcome for a in record.attempts] == ["done"]
@@ -81,7 +81,7 @@ async def test_worker_gives_back_what_outlasts_the_grace(
         assert [a.outcome for a in record.attempts] == ["given_back"]
         gates.open("a")
         with worker(app, tmp_path) as second:
-            assert await run.result(20) == second.pid
+            assert await run.result(60) == second.pid
 
 
 async def test_worker_exits_at_once_on_a_second_signal(

@@ -85,7 +85,7 @@ async def test_handler_of_data_and_publish_is_a_job(
     async with working(listener), working(first), working(second):
         await first.jobs["first"].enqueue({"id": 1})
         run = await second.jobs["second"].enqueue({"id": 2})
-        assert await run.result(5) == 2
+        assert await run.result(60) == 2
         assert sorted(await seen.wait(2)) == ["coroutine", "thread"]
 
 
@@ -124,7 +124,7 @@ async def test_consumer_process_works_and_drains(
     async with app:
         with consumer_process(nats, namespace, tmp_path) as (process, port):
             run = await download.enqueue({"n": 1})
-            assert await run.result(20) == "handled"
+            assert await run.result(60) == "handled"
             await until(lambda: asyncio.to_thread(_healthy, port), 10, "health")
             process.send_signal(signal.SIGTERM)
             await until(lambda: process.poll() is not None, 20, "the end")

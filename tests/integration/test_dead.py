@@ -166,7 +166,7 @@ async def test_letter_is_handled_whatever_its_headers_are_called(
         await until(lambda: letters.list(), 10, "the second letter")
         await until(lambda: _ended(app, run.id, "dead"), 10, "its record")
         await Runs(client).retry(run.id)
-        await run.result(timeout=10)
+        await run.result(timeout=60)
         assert seen == [(1, STATUS_LIKE[name])] * 3
 
 
@@ -224,7 +224,7 @@ async def test_replayed_run_keeps_its_id_bytes_and_headers(app: Holdfast, seen: 
         client = await client_of(app)
         done = await DeadLetters(client).replay([letter.id])
         assert [(d.run, d.result) for d in done] == [(run.id, "replayed")]
-        assert await run.result(10) == "sent"
+        assert await run.result(60) == "sent"
         record = await record_of(app, run.id)
         assert await DeadLetters(client).list() == []
     assert seen == [(run.id, 1, {"to": "x"})]
@@ -285,7 +285,7 @@ async def test_replay_repairs_a_crash_before_the_publish(app: Holdfast, seen: Se
         )
         done = await DeadLetters(client).replay([letter.id])
         assert done[0].result == "replayed"
-        assert await run.result(10) == "sent"
+        assert await run.result(60) == "sent"
     assert len(seen) == 1
 
 
@@ -338,7 +338,7 @@ async def test_replay_survives_a_message_number_that_was_used_before(
                     run.id, record, entry.revision, "default", "send", message=2
                 )
             await DeadLetters(client).replay([letter.id])
-            assert await run.result(10) == "sent"
+            assert await run.result(60) == "sent"
     assert len(seen) == 2
 
 

@@ -71,7 +71,7 @@ async def test_key_of_a_run_that_has_ended_is_known_to_a_delayed_send(
     work = _define(app, seen)
     async with working(app, records=SHORT):
         first = await work.options(key="a").enqueue(1)
-        await first.result(timeout=10)
+        await first.result(timeout=60)
         await _forgotten(app)
         again = await work.options(key="a", delay="2d").enqueue(2)
         assert again.duplicate

@@ -247,7 +247,7 @@ async def test_at_most_once_message_is_gone_before_the_handler_starts(app: Holdf
 
     async with working(app):
         run = await once.enqueue()
-        assert await run.result(5) == {"empty": True, "pending": 0}
+        assert await run.result(60) == {"empty": True, "pending": 0}
         assert (await run.status()).state == "done"
 
 
@@ -262,7 +262,7 @@ async def test_at_most_once_failure_is_final(app: Holdfast, seen: Seen) -> None:
     async with working(app):
         run = await once.enqueue(7)
         with pytest.raises(RunFailed, match="no"):
-            await run.result(5)
+            await run.result(60)
         letter = await dead_letter(app)
         assert letter.body == b"7"
         assert seen == [7]
@@ -278,7 +278,7 @@ async def test_at_most_once_snooze_is_a_failure(app: Holdfast, seen: Seen) -> No
 
     async with working(app):
         with pytest.raises(RunFailed, match="Snooze"):
-            await (await once.enqueue()).result(5)
+            await (await once.enqueue()).result(60)
         assert (await dead_letter(app)).headers["Hf-Reason"] == "failed"
         assert seen == [1]
 
@@ -293,7 +293,7 @@ async def test_at_most_once_timeout_is_final(app: Holdfast, seen: Seen) -> None:
 
     async with working(app):
         with pytest.raises(RunFailed, match="longer than 50ms"):
-            await (await once.enqueue()).result(5)
+            await (await once.enqueue()).result(60)
         assert seen == [1]
 
 
@@ -315,7 +315,7 @@ async def test_at_most_once_interrupted_by_a_shutdown_is_a_dead_letter(
             await asyncio.wait_for(started.wait(), 5)
         async with working(app):
             with pytest.raises(RunLost, match="at most once"):
-                await run.result(5)
+                await run.result(60)
             letter = await dead_letter(app)
             assert (letter.headers["Hf-Reason"], letter.body) == ("lost", b"7")
         assert seen == [7]
@@ -330,7 +330,7 @@ async def test_at_most_once_key_is_known(app: Holdfast, seen: Seen) -> None:
 
     async with working(app):
         first = await once.enqueue(key="k")
-        await first.result(5)
+        await first.result(60)
         assert (await once.enqueue(key="k")).duplicate
         assert seen == [1]
 

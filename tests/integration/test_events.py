@@ -61,7 +61,7 @@ async def test_event_reaches_every_subscribing_job(
 
     async with working(app):
         run = await resize.enqueue()
-        await run.result(5)
+        await run.result(60)
         await seen.wait(4)
         assert sorted((job, data["n"]) for job, data, _ in seen) == [
             ("index", 1),
@@ -96,7 +96,7 @@ async def test_retry_of_the_publisher_repeats_nothing(app: Holdfast, seen: Seen)
         return ctx.attempt
 
     async with working(app):
-        assert await (await resize.enqueue()).result(5) == 3
+        assert await (await resize.enqueue()).result(60) == 3
         await seen.wait(3)
         await until(lambda: _no_lag(app, "index", "resized"), 5, "no lag")
         assert sorted(seen) == [1, 2, 3]
@@ -117,7 +117,7 @@ async def test_retry_after_the_window_repeats_nothing_either(app: Holdfast, seen
             raise ValueError("no")
 
     async with working(app, records=RecordConfig(dedup_window_seconds=0.1)) as worker:
-        await (await resize.enqueue()).result(5)
+        await (await resize.enqueue()).result(60)
         assert len(await stored_events(app)) == 2
         dropped = "holdfast_duplicates_suppressed_total"
         await until(lambda: metric(worker, dropped, where="claim") == 1, 5, "the repeat dropped")
@@ -186,7 +186,7 @@ async def test_event_that_nobody_subscribes_to_is_told(
 
     async with working(app) as worker:
         with caplog.at_level(logging.WARNING, "holdfast"):
-            await (await shout.enqueue()).result(5)
+            await (await shout.enqueue()).result(60)
             await app.publish("nobody-outside", 3)
             await app.publish("somebody", 4)
         warned = [r.getMessage() for r in caplog.records if "subscribes" in r.getMessage()]
@@ -359,7 +359,7 @@ async def test_event_that_cannot_be_sent_fails_the_attempt(app: Holdfast) -> Non
             ("size", "Large"),
         ):
             with pytest.raises(RunFailed, match=error):
-                await (await shout.enqueue(what)).result(5)
+                await (await shout.enqueue(what)).result(60)
         with pytest.raises(InvalidName):
             await app.publish("a.*", 1)
         with pytest.raises(InvalidPayload):

@@ -33,7 +33,7 @@ async def feed_of(app: Holdfast) -> AsyncIterator[Feed]:
 
 async def notice(stream: AsyncIterator[bytes], topic: str) -> str:
     """The id of the first notice with a topic."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for part in stream:
             text = part.decode()
             if text.startswith("event: changed") and topic in text.split("data: ")[1].split():
@@ -100,7 +100,7 @@ async def test_feed_that_is_closed_ends_its_streams(app: Holdfast) -> None:
         waiting = asyncio.create_task(_drain(stream))
         await until(lambda: feed.streams == 1, 5, "an open stream")
         feed.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await waiting
         assert feed.streams == 0
         await feed.start()
@@ -116,7 +116,7 @@ async def test_feed_shows_signs_of_life(app: Holdfast, monkeypatch: pytest.Monke
     """Where nothing changes a comment is sent, so that proxies keep the connection."""
     monkeypatch.setattr(live, "ALIVE_SECONDS", 0.01)
     async with feed_of(app) as feed, aclosing(feed.stream()) as stream:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await anext(stream) != b": alive\n\n":
                 pass
 

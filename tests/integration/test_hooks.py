@@ -50,7 +50,7 @@ async def test_middlewares_wrap_in_the_order_they_were_added(app: Holdfast, seen
         return n
 
     async with working(app):
-        assert await (await work.enqueue(4)).result(5) == 41
+        assert await (await work.enqueue(4)).result(60) == 41
         assert seen == ["outer work 1", "inner acme", "work acme", "outer got 40"]
 
 
@@ -66,7 +66,7 @@ async def test_middleware_may_answer_instead_of_the_handler(app: Holdfast) -> No
         raise AssertionError("must not run")
 
     async with working(app):
-        assert await (await work.enqueue()).result(5) == "cached"
+        assert await (await work.enqueue()).result(60) == "cached"
 
 
 async def test_middleware_sees_errors_and_may_change_them(app: Holdfast, seen: Seen) -> None:
@@ -89,9 +89,9 @@ async def test_middleware_sees_errors_and_may_change_them(app: Holdfast, seen: S
         raise ValueError("x")
 
     async with working(app):
-        assert await (await work.enqueue("key")).result(5) == "rescued"
+        assert await (await work.enqueue("key")).result(60) == "rescued"
         with pytest.raises(RunFailed, match="RuntimeError: another"):
-            await (await work.enqueue("value")).result(5)
+            await (await work.enqueue("value")).result(60)
         assert seen == ["KeyError('x')"]
 
 
@@ -113,7 +113,7 @@ async def test_middleware_may_use_the_context_of_a_sync_handler(app: Holdfast, s
 
     async with working(app):
         run = await work.enqueue()
-        assert await run.result(5) == 7
+        assert await run.result(60) == 7
         record = await record_of(app, run.id)
         assert record is not None
         assert record.progress is not None
@@ -134,7 +134,7 @@ async def test_middleware_runs_for_every_attempt(app: Holdfast, seen: Seen) -> N
             raise ValueError("no")
 
     async with working(app):
-        await (await work.enqueue()).result(5)
+        await (await work.enqueue()).result(60)
         assert seen == [1, 2]
 
 
@@ -177,7 +177,7 @@ async def test_hooks_run_once_around_the_work(app: Holdfast, seen: Seen) -> None
     async with app:
         run = await work.enqueue()
         async with working(app):
-            await run.result(5)
+            await run.result(60)
     assert seen == ["connect", "warm up", "work", "tell", "disconnect"]
 
 
@@ -240,7 +240,7 @@ async def test_context_variables_do_not_leak_between_runs(app: Holdfast, seen: S
 
     async with working(app, concurrency=1):
         for job in (coroutine, thread, coroutine, thread):
-            assert await (await job.enqueue("acme")).result(5) == "nobody"
+            assert await (await job.enqueue("acme")).result(60) == "nobody"
         assert tenant.get() == "nobody"
 
 
@@ -266,7 +266,7 @@ async def test_context_variables_of_a_middleware_reach_the_handler(app: Holdfast
     async with working(app, concurrency=2):
         for job in (coroutine, thread):
             batch = [await job.enqueue(headers={"Tenant": t}) for t in ("a", "b", "c")]
-            assert [await r.result(5) for r in batch] == ["a", "b", "c"]
+            assert [await r.result(60) for r in batch] == ["a", "b", "c"]
 
 
 # ---- telling
@@ -285,7 +285,7 @@ async def test_logger_carries_the_fields_of_the_run(
     async with working(app) as worker:
         with caplog.at_level(logging.INFO):
             run = await work.enqueue()
-            epoch = await run.result(5)
+            epoch = await run.result(60)
         [line] = [r for r in caplog.records if r.getMessage() == "hello you"]
         fields = {n: getattr(line, n) for n in ("run", "job", "attempt", "node", "epoch", "order")}
         assert fields == {
@@ -318,7 +318,7 @@ async def test_progress_is_seen_from_outside(app: Holdfast) -> None:
         steps[0].set()
         await until(lambda: _progress(run, 1), 5, "the last word")
         steps[1].set()
-        await run.result(5)
+        await run.result(60)
         assert (await run.status()).progress.note == "finished"
 
 
@@ -334,7 +334,7 @@ async def test_progress_of_many_tasks_at_once_is_no_conflict(app: Holdfast) -> N
         return await ctx.still_owner()
 
     async with working(app) as worker:
-        assert await (await work.enqueue()).result(5) is True
+        assert await (await work.enqueue()).result(60) is True
         assert metric(worker, "holdfast_fenced_writes_total", what="settle") == 0
 
 
@@ -348,7 +348,7 @@ async def test_progress_that_is_no_fraction_is_refused(app: Holdfast, fraction: 
 
     async with working(app):
         with pytest.raises(RunFailed, match=r"progress|Error"):
-            await (await work.enqueue()).result(5)
+            await (await work.enqueue()).result(60)
 
 
 async def test_handler_that_was_replaced_is_refused(app: Holdfast, seen: Seen) -> None:

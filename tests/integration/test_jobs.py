@@ -84,10 +84,12 @@ async def test_payload_of_each_kind_arrives_as_its_type(app: Holdfast) -> None:
         return {**data, "seen": True}
 
     async with working(app):
-        assert await (await model.enqueue(Image(id=1, name="é"))).result(5) == Image(id=2, name="é")
-        assert await (await record.enqueue(Size(2, 3))).result(5) == Size(3, 2)
-        assert await (await typed_dict.enqueue({"city": "paris"})).result(5) == {"city": "PARIS"}
-        assert await (await plain.enqueue({"n": [1, None]})).result(5) == {
+        assert await (await model.enqueue(Image(id=1, name="é"))).result(60) == Image(
+            id=2, name="é"
+        )
+        assert await (await record.enqueue(Size(2, 3))).result(60) == Size(3, 2)
+        assert await (await typed_dict.enqueue({"city": "paris"})).result(60) == {"city": "PARIS"}
+        assert await (await plain.enqueue({"n": [1, None]})).result(60) == {
             "n": [1, None],
             "seen": True,
         }
@@ -101,9 +103,9 @@ async def test_payload_of_several_arguments_uses_names_and_defaults(app: Holdfas
         return f"{size.width * size.height * factor} {note} {ctx.attempt}"
 
     async with working(app):
-        assert await (await area.enqueue(Size(2, 3))).result(5) == "12 none 1"
-        assert await (await area.enqueue(Size(2, 3), 5, note="x")).result(5) == "30 x 1"
-        assert await (await area.enqueue(note="y", size=Size(1, 1))).result(5) == "2 y 1"
+        assert await (await area.enqueue(Size(2, 3))).result(60) == "12 none 1"
+        assert await (await area.enqueue(Size(2, 3), 5, note="x")).result(60) == "30 x 1"
+        assert await (await area.enqueue(note="y", size=Size(1, 1))).result(60) == "2 y 1"
 
 
 async def test_payload_that_does_not_fit_is_refused_at_the_caller(app: Holdfast) -> None:
@@ -140,11 +142,11 @@ async def test_result_of_each_type_comes_back_as_annotated(app: Holdfast) -> Non
         return "no number"  # type: ignore[return-value]  # that is the point
 
     async with working(app):
-        assert await (await same.enqueue(MIXED)).result(5) == MIXED
+        assert await (await same.enqueue(MIXED)).result(60) == MIXED
         for value in (0, "", False, [], {}, "null", [None], 1.5):
-            assert await (await untyped.enqueue(value)).result(5) == value
+            assert await (await untyped.enqueue(value)).result(60) == value
         with pytest.raises(InvalidPayload, match="result"):
-            await (await wrong.enqueue()).result(5)
+            await (await wrong.enqueue()).result(60)
 
 
 async def test_result_of_nothing_is_none(app: Holdfast) -> None:
@@ -158,9 +160,9 @@ async def test_result_of_nothing_is_none(app: Holdfast) -> None:
         return Size(n) if n else None
 
     async with working(app):
-        assert await (await nothing.enqueue()).result(5) is None
-        assert await (await maybe.enqueue(0)).result(5) is None
-        assert await (await maybe.enqueue(4)).result(5) == Size(4)
+        assert await (await nothing.enqueue()).result(60) is None
+        assert await (await maybe.enqueue(0)).result(60) is None
+        assert await (await maybe.enqueue(4)).result(60) == Size(4)
 
 
 async def test_result_that_cannot_be_json_is_a_dead_letter(app: Holdfast, seen: Seen) -> None:
@@ -173,7 +175,7 @@ async def test_result_that_cannot_be_json_is_a_dead_letter(app: Holdfast, seen: 
 
     async with working(app):
         with pytest.raises(RunFailed, match="not possible as JSON"):
-            await (await weird.enqueue()).result(5)
+            await (await weird.enqueue()).result(60)
         letter = await dead_letter(app)
         assert letter.headers["Hf-Reason"] == "invalid"
         assert len(seen) == 1
@@ -188,7 +190,7 @@ async def test_result_over_the_message_limit_goes_through_the_object_store(app: 
 
     async with working(app):
         run = await large.enqueue(1_500_000)
-        assert await run.result(10) == "é" * 1_500_000
+        assert await run.result(60) == "é" * 1_500_000
         record = await record_of(app, run.id)
         assert record is not None
         (attempt,) = record.attempts
@@ -216,7 +218,7 @@ async def test_sync_handler_runs_in_a_thread_with_a_blocking_context(
         seen.append(data)
 
     async with working(app):
-        assert await (await compute.enqueue(21)).result(5) == 21
+        assert await (await compute.enqueue(21)).result(60) == 21
         assert await seen.wait() == [{"n": 21}]
 
 
@@ -232,7 +234,7 @@ async def test_sync_handlers_do_not_block_each_other(app: Holdfast) -> None:
         runs = [await meet.enqueue(), await meet.enqueue()]
         await asyncio.to_thread(both.wait, 5)
         for run in runs:
-            assert await run.result(5) is None
+            assert await run.result(60) is None
 
 
 async def test_sync_handler_over_its_time_is_given_up_and_its_context_is_closed(
@@ -253,7 +255,7 @@ async def test_sync_handler_over_its_time_is_given_up_and_its_context_is_closed(
     async with working(app) as worker:
         run = await stuck.enqueue()
         with pytest.raises(RunFailed, match="longer than 100ms"):
-            await run.result(5)
+            await run.result(60)
         assert metric(worker, "holdfast_stuck_threads") == 1
         before = await record_of(app, run.id)
         go.set()
@@ -295,7 +297,7 @@ async def test_result_waits_no_longer_than_told(app: Holdfast) -> None:
             await run.result(0.1)
         assert caught.value.run == run.id
         go.set()
-        assert await run.result(5) == "done"
+        assert await run.result(60) == "done"
         assert (await run.status()).state == "done"
 
 
@@ -320,7 +322,7 @@ async def test_context_tells_the_handler_who_it_is(app: Holdfast) -> None:
     async with working(app, group="photos") as worker:
         run = await who.enqueue(headers={"Trace": "abc"})
         record = await until(lambda: record_of(app, run.id), 5)
-        found = await run.result(5)
+        found = await run.result(60)
         epoch = found.pop("epoch")
         assert found == {
             "run": run.id,
@@ -346,9 +348,9 @@ async def test_handle_outlives_the_worker_beside_it(app: Holdfast) -> None:
     async with app:
         queued = await add.enqueue(1, 2)
         async with working(app):
-            assert await queued.result(5) == 3
+            assert await queued.result(60) == 3
             second = await add.enqueue(3, 4)
-            assert await second.result(5) == 7
+            assert await second.result(60) == 7
         assert await second.result(1) == 7
         assert (await queued.status()).state == "done"
 
@@ -365,7 +367,7 @@ async def test_handlers_enqueue_with_their_run_as_the_cause(app: Holdfast) -> No
 
     async with working(app):
         run = await parent.enqueue()
-        below = await run.result(5)
+        below = await run.result(60)
         record = await until(lambda: record_of(app, below), 5, "the child's record")
         assert record.cause == run.id
         top = await record_of(app, run.id)

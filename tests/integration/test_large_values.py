@@ -63,7 +63,7 @@ async def test_large_result_expires_with_its_record(app: Holdfast) -> None:
 
     async with working(app, records=RecordConfig(keyless_ttl_seconds=140)):
         run = await bulky.enqueue()
-        assert len(await run.result(timeout=10)) == LARGE
+        assert len(await run.result(timeout=60)) == LARGE
     broker = await broker_of(app)
     stream = f"OBJ_{broker.names.objects}"
     sequences = range(1, 1 + (await broker.api(f"STREAM.INFO.{stream}"))["state"]["last_seq"])
@@ -91,7 +91,7 @@ async def test_result_of_an_older_version_is_found(app: Holdfast, nats: Server) 
     assert await backend.result_bytes(record) == b'"what an old worker wrote"'
     async with working(app):
         run = await bulky.enqueue()
-        assert len(await run.result(timeout=10)) == LARGE
+        assert len(await run.result(timeout=60)) == LARGE
         found = await record_of(app, run.id)
         assert found is not None
         async with raw(nats) as (_, js):
@@ -109,7 +109,7 @@ async def test_object_bucket_that_was_deleted_is_made_again(app: Holdfast, nats:
         return "x" * LARGE
 
     async with working(app):
-        await (await bulky.enqueue()).result(timeout=10)
+        await (await bulky.enqueue()).result(timeout=60)
         broker = await broker_of(app)
         await broker.api(f"STREAM.DELETE.OBJ_{broker.names.objects}")
         assert len(await (await bulky.enqueue()).result(timeout=20)) == LARGE

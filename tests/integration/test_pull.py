@@ -87,7 +87,7 @@ async def test_consumer_deleted_while_runs_are_held_changes_nothing_for_them(
         await delete_consumer(app, "work")
         await until(lambda: _consumer_back(app, "work"), 5, "the consumer")
         go.set()
-        assert [await r.result(5) for r in runs] == list(range(5))
+        assert [await r.result(60) for r in runs] == list(range(5))
         await until(lambda: queue_empty(app), 10, "an empty queue")
         assert sorted(seen) == list(range(5))
 
@@ -158,7 +158,7 @@ async def test_worker_that_cannot_get_its_consumer_back_ends(
         await broker.api(f"STREAM.DELETE.{jobs}")
         await broker.api(f"STREAM.CREATE.X{jobs}", squatter)
         with pytest.raises(BrokerError, match="could not be brought back"):
-            await asyncio.wait_for(task, 20)
+            await asyncio.wait_for(task, 60)
         await broker.api(f"STREAM.DELETE.X{jobs}")
 
 

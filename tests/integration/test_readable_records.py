@@ -59,7 +59,7 @@ async def test_progress_is_a_number_or_refused(app: Holdfast, seen: Seen, name: 
 
     async with working(app):
         run = await tells.enqueue()
-        assert await run.result(timeout=10) == "done"
+        assert await run.result(timeout=60) == "done"
         progress = (await run.status()).progress
     if kept is None:
         assert "between 0 and 1" in seen[0]
@@ -83,7 +83,7 @@ async def test_notes_of_any_kind_are_kept(app: Holdfast) -> None:
     async with working(app):
         for n, note in enumerate(NOTES):
             run = await tells.enqueue(n)
-            await run.result(timeout=10)
+            await run.result(timeout=60)
             found = (await run.status()).progress
             assert found is not None
             assert len(found.note) <= 500
@@ -115,7 +115,7 @@ async def test_errors_of_any_kind_are_a_dead_letter(app: Holdfast, name: str) ->
     async with working(app):
         run = await fails.enqueue()
         with pytest.raises(RunFailed):
-            await run.result(timeout=10)
+            await run.result(timeout=60)
         for record in (await all_records(app)).values():
             json.dumps(record.error).encode()
             record.error.encode()
@@ -134,7 +134,7 @@ async def test_discard_of_any_kind_is_kept(app: Holdfast) -> None:
     async with working(app):
         run = await gives_up.enqueue()
         with pytest.raises(RunCancelled, match="half"):
-            await run.result(timeout=10)
+            await run.result(timeout=60)
 
 
 RESULTS: dict[str, Callable[[], Any]] = {
@@ -166,7 +166,7 @@ async def test_result_that_cannot_be_read_again_is_a_dead_letter(app: Holdfast, 
     async with working(app):
         run = await returns.enqueue()
         with pytest.raises(RunFailed, match="InvalidPayload"):
-            await run.result(timeout=10)
+            await run.result(timeout=60)
         assert [r.state for r in (await all_records(app)).values()] == ["dead"]
 
 
@@ -221,5 +221,5 @@ async def test_orphan_whose_handler_told_its_progress_starts_again(
             run = await tells.enqueue()
             await seen.wait(1)
         async with working(app):
-            assert await run.result(timeout=10) == "done"
+            assert await run.result(timeout=60) == "done"
             await until(lambda: len(seen) == 2, 5, "the second start")

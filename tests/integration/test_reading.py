@@ -46,7 +46,7 @@ async def test_payload_is_found_while_a_run_waits_runs_and_is_dead(
         dead = await step.enqueue("die", key="d")
         done = await step.enqueue("go", key="g")
         await seen.wait(3)
-        await done.result(timeout=10)
+        await done.result(timeout=60)
         await until(lambda: dead_letters(app), 10, "a dead letter")
         client = await client_of(app)
 
@@ -120,4 +120,4 @@ async def test_edited_payload_is_what_the_replay_sends(app: Holdfast, seen: Seen
         first = next(one for one in await letters.list() if one.run == run.id)
         done = await letters.replay([first.id], edited=b"5")
         assert [one.result for one in done] == ["replayed"]
-        assert await run.result(timeout=10) == 5
+        assert await run.result(timeout=60) == 5

@@ -137,7 +137,7 @@ async def test_index_is_filled_again_after_a_break(namespace: str) -> None:
                 await client.broker.leave()
                 await put(other, "a", "done")
                 await put(other, "b", "running")
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(60):
                     await back.wait()
                 await until(lambda: index.complete and len(index) == 2, 30)
                 assert await listed(client, ALL, index) == ["b running", "a done"]

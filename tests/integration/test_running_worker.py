@@ -38,7 +38,7 @@ async def test_worker_is_ready_when_the_block_begins(
 
     async with RunningWorker(plain_app, nats.url, namespace):
         await plain_app.publish("ordered", {"id": 1})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             found = [await seen.get(), await seen.get()]
     assert sorted(found) == [("mail", 1), ("pack", 1)]
 
@@ -54,7 +54,7 @@ async def test_app_is_given_back_as_it_was(
 
     async with RunningWorker(plain_app, nats.url, namespace, concurrency=1) as app:
         assert app is plain_app
-        assert (await (await job.enqueue()).result(timeout=10)).startswith("worker-")
+        assert (await (await job.enqueue()).result(timeout=60)).startswith("worker-")
     assert plain_app.connection_config().nats_url.endswith(":1")
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
@@ -97,7 +97,7 @@ def test_plain_test_gets_a_client_without_a_loop(
         return a + b
 
     with RunningWorker(plain_app, nats.url, namespace) as shop:
-        assert shop.enqueue(add, 1, 2).result(timeout=10) == 3
+        assert shop.enqueue(add, 1, 2).result(timeout=60) == 3
     with (
         pytest.raises(NotConnected),
         RunningWorker(plain_app, "nats://127.0.0.1:2", namespace),

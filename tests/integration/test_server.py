@@ -342,7 +342,7 @@ async def test_cluster_survives_the_kill_of_a_node_and_takes_it_back() -> None:
 
 async def published(js: Any, subject: str) -> int:
     """Publish while the stream elects its leader, and return the sequence."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             try:
                 ack = await js.publish(subject, b"x", timeout=1, headers={"Nats-Msg-Id": "1"})

@@ -121,7 +121,7 @@ async def test_runs_are_listed_wherever_they_are(app: Holdfast, shop: Shop, seen
         operator = Runs(client)
         async with working(app):
             done = await shop.add.enqueue(1, 2, key="k 1")
-            await done.result(10)
+            await done.result(60)
             dead = await shop.bad.enqueue()
             await in_state(app, dead.id, "dead")
             failed = await shop.flaky.enqueue(1)
@@ -234,7 +234,7 @@ async def test_show_says_where_a_run_is(app: Holdfast, shop: Shop, seen: Seen) -
         detail = await operator.show(dead.id)
         assert detail.where.startswith(f"dead letter {detail.dead_letter}")
         shop.gate.set()
-        await running.result(10)
+        await running.result(60)
         assert (await operator.show(running.id)).where.startswith("ended")
 
 
@@ -286,7 +286,7 @@ async def test_cancel_reaches_a_run_by_its_id_alone(app: Holdfast, shop: Shop, s
             await until(lambda: ("hold", running.id) in seen, 10, "the handler")
             assert await operator.cancel(running.id)
             done = await shop.add.enqueue(2, 2)
-            await done.result(10)
+            await done.result(60)
             assert not await operator.cancel(done.id)
             dead = await shop.bad.enqueue()
             await in_state(app, dead.id, "dead")
@@ -349,7 +349,7 @@ async def test_retry_starts_the_next_attempt_now(app: Holdfast, shop: Shop, seen
         operators = [Runs(client) for _ in range(4)]
         told = await asyncio.gather(*(o.retry(run.id) for o in operators), return_exceptions=True)
         assert any("starts now" in str(t) for t in told)
-        assert await run.result(10) == "at last"
+        assert await run.result(60) == "at last"
         assert await parked(app) == []
         await until(lambda: queue_empty(app), 10, "an empty queue")
         after = await in_state(app, run.id, "done")
@@ -378,7 +378,7 @@ async def test_retry_refuses_with_a_reason(app: Holdfast, shop: Shop, seen: Seen
     async with operating(app) as client, working(app):
         operator = Runs(client)
         done = await shop.add.enqueue(1, 1)
-        await done.result(10)
+        await done.result(60)
         running = await shop.hold.enqueue(1)
         await until(lambda: ("hold", running.id) in seen, 10, "the handler")
         delayed = await shop.add.enqueue(1, 1, delay="1h")
@@ -408,7 +408,7 @@ async def test_trace_tells_attempts_events_and_consequences(
     """The story is in order, and reaches from the acceptance to the runs that it caused."""
     async with operating(app) as client, working(app) as worker:
         run = await shop.source.enqueue()
-        await run.result(10)
+        await run.result(60)
         await until(lambda: any(s[0] == "sink" for s in seen), 10, "the subscriber")
         await until(lambda: queue_empty(app), 10, "an empty queue")
         story = await trace(client, run.id)
@@ -502,7 +502,7 @@ async def test_pause_holds_a_job_and_its_events_until_resumed(
         assert [(i.job, i.paused) for i in paused] == [("sink", True)]
         assert (await consumer_info(app, "sink", "made"))["paused"]
         await shop.sink.enqueue({"n": 0})
-        await (await shop.source.enqueue()).result(10)
+        await (await shop.source.enqueue()).result(60)
         await until(lambda: shop_waiting(client), 10, "both to wait")
         assert seen == []
         await jobs.resume(group="default")
@@ -536,7 +536,7 @@ async def test_pause_outlives_the_consumers_of_its_job(
         assert (await job_info(client, "sink")).paused
         async with working(app):
             await until(made_anew, 10, "paused consumers")
-            await (await shop.source.enqueue()).result(10)
+            await (await shop.source.enqueue()).result(60)
             await until(lambda: shop_waiting(client), 10, "both to wait")
             assert seen == []
             await jobs.resume("sink")
@@ -590,7 +590,7 @@ async def test_purge_removes_what_waits_and_leaves_what_runs(
             assert (info.waiting, info.in_flight, info.paused) == (0, 1, True)
             await Jobs(client).resume("hold")
             shop.gate.set()
-            await held.result(10)
+            await held.result(60)
         assert await queue_empty(app)
     assert seen == [("hold", held.id)]
 

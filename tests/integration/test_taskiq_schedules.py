@@ -391,7 +391,7 @@ async def test_election_waits_for_the_lead(nats: Server, namespace: str) -> None
             await asyncio.sleep(0)
             assert not waiting.done()
             await one.resign()
-            await asyncio.wait_for(waiting, 10)
+            await asyncio.wait_for(waiting, 60)
             assert two.is_leader
 
 

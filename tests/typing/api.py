@@ -46,7 +46,7 @@ async def a_run_has_the_result_of_its_handler() -> None:
     """Of an async handler and of a plain one, however it was sent."""
     run = await resize.enqueue(42, key="42", delay=timedelta(seconds=5))
     assert_type(run, Run[Thumbnail])
-    assert_type(await run.result(timeout=5), Thumbnail)
+    assert_type(await run.result(timeout=60), Thumbnail)
     assert_type(await resize.options(key="42").enqueue(42), Run[Thumbnail])
     assert_type(await resize.enqueue_many([1, 2]), list[Run[Thumbnail]])
     assert_type(await index.enqueue({"key": 1}), Run[int])

@@ -76,7 +76,7 @@ async def browsing(**env: str) -> AsyncIterator[Site]:
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     serving = asyncio.create_task(server._serve())
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not server.started:
                 assert not serving.done(), "the pages do not start"
                 await asyncio.sleep(0.02)

@@ -85,7 +85,7 @@ class Site:
     def close(self) -> None:
         self._server.should_exit = True
         self._thread.loop.call_soon_threadsafe(self.app.state.feed.close)
-        self._serving.result(20)
+        self._serving.result(60)
 
 
 def make_app(url: str, namespace: str, gate: asyncio.Event) -> Holdfast:
