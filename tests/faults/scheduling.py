@@ -91,7 +91,7 @@ class SchedulerProcess(Process):
         """Whether its log says so last."""
         text = self.text()
         won = text.rfind(" leads scheduler, epoch")
-        lost = max(text.rfind("leads scheduler no more"), text.rfind("stands down"))
+        lost = max(text.rfind("lost leadership of scheduler"), text.rfind("stands down"))
         return self.running and won > lost
 
 
