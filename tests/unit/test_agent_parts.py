@@ -116,7 +116,7 @@ def test_journal_keeps_the_newest_and_what_is_not_sent(tmp_path: Path) -> None:
     journal.enter("first", 1)
     for n in range(KEPT + 50):
         journal._seen[f"f{n}"] = type(journal._seen["first"])(f"f{n}", n, "sent")
-    journal._write_anew()
+    journal._rewrite()
     assert journal.get("first")
     assert journal.get("f0") is None
     assert journal.get(f"f{KEPT + 49}")

@@ -5,8 +5,8 @@ dispatchers of its account have signed), a folder for what must outlive it. What
 it has seen, so that none is executed twice (`journal`); returns, until the server has them
 (`outbox`).
 
-It waits for no one: it starts before the dispatchers, outlives them, and comes back from any
-absence by itself. It may share a connection with others: `start` and `close` leave it open.
+It depends on no dispatcher: it starts before them, outlives them, and recovers from any absence. It
+may share a connection with others: `start` and `close` leave it open.
 
 `Extension` is how other parts join (settings): functions of their own, a start and an end, and
 numbers for the agent's record.
@@ -47,6 +47,7 @@ from holdfast.telemetry import Telemetry
 log = logging.getLogger("holdfast.agent")
 
 DRAIN_SECONDS: Final = 2.0
+"""How long returns may take to leave at the end; the journal keeps what is left."""
 
 
 class Extension(Protocol):
@@ -222,7 +223,7 @@ class Agent(Role):
             async with asyncio.timeout(DRAIN_SECONDS):
                 await self._presence.beat("TERMINATED_GRACEFULLY")
         except (BrokerError, TimeoutError):
-            log.debug("the end of this agent was not written down: its record lapses by itself")
+            log.debug("the end of this agent was not written down: its record will expire")
 
     # ---- being a node
 

@@ -25,6 +25,8 @@ import re
 from collections.abc import Coroutine
 from typing import Any, Final
 
+import msgspec
+
 from holdfast.agent.execution import Executor
 from holdfast.agent.functions import Call
 from holdfast.agent.journal import Journal
@@ -45,6 +47,9 @@ log = logging.getLogger("holdfast.agent")
 EXEC: Final = "exec"
 CANCEL: Final = "cancel"
 LONGEST_ERROR: Final = 8_000
+"""Characters: a traceback fits, and the return stays small enough to be stored."""
+RETURNS_KEPT: Final = 100
+"""Returns in memory for dispatchers that ask again; older ones are in the journal."""
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 
 
@@ -82,7 +87,7 @@ class Commands:
     def on_message(self, subject: bytes, _: bytes, body: bytes, headers: bytes | None) -> None:
         """Called by the parser, with one message after the other."""
         if self.closed:
-            return  # whoever sent it will send it again, or find nobody
+            return  # its sender repeats it, or finds nobody
         kind = subject.rpartition(b".")[2].decode()
         handle = {EXEC: self._on_exec, CANCEL: self._on_cancel}.get(kind)
         if handle is None:
@@ -186,23 +191,15 @@ class Commands:
     def finish(self, found: Return) -> None:
         """A command has ended: write its return down, then send it."""
         if len(found.error) > LONGEST_ERROR:
-            found = Return(
-                found.run,
-                found.agent,
-                found.outcome,
-                found.value,
-                found.error[:LONGEST_ERROR] + " …",
-                found.seconds,
-                found.at,
-                found.epoch,
-            )
+            error = found.error[:LONGEST_ERROR] + " …"
+            found = msgspec.structs.replace(found, error=error)
         body = fleet.encode(found)
         try:
             self._journal.done(found.run, body)
         except OSError as error:
             log.error("the return of run %s would not outlive the agent: %s", found.run, error)
         self._returns[found.run] = body
-        while len(self._returns) > 100:
+        while len(self._returns) > RETURNS_KEPT:
             del self._returns[next(iter(self._returns))]
         self._count(f"returned: {found.outcome}")
         self._outbox.send(found.run, body)

@@ -5,7 +5,7 @@ failed, out of time, cancelled while it waited or ran, interrupted by the end of
 queue is bounded: what does not fit is refused as busy, before it is accepted.
 
 Not guaranteed: that a plain function in a thread stops when it is cancelled. Its return says
-cancelled, and the thread goes on to its end.
+cancelled, and the thread runs to its end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Work:
         self.order = order
         self.task: asyncio.Task[None] | None = None
         self.stop: tuple[Outcome, str] | None = None
-        """Why it was told to stop."""
+        """Why it was stopped."""
         self.ended = False
 
 
@@ -73,12 +73,8 @@ class Executor:
     def running(self) -> int:
         return len(self._works)
 
-    def knows(self, run: str) -> bool:
-        """Whether a run waits or runs here."""
-        return run in self._works
-
     def busy(self, order: Order) -> bool:
-        """Whether there is no place for a command now."""
+        """Whether the queue is full."""
         if self._mutates(order):
             return len(self._queue) >= self._queue_size
         return len(self._waiting) >= self._queue_size

@@ -8,7 +8,7 @@ reported as interrupted, never repeated. A return is on the disk before it is se
 lost either. The file is 0600 and its folder locked: two processes cannot share it.
 
 It is a file of lines, appended to and synced; a line that a crash cut off is ignored. When it has
-grown it is written anew and renamed into place. The newest 4,096 runs are kept, and those that are
+grown it is rewritten and renamed into place. The newest 4,096 runs are kept, and those that are
 not sent yet; an older command has long expired.
 """
 
@@ -27,8 +27,11 @@ from holdfast.errors import ConfigError, Unreadable
 from holdfast.model.codec import Codec
 
 KEPT: Final = 4096
+"""Runs that are remembered; a command that is repeated later has long expired."""
 LARGEST_KEPT_RETURN: Final = 64 * 1024
+"""Larger returns are not kept over a restart, so that the journal stays small."""
 LARGEST_FILE: Final = 16 * 1024 * 1024
+"""Then the journal is rewritten, so that an agent reads little when it starts."""
 
 State = Literal["accepted", "done", "sent", "cancelled"]
 
@@ -47,7 +50,7 @@ SEEN: Final = Codec[Seen](Seen, "an entry of the journal")
 
 
 class Journal:
-    """The runs of one agent, in a folder of its own."""
+    """The runs of one agent, in its folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -67,7 +70,7 @@ class Journal:
             self._lock = open(self._folder / "lock", "wb", opener=_private)  # noqa: SIM115
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._read()
-            self._write_anew()
+            self._rewrite()
         except BlockingIOError:
             self.close()
             raise ConfigError(
@@ -141,7 +144,7 @@ class Journal:
             self._append(msgspec.json.encode(entry) + b"\n", sync=sync)
         self._seen[entry.run] = entry
         if self._size > LARGEST_FILE or len(self._seen) > 2 * KEPT:
-            self._write_anew()
+            self._rewrite()
 
     def _append(self, line: bytes, *, sync: bool) -> None:
         assert self._file is not None
@@ -157,7 +160,7 @@ class Journal:
         self._torn = False
         self._size += len(line)
 
-    def _write_anew(self) -> None:
+    def _rewrite(self) -> None:
         """The whole journal as one new file, in place of the old one."""
         spare = len(self._seen) - KEPT
         for run in [r for r, e in self._seen.items() if e.state in ("sent", "cancelled")]:

@@ -21,13 +21,14 @@ from holdfast.errors import BrokerError, Conflict, PermissionDenied
 from holdfast.identity import ReportSigner
 from holdfast.model import fleet
 from holdfast.model.fleet import Return
+from holdfast.retrying import retrying
 
 log = logging.getLogger("holdfast.agent")
 
-FIRST_WAIT_SECONDS: Final = 0.2
-LONGEST_WAIT_SECONDS: Final = 2.0
 CUT_TO: Final = 16 * 1024
+"""Bytes kept of a value that no message can carry: enough to recognise it by."""
 MOST_UNDER_WAY: Final = 10_000
+"""A bound on memory; the journal keeps what exceeds it, and a dispatcher asks for it again."""
 
 
 class Outbox:
@@ -47,7 +48,7 @@ class Outbox:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def send(self, run: str, body: bytes) -> None:
-        """Send a return until the server has it; once is enough."""
+        """Send a return until the server has it."""
         if run in self._tasks or len(self._tasks) >= MOST_UNDER_WAY:
             return
         task = asyncio.create_task(self._send(run, body), name=f"holdfast-return-{run}")
@@ -55,28 +56,25 @@ class Outbox:
         task.add_done_callback(lambda _: self._tasks.pop(run, None))
 
     async def _send(self, run: str, body: bytes) -> None:
-        subject = self._broker.names.returned(run, self._agent)
-        wait = FIRST_WAIT_SECONDS
-        while True:
-            try:
-                fitting = await self._fitting(run, body)
-                headers = (
-                    self._signer.sign(kind="return", run=run, payload=fitting)
-                    if self._signer
-                    else None
-                )
-                await self._broker.store(subject, fitting, headers)
-                break
-            except Conflict:
-                break  # stored before: its answer was lost
-            except PermissionDenied as error:
-                log.error("the return of run %s cannot be sent: %s", run, error)
-                return
-            except BrokerError as error:
-                log.debug("return of run %s not stored yet: %s", run, error)
-            await self._broker.clock.sleep(wait)
-            wait = min(wait * 2, LONGEST_WAIT_SECONDS)
-        self._sent(run)
+        clock, what = self._broker.clock, "sending a return"
+        if await retrying(lambda: self._store(run, body), clock=clock, what=what, on=BrokerError):
+            self._sent(run)
+
+    async def _store(self, run: str, body: bytes) -> bool:
+        """Store a return; False when this login will never be allowed to."""
+        try:
+            fitting = await self._fitting(run, body)
+            headers = None
+            if self._signer:
+                headers = self._signer.sign(kind="return", run=run, payload=fitting)
+            subject = self._broker.names.returned(run, self._agent)
+            await self._broker.store(subject, fitting, headers)
+        except Conflict:
+            return True  # stored before: its answer was lost
+        except PermissionDenied as error:
+            log.error("the return of run %s cannot be sent: %s", run, error)
+            return False
+        return True
 
     async def _fitting(self, run: str, body: bytes) -> bytes:
         """The return as a message can carry it."""

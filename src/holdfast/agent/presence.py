@@ -1,8 +1,8 @@
 """Presence: the agent's record, and its facts, published and kept fresh.
 
-The record says that the agent is there; it expires by itself when the agent falls silent. Unlike
-that of a worker it is judged by nobody: an agent that was away for an hour comes back and goes on,
-because no one else does its work meanwhile. Only this agent writes these two keys.
+The record says that the agent is online, and expires when the agent falls silent. Unlike a
+worker's it is judged by nobody: an agent that was away for an hour comes back and continues,
+because nobody else does its work meanwhile. Only this agent writes these two keys.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from holdfast.version import __version__
 log = logging.getLogger("holdfast.agent")
 
 ENDED_SECONDS: Final = 3_600.0
-RETRY_SECONDS: Final = 1.0
+"""How long an agent that has ended is still listed as such."""
 
 
 class Presence:
-    """Says that one agent is there, and what its host is like."""
+    """Publishes that one agent is online, and the facts of its host."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Presence:
         """When the server last confirmed a heartbeat, on the monotonic clock."""
 
     async def start(self) -> None:
-        """Publish both until it is done: a dispatcher may have to make the buckets first."""
+        """Publish both; the first dispatcher may have to create the buckets before."""
         self._started = self._broker.server_now()
         await retrying(
             self._publish,
@@ -116,7 +116,7 @@ class Presence:
             self._broker.time.learn(entry.stored, at, self.measure_clock)
 
     async def publish_facts(self) -> None:
-        """Publish the facts if they are others than before."""
+        """Publish the facts if they have changed."""
         facts = self._facts.items()
         if facts == self._published:
             return

@@ -46,13 +46,16 @@ from holdfast.telemetry import Telemetry
 log = logging.getLogger("holdfast.agent.settings")
 
 JITTER_SECONDS: Final = 1.5
+"""A fleet reads a new revision spread over this time, so that not all agents ask at once."""
 LOOK_SECONDS: Final = 60.0
+"""How long a revision whose notice was lost stays unknown."""
 RETRY_SECONDS: Final = 2.0
+"""The pause while NATS is away; five times that after a refusal, which an operator has to resolve.
+"""
 KEYS_FILE: Final = "keys.json"
 ASKED: Final = "settings"
 """What operators ask a node for. In an agent it hears that with everything else: the server lets
 a login answer only what reached it on one subscription."""
-_AWAY: Final = (errors.NotConnected, errors.Unavailable, errors.OutcomeUnknown)
 
 
 class AgentSettings:
@@ -185,7 +188,7 @@ class AgentSettings:
             if data is None:
                 return LOOK_SECONDS
             return await self._refresh(data)
-        except _AWAY:
+        except errors.TryAgain:
             return RETRY_SECONDS
         except errors.BrokerError as error:
             log.warning("settings cannot be read: %s", error)

@@ -18,8 +18,7 @@ from holdfast.model.node import NodeRecord
 from holdfast.model.target import Target
 
 IN_A_THREAD: Final = 5_000
-"""Matching more agents than this takes tens of milliseconds, for which the event loop must not
-stop."""
+"""Matching more agents than this would hold up the event loop."""
 
 
 class AgentIndex:

@@ -33,7 +33,9 @@ from holdfast.names import check_run, last_token
 log = logging.getLogger("holdfast.dispatcher")
 
 LONGEST_TIMEOUT_SECONDS: Final = 7 * 86_400.0
+"""As long as returns are kept."""
 LONGEST_FUNCTION: Final = 200
+"""Characters: a bound on what a client may have stored."""
 
 Owned = Callable[[FleetRun, int], None]
 

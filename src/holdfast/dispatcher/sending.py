@@ -16,7 +16,7 @@ from holdfast.identity.seed import generations_near
 from holdfast.names import H_AGENT, H_COMMAND, H_EPOCH, H_EXPIRES, H_RUN
 
 GOOD_SECONDS: Final = 30.0
-"""A command that has not arrived by then is not obeyed any more."""
+"""Agents refuse a command that arrives later: it may be a replay, and was sent again since."""
 
 Nobody = Callable[[str], None]
 
@@ -35,7 +35,7 @@ class Sender:
         self._listeners: dict[str, Nobody] = {}
 
     async def open(self) -> None:
-        """Listen for 'nobody is there'."""
+        """Listen for agents whose subject has no subscriber."""
         self._inbox = self._broker.new_inbox()
         await self._broker.listen(f"{self._inbox}.*.*", self._on_answer)
 

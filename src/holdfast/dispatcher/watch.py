@@ -5,8 +5,8 @@
 Nothing is sent before `running` is written. Returns are counted when the server has stored them, so
 what the final record counts is there. Each write expects the owner's own last revision: an owner
 that was replaced finds out by its next write, by the change of the record, or by an agent that has
-seen a higher epoch, and then lets go without a word. An owner that cannot be sure that it still
-counts as alive sends nothing.
+seen a higher epoch, and then stops without a further write. An owner that cannot be sure that it
+still counts as alive sends nothing.
 
 A watch that adopts a run reads back what has been returned and sends to the rest, with its own
 epoch. Agents that know the run do not execute it again; they repeat their ack and their return.
@@ -43,6 +43,7 @@ LATE_SECONDS: Final = 1.0
 CANCEL_SECONDS: Final = 1.0
 """How long the returns of cancelled agents are waited for."""
 AGAIN_SECONDS: Final = 0.5
+"""How often an owner in doubt asks again whether the run is still its own."""
 
 
 class Lost(Replaced):
@@ -118,7 +119,7 @@ class Watch:
     # ---- life
 
     async def run(self) -> None:
-        """Own the run until it has ended, or is not ours any more."""
+        """Own the run until it has ended or another dispatcher owns it."""
         try:
             await self._listen()
             if self._fresh:
@@ -350,7 +351,7 @@ class Watch:
     # ---- what is written
 
     async def _write(self, ttl: float | None = None, **changes: Any) -> None:
-        """Change the record; `Lost` when it is not ours any more."""
+        """Change the record; `Lost` when another dispatcher owns the run."""
         while True:
             record = msgspec.structs.replace(
                 self.record,
@@ -380,7 +381,7 @@ class Watch:
         unsent = fan.unsent if fan.begun or self._fresh else ()
         reason = ""
         if fan.stopped and not cancelled:
-            reason = f"failures: {fan.failures}, so {len(unsent)} were not sent to any more"
+            reason = f"failures: {fan.failures}, so {len(unsent)} agents were not sent to"
         status = fleet.final_status(
             len(fan.targets),
             len(fan.returned),

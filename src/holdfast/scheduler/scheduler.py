@@ -59,8 +59,8 @@ below `overdue_seconds`."""
 AGAIN_SECONDS = 0.1
 """The pause after a step that NATS did not complete: short, because slots are late meanwhile."""
 ANSWER_SECONDS = 0.3
-"""How long a leader has to answer before an overdue slot is taken from it; a healthy one needs a
-few milliseconds."""
+"""How long a leader has to answer before an overdue slot is taken from it: a healthy one answers
+at once."""
 SAY_SECONDS = 10.0
 """How often the log repeats that the clock is wrong."""
 FINISH_SECONDS = 2.0
