@@ -173,7 +173,7 @@ async def test_doctor_finds_and_fixes_drift(app: Holdfast) -> None:
         assert (subjects.level, subjects.todo) == ("fail", "run 'holdfast doctor --fix'")
         assert (age.level, "would be removed" in age.todo) == ("warn", True)
         refused = await holdfast(app, "doctor", "--fix")
-        assert (refused.code, "say --yes" in refused.err) == (1, True)
+        assert (refused.code, "pass --yes" in refused.err) == (1, True)
         code, _ = await command(app, "--fix", "--yes")
         assert code == 0
         left = [f"{d.stream}: {d.key}" for d in await topology.differences()]

@@ -137,7 +137,7 @@ async def test_enqueue_later_by_delay_or_time(app: Holdfast) -> None:
         (("echo", "@/no/such/file"), "cannot be read"),
         (("echo", "1", "--header", "Hf-Run=x"), "is reserved"),
         (("echo", "1", "--header", "A=b\r\nc: d"), "line breaks"),
-        (("echo", "1", "--header", "plain"), "is not NAME=VALUE"),
+        (("echo", "1", "--header", "plain"), "takes NAME=VALUE"),
         (("echo", "1", "--group", ">"), "group '>' is not usable"),
         (("echo", "1", "--key", ""), "key must be"),
         (("echo", "1", "--at", "2099-01-01T00:00:00"), "needs a time zone"),

@@ -110,7 +110,7 @@ async def test_many_letters_need_a_yes(app: Holdfast) -> None:
         for verb in ("replay", "drop"):
             ended = await holdfast(app, "dead", verb, "--all")
             assert (ended.code, ended.out) == (1, "")
-            assert "3 dead letters? Nobody is there to ask: say --yes" in ended.err
+            assert "3 dead letters? No terminal to confirm on; pass --yes" in ended.err
             wrong = await holdfast(app, "dead", verb)
             assert wrong.code == 2
             assert "name ids, or filters, or --all" in wrong.err

@@ -22,7 +22,7 @@ from holdfast.model import fleet as model
 from holdfast.model.fleet import FleetRequest, Order
 from holdfast.names import H_TTL, kv_stream, kv_subject
 from holdfast.status.agents import Agents
-from holdfast.status.audit import Action, Audit
+from holdfast.status.audit import Audit, AuditLine
 from holdfast.status.nodes import Nodes
 from tests.integration.auth_support import Site, guarded, running
 from tests.integration.test_fleet_identity import Fleetlet, fleetlet
@@ -223,7 +223,7 @@ async def test_audit_names_the_login(site: Site, tmp_path: Path) -> None:
         audit = Audit(store_of(fleet.operator), who="dana")
         await audit.write("pause", detail="genuine")
         subject = site.names.log("operator", "pause")
-        forged = Action("pause", "dana", "h", 0.0, detail="forged")
+        forged = AuditLine("pause", "dana", "h", 0.0, detail="forged")
         body = msgspec.json.encode(forged)
         await fleet.operator.store(subject, body)
         other = fleet.operator.signature(subject, b"something else") or {}

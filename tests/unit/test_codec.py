@@ -15,7 +15,7 @@ from holdfast.model import codec, fleet, lease, node, run, schedule, slot
 from holdfast.model.codec import DEEPEST, JSON, LARGEST_BYTES, Codec
 from holdfast.model.dead import ATTEMPTS, TEXT
 from holdfast.ownership.membership import PONG
-from holdfast.status.audit import ACTION
+from holdfast.status.audit import LINE
 from holdfast.web.auth import SESSION
 
 
@@ -51,7 +51,7 @@ def kinds() -> list[Kind]:
         ("cancel", fleet.CANCEL, b'{"run":"f1","user":"u"}'),
         ("facts", fleet.FACTS, b'{"os":"linux","net":{"mtu":1500}}'),
         ("pong", PONG, b'{"beat":1,"state":"RUNNING","held":[["r",1,"x"]]}'),
-        ("action", ACTION, b'{"verb":"v","who":"w","host":"h","at":1.0}'),
+        ("action", LINE, b'{"verb":"v","who":"w","host":"h","at":1.0}'),
         ("session", SESSION, b'{"name":"n","hash":"h","created":1.0}'),
         ("attempts", ATTEMPTS, b'[{"number":1,"node":"n"}]'),
         ("text", TEXT, b'"a text"'),
@@ -143,7 +143,7 @@ INSTANTS = [
     (slot.CODEC, b'{"state":"x","due":%s}'),
     (schedule.CODEC, b'{"name":"n","job":"j","since":%s}'),
     (lease.LEASE, b'{"holder":"h","token":"t","since":%s}'),
-    (ACTION, b'{"verb":"v","who":"w","host":"h","at":%s}'),
+    (LINE, b'{"verb":"v","who":"w","host":"h","at":%s}'),
 ]
 
 

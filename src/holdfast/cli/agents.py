@@ -1,4 +1,4 @@
-"""`holdfast agents`: the agents, whether they are there, and their facts."""
+"""`holdfast agents`: the agents, whether they are online, and their facts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,24 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.common import Cli, clock_time, connected, emit, given, pairs, say, table
+from holdfast.cli.common import (
+    Cli,
+    clock_time,
+    connected,
+    emit,
+    given,
+    operating,
+    pairs,
+    say,
+    table,
+)
+from holdfast.status import actions
 
 AgentArgument = Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.")]
 TargetArgument = Annotated[
     str, typer.Argument(metavar="TARGET", help="Which agents: web*, G@os:linux, …")
 ]
-OnlineOption = Annotated[bool, typer.Option("--online", help="Only those that are there.")]
+OnlineOption = Annotated[bool, typer.Option("--online", help="Only online agents.")]
 
 
 def register(app: Cli) -> None:
@@ -20,7 +31,7 @@ def register(app: Cli) -> None:
     agents = app.noun("agents", "Look at the agents and their facts.")
     agents.command("list")(list_agents)
     agents.command("show")(show)
-    agents.command("forget")(forget)
+    agents.command("forget", help=actions.forget_agent.doc)(forget)
 
 
 async def list_agents(target: TargetArgument = "*", online: OnlineOption = False) -> None:
@@ -74,11 +85,8 @@ async def show(agent: AgentArgument) -> None:
 
 
 async def forget(agent: AgentArgument) -> None:
-    """Forget an agent that will not come back: no target means it any more."""
-    from holdfast.status.agents import Agents
-
-    async with connected() as client:
-        await Agents(client).forget(agent)
+    async with operating() as by:
+        await actions.forget_agent(by, agent)
     if given().json:
         emit({"agent": agent, "forgotten": True})
     else:

@@ -18,6 +18,7 @@ from holdfast.cli.common import (
     note,
     say,
 )
+from holdfast.status import actions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,19 +77,24 @@ async def restore(
     from holdfast.broker import Broker
     from holdfast.broker.streams import Topology
     from holdfast.cli.snapshots import load, raise_epochs
+    from holdfast.client import Client
     from holdfast.config import ConnectionConfig, RecordConfig
     from holdfast.config import load as configured
 
     log_to_stderr()
     connection = configured(ConnectionConfig, **connection_given())
-    made: dict[str, int] = {}
     with _as_backup():
         async with Broker(connection, name="holdfast restore") as broker:
             wanted = await _to_restore(broker, folder, missing)
             replicas = await Topology(broker, configured(RecordConfig)).wanted_replicas()
-            for stream in wanted:
-                made[stream] = await load(broker, stream, folder, replicas)
-                note(f"{stream}: {made[stream]} messages")
+
+            async def load_one(stream: str) -> int:
+                count = await load(broker, stream, folder, replicas)
+                note(f"{stream}: {count} messages")
+                return count
+
+            by = actions.Operator(Client(broker, configured(RecordConfig)))
+            made = await actions.restore(by, wanted, load_one)
             if epochs_above:
                 note(f"the next epoch is above {await raise_epochs(broker, epochs_above)}")
             await _reconcile(broker)

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 
@@ -30,7 +30,9 @@ from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.client import Client
+    from holdfast.status.actions import Action, Operator
 
+P = ParamSpec("P")
 T = TypeVar("T", bound=Callable[..., Any])
 
 INTERRUPTED = 130
@@ -67,6 +69,40 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
     "verbose": (bool | None, typer.Option("--verbose", "-v", help="Log more, to standard error.")),
     "debug": (bool | None, typer.Option("--debug", help="Show tracebacks.", hidden=True)),
 }
+
+
+# ---- options that several commands have: one definition, one help text
+
+JobOption = Annotated[str, typer.Option("--job", metavar="NAME", help="Only this job.")]
+GroupOption = Annotated[str, typer.Option("--group", metavar="NAME", help="Only this group.")]
+SinceOption = Annotated[
+    str | None,
+    typer.Option("--since", metavar="TIME", help="Only what is newer than 10m, or than a time."),
+]
+BeforeOption = Annotated[
+    str | None,
+    typer.Option("--before", metavar="TIME", help="Only what is older than 10m, or than a time."),
+]
+LimitOption = Annotated[int, typer.Option("--limit", metavar="N", help="Show at most N.", min=1)]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what would happen.")]
+HeaderOption = Annotated[
+    list[str] | None,
+    typer.Option("--header", metavar="NAME=VALUE", help="A header to send; may be repeated."),
+]
+
+
+def headers_of(pairs: Sequence[str] | None) -> dict[str, str]:
+    """The headers of `HeaderOption`."""
+    from holdfast.errors import InvalidInput
+
+    headers: dict[str, str] = {}
+    for pair in pairs or ():
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise InvalidInput(f"--header takes NAME=VALUE, not {pair!r}")
+        headers[name.strip()] = value.strip()
+    return headers
 
 
 def given() -> Given:
@@ -193,6 +229,15 @@ async def connected(*, create: bool = False) -> AsyncIterator[Client]:
         yield client
 
 
+@contextlib.asynccontextmanager
+async def operating(*, create: bool = False) -> AsyncIterator[Operator]:
+    """Like `connected`, for a command that changes something: who acts, for the audit."""
+    from holdfast.status.actions import Operator
+
+    async with connected(create=create) as client:
+        yield Operator(client)
+
+
 async def _need_namespace(client: Client) -> None:
     from holdfast.errors import NotFound
 
@@ -280,8 +325,18 @@ def note(text: str, *, lines: bool = False) -> None:
 def confirm(question: str) -> None:
     """Ask before something that cannot be undone; without a terminal to ask on it is refused."""
     if not sys.stdin.isatty():
-        raise HoldfastError(f"{question} Nobody is there to ask: say --yes if you mean it")
+        raise HoldfastError(f"{question} No terminal to confirm on; pass --yes")
     typer.confirm(visible.one_line(question), abort=True, err=True)
+
+
+async def confirm_action(
+    action: Action[P, Any], by: Operator, *args: P.args, **kwargs: P.kwargs
+) -> None:
+    """Show what an action would do, and ask."""
+    preview = await action.preview(by, *args, **kwargs)
+    for line in (*preview.effects, *preview.listed):
+        note(line)
+    confirm(preview.title)
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str = "") -> None:
@@ -331,19 +386,30 @@ def pairs(facts: Iterable[tuple[str, Any]]) -> None:
 
 
 __all__ = [
+    "BeforeOption",
     "Cli",
+    "DryRunOption",
     "Given",
+    "GroupOption",
+    "HeaderOption",
+    "JobOption",
+    "LimitOption",
+    "SinceOption",
+    "YesOption",
     "block",
     "clock_time",
     "complain",
     "confirm",
+    "confirm_action",
     "connected",
     "connection_given",
     "emit",
     "given",
+    "headers_of",
     "instant",
     "log_to_stderr",
     "note",
+    "operating",
     "pairs",
     "run_cli",
     "say",

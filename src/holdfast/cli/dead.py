@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from holdfast.cli.common import (
+    BeforeOption,
     Cli,
+    DryRunOption,
+    GroupOption,
+    JobOption,
+    LimitOption,
+    SinceOption,
+    YesOption,
     block,
     clock_time,
-    confirm,
+    confirm_action,
     connected,
     emit,
     given,
     instant,
     note,
+    operating,
     pairs,
     say,
     shortened,
     table,
 )
+from holdfast.status import actions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +39,6 @@ if TYPE_CHECKING:
         Body,
         DeadFilter,
         DeadLetter,
-        DeadLetters,
         Replayed,
         Selection,
     )
@@ -41,8 +49,6 @@ Ids = Annotated[
     list[int] | None,
     typer.Argument(metavar="ID", help="Ids of dead letters; or use the filters."),
 ]
-Job = Annotated[str, typer.Option("--job", metavar="NAME", help="Of this job.")]
-Group = Annotated[str, typer.Option("--group", metavar="NAME", help="Of this group.")]
 Reason = Annotated[
     str,
     typer.Option(
@@ -51,16 +57,11 @@ Reason = Annotated[
         help="Only letters with this reason, e.g. failed, timeout, lost or gone.",
     ),
 ]
-Error = Annotated[str, typer.Option("--error", metavar="TEXT", help="With this in its error.")]
-Since = Annotated[
-    str | None, typer.Option("--since", metavar="TIME", help="From the last 10m, or since a time.")
+Error = Annotated[
+    str, typer.Option("--error", metavar="TEXT", help="Only errors that contain TEXT.")
 ]
-Before = Annotated[
-    str | None, typer.Option("--before", metavar="TIME", help="Older than 10m, or than a time.")
-]
-All = Annotated[bool, typer.Option("--all", help="All of them.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")]
+All = Annotated[bool, typer.Option("--all", help="Every dead letter.")]
+Most = Annotated[int, typer.Option("--limit", metavar="N", help="Take at most N.", min=1)]
 
 
 def register(app: Cli) -> None:
@@ -68,8 +69,8 @@ def register(app: Cli) -> None:
     dead = app.noun("dead", "Look at dead letters, send them again, drop them.")
     dead.command("list")(list_letters)
     dead.command("show")(show)
-    dead.command("replay")(replay)
-    dead.command("drop")(drop)
+    dead.command("replay", help=f"{actions.replay_dead.doc} Exit code 1 if one is refused.")(replay)
+    dead.command("drop", help=actions.drop_dead.doc)(drop)
 
 
 def _filter(
@@ -94,15 +95,13 @@ def _filter(
 
 
 async def list_letters(
-    job: Job = "",
-    group: Group = "",
+    job: JobOption = "",
+    group: GroupOption = "",
     reason: Reason = "",
     error: Error = "",
-    since: Since = None,
-    before: Before = None,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", help="At most so many.", min=1)
-    ] = 50,
+    since: SinceOption = None,
+    before: BeforeOption = None,
+    limit: LimitOption = 50,
 ) -> None:
     """List dead letters, the newest first."""
     from holdfast.status.dead import DeadLetters
@@ -124,7 +123,7 @@ async def list_letters(
 
 
 async def show(id: Annotated[int, typer.Argument(metavar="ID", help="The letter's id.")]) -> None:
-    """Show a dead letter: its story, headers and body."""
+    """Show a dead letter: its attempts, headers and body."""
     from holdfast.status.dead import DeadLetters, as_text
 
     async with connected() as client:
@@ -164,61 +163,49 @@ def _print_letter(letter: DeadLetter, body: Body) -> None:
 
 async def replay(
     ids: Ids = None,
-    job: Job = "",
-    group: Group = "",
+    job: JobOption = "",
+    group: GroupOption = "",
     reason: Reason = "",
     error: Error = "",
-    since: Since = None,
-    before: Before = None,
+    since: SinceOption = None,
+    before: BeforeOption = None,
     all_: All = False,
-    dry_run: DryRun = False,
+    dry_run: DryRunOption = False,
     rate: Annotated[
         float,
-        typer.Option("--rate", metavar="N", help="At most so many per second; 0: no limit.", min=0),
+        typer.Option("--rate", metavar="N", help="Send at most N per second; 0: no limit.", min=0),
     ] = 0,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", help="At most so many.", min=1)
-    ] = 100_000,
-    yes: Yes = False,
+    limit: Most = actions.SELECT_MOST,
+    yes: YesOption = False,
 ) -> None:
-    """Send dead letters again. Exit code 1 when one was refused."""
-    from holdfast.status.dead import DeadLetters
-
-    async with connected() as client:
-        wanted = _filter(client, job, group, reason, error, since, before)
+    async with operating() as by:
+        wanted = _filter(by.client, job, group, reason, error, since, before)
         chosen = _selection(ids, wanted, all_)
-        letters = DeadLetters(client)
         if not (yes or dry_run or (ids and len(ids) == 1)):
-            chosen = await _ask("Replay", letters, chosen, limit)
-        done = await letters.replay(chosen, dry_run=dry_run, rate=rate, limit=limit)
+            chosen = await _confirmed(actions.replay_dead, by, chosen, limit)
+        done = await actions.replay_dead(by, chosen, dry_run=dry_run, rate=rate, limit=limit)
     _report(done)
 
 
 async def drop(
     ids: Ids = None,
-    job: Job = "",
-    group: Group = "",
+    job: JobOption = "",
+    group: GroupOption = "",
     reason: Reason = "",
     error: Error = "",
-    since: Since = None,
-    before: Before = None,
+    since: SinceOption = None,
+    before: BeforeOption = None,
     all_: All = False,
-    dry_run: DryRun = False,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", help="At most so many.", min=1)
-    ] = 100_000,
-    yes: Yes = False,
+    dry_run: DryRunOption = False,
+    limit: Most = actions.SELECT_MOST,
+    yes: YesOption = False,
 ) -> None:
-    """Remove dead letters for good."""
-    from holdfast.status.dead import DeadLetters
-
-    async with connected() as client:
-        wanted = _filter(client, job, group, reason, error, since, before)
+    async with operating() as by:
+        wanted = _filter(by.client, job, group, reason, error, since, before)
         chosen = _selection(ids, wanted, all_)
-        letters = DeadLetters(client)
         if not (yes or dry_run):
-            chosen = await _ask("Drop", letters, chosen, limit)
-        done = await letters.drop(chosen, dry_run=dry_run, limit=limit)
+            chosen = await _confirmed(actions.drop_dead, by, chosen, limit)
+        done = await actions.drop_dead(by, chosen, dry_run=dry_run, limit=limit)
     _report(done)
 
 
@@ -231,11 +218,13 @@ def _selection(ids: list[int] | None, wanted: DeadFilter, everything: bool) -> S
     return ids or wanted
 
 
-async def _ask(verb: str, letters: DeadLetters, chosen: Selection, limit: int) -> Selection:
+async def _confirmed(
+    action: actions.Action[..., Any], by: actions.Operator, chosen: Selection, limit: int
+) -> Selection:
     """Ask about exactly the letters that are then acted on."""
-    found = [letter.id for letter in await letters.select(chosen, limit)]
+    found = [letter.id for letter in await by.dead.select(chosen, limit)]
     if found:
-        confirm(f"{verb} {len(found)} dead letter{'s' if len(found) != 1 else ''}?")
+        await confirm_action(action, by, found)
     return found
 
 

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.common import Cli, confirm, connection_given, emit, given, note, say
+from holdfast.cli.common import (
+    Cli,
+    YesOption,
+    confirm,
+    connection_given,
+    emit,
+    given,
+    note,
+    say,
+)
+from holdfast.status import actions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,9 +43,9 @@ async def doctor(
         ),
     ] = None,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Put drifted streams and stranded runs right.")
+        bool, typer.Option("--fix", help="Correct drifted streams and repair stranded runs.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before --fix.")] = False,
+    yes: YesOption = False,
 ) -> None:
     """Check what production needs, and say what to do.
 
@@ -66,8 +76,7 @@ async def _fix(connection: ConnectionConfig, records: RecordConfig, yes: bool) -
     from holdfast.client import Client
     from holdfast.errors import NotFound
     from holdfast.status.namespace_checks import stranded
-    from holdfast.status.stranded import repair_all
-    from holdfast.status.stream_fixes import fix, is_safe
+    from holdfast.status.stream_fixes import is_safe
 
     async with Broker(connection, name="holdfast doctor") as broker:
         client = Client(broker, records)
@@ -88,9 +97,10 @@ async def _fix(connection: ConnectionConfig, records: RecordConfig, yes: bool) -
         if not yes:
             streams = len({one.stream for one in planned})
             confirm(f"Change {streams} streams and repair {len(cases)} runs?")
-        if planned:
-            note(f"changed {', '.join(await fix(client.topology))}")
-        for run, what in (await repair_all(finder, cases)).items():
+        changed, repaired = await actions.fix(actions.Operator(client), finder, cases)
+        if changed:
+            note(f"changed {', '.join(changed)}")
+        for run, what in repaired.items():
             note(f"run {run}: {what}")
 
 

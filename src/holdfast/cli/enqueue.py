@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.common import Cli, block, connected, emit, given, note, say
+from holdfast.cli.common import (
+    Cli,
+    HeaderOption,
+    block,
+    emit,
+    given,
+    headers_of,
+    note,
+    operating,
+    say,
+)
 from holdfast.errors import (
     BrokerError,
     HoldfastError,
@@ -16,6 +26,7 @@ from holdfast.errors import (
     InvalidPayload,
     RunNotFound,
 )
+from holdfast.status import actions
 
 if TYPE_CHECKING:
     from holdfast.client import Client
@@ -38,28 +49,30 @@ async def enqueue(
         str | None,
         typer.Argument(
             metavar="JSON|@FILE|-",
-            help="Its payload: JSON, a file with it, or - for standard input. None: no arguments.",
+            help="Its payload: JSON, a file, or - for standard input. Default: no arguments.",
             show_default=False,
         ),
     ] = None,
     group: Annotated[
-        str, typer.Option("--group", metavar="NAME", help="The group of its workers.")
+        str, typer.Option("--group", metavar="NAME", help="Group of the job.")
     ] = "default",
     key: Annotated[
         str | None,
-        typer.Option("--key", metavar="TEXT", help="Two runs of one job and key are one run."),
+        typer.Option("--key", metavar="TEXT", help="Deduplication key."),
     ] = None,
     delay: Annotated[
-        str | None, typer.Option("--delay", metavar="TIME", help="Start it after 90, 10m, 1h30m.")
+        str | None,
+        typer.Option("--delay", metavar="TIME", help="Start it after a delay, e.g. 90s or 1h30m."),
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option("--at", metavar="WHEN", help="Start it at 2026-11-16T01:45:00Z, or epoch."),
+        typer.Option(
+            "--at",
+            metavar="TIME",
+            help="Start it at a time, e.g. 2026-11-16T01:45:00Z, or an epoch.",
+        ),
     ] = None,
-    header: Annotated[
-        list[str] | None,
-        typer.Option("--header", metavar="NAME=VALUE", help="A header; may be repeated."),
-    ] = None,
+    header: HeaderOption = None,
     wait: Annotated[
         bool,
         typer.Option(
@@ -69,7 +82,7 @@ async def enqueue(
         ),
     ] = False,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="How long --wait waits.")
+        str | None, typer.Option("--timeout", metavar="TIME", help="Stop waiting after TIME.")
     ] = None,
 ) -> None:
     """Send a run of JOB; prints its run id once the server has stored it."""
@@ -84,14 +97,14 @@ async def enqueue(
         key=key,
         delay=delay,
         at=_at(at),
-        headers=_headers(header or []),
+        headers=headers_of(header),
         group=group,
     )
-    async with connected(create=True) as client:
-        enqueued = await client.enqueue(request)
-        await _remark(client, request, enqueued)
+    async with operating(create=True) as by:
+        enqueued = await actions.enqueue(by, request)
+        await _remark(by.client, request, enqueued)
         if wait:
-            code = await _wait(client, request, enqueued, limit)
+            code = await _wait(by.client, request, enqueued, limit)
             raise typer.Exit(code)
         _print(request, enqueued)
 
@@ -146,16 +159,6 @@ def _at(text: str | None) -> float | None:
         return float(text)
     except ValueError:
         return instant(text, "--at")
-
-
-def _headers(pairs: list[str]) -> dict[str, str]:
-    headers: dict[str, str] = {}
-    for pair in pairs:
-        name, found, value = pair.partition("=")
-        if not found:
-            raise InvalidInput(f"header {pair!r} is not NAME=VALUE")
-        headers[name] = value
-    return headers
 
 
 async def _remark(client: Client, request: Request, enqueued: Enqueued) -> None:

@@ -6,6 +6,7 @@ an agent did not answer, 4 both.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -13,22 +14,24 @@ from typer.core import TyperCommand
 
 from holdfast.cli.common import (
     Cli,
+    LimitOption,
     block,
     clock_time,
     connected,
     emit,
     given,
     note,
+    operating,
     pairs,
     say,
     shortened,
     table,
 )
+from holdfast.status import actions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.client.fleet import Fleet
     from holdfast.model.fleet import FleetRequest, FleetRun, Return
     from holdfast.status.fleet import FleetInfo
 
@@ -61,7 +64,7 @@ def register(app: Cli) -> None:
     fleet.command("active")(active)
     fleet.command("list")(list_runs)
     fleet.command("show")(show)
-    fleet.command("cancel")(cancel)
+    fleet.command("cancel", help=actions.cancel_fleet.doc)(cancel)
 
 
 async def run(
@@ -72,13 +75,13 @@ async def run(
             help="Which agents: 'web*', 'E@db[0-9]+', 'L@a,b', 'G@os:linux and not web1'.",
         ),
     ],
-    function: Annotated[str, typer.Argument(metavar="FUNCTION", help="What they shall run.")],
+    function: Annotated[str, typer.Argument(metavar="FUNCTION", help="The function to run.")],
     arguments: Annotated[
         list[str] | None,
         typer.Argument(metavar="[ARGS]", help="Its arguments: values, or name=value."),
     ] = None,
     timeout: Annotated[
-        str, typer.Option("--timeout", help="How long it may take.", metavar="TIME")
+        str, typer.Option("--timeout", help="Stop waiting for agents after TIME.", metavar="TIME")
     ] = "60s",
     batch: Annotated[
         int, typer.Option("--batch", help="Agents in one wave; 0: all at once.", min=0)
@@ -95,12 +98,12 @@ async def run(
         str, typer.Option("--id", help="The run's id: the same once more is the same run.")
     ] = "",
 ) -> None:
-    """Run a function on every agent that TARGET means, and show what they return as it comes.
+    """Run a function on every agent that TARGET matches, and show their answers as they arrive.
 
     Put -- before arguments that begin with a dash. Exit codes: 0 all fine, 1 it could not be sent,
     2 an agent failed, 3 an agent did not answer, 4 both. Ctrl-C stops watching, not the run.
     """
-    from holdfast.client.fleet import Fleet, new_run
+    from holdfast.client.fleet import new_run
     from holdfast.durations import seconds
     from holdfast.model.fleet import FleetRequest, exit_code
     from holdfast.status.audit import operator
@@ -117,16 +120,15 @@ async def run(
         max_failures=max_failures,
         user=operator(),
     )
-    async with connected() as client:
-        fleet = Fleet(client.broker)
+    async with operating() as by:
         if detach:
-            record = await fleet.start(request)
+            record = await actions.command_fleet(by, request)
             if form == "text":
                 say(record.run)
             else:
                 _write({"run": record.run, "targets": len(record.targets)}, form)
             return
-        record, returns = await _followed(fleet, request, quiet=form != "text")
+        record, returns = await _followed(by, request, quiet=form != "text")
     if form != "text":
         _write(_as_json(record, returns), form)
     raise typer.Exit(exit_code(record))
@@ -153,7 +155,7 @@ def _write(found: Any, form: str) -> None:
 
 
 async def _followed(
-    fleet: Fleet, request: FleetRequest, *, quiet: bool
+    by: actions.Operator, request: FleetRequest, *, quiet: bool
 ) -> tuple[FleetRun, dict[str, Return]]:
     """Start a run and show its returns until it has ended."""
     from holdfast.cli.fleet_view import View
@@ -162,7 +164,8 @@ async def _followed(
     returns: dict[str, Return] = {}
     record: FleetRun | None = None
     with View(quiet=quiet) as view:
-        async for found in fleet.follow(request):
+        start = functools.partial(actions.command_fleet, by)
+        async for found in by.fleet.fleet.follow(request, start=start):
             if isinstance(found, FleetRun):
                 record = found
                 view.record(found)
@@ -199,14 +202,16 @@ async def active() -> None:
 
 
 async def list_runs(
-    most: Annotated[int, typer.Option("--limit", help="How many.", min=1)] = 50,
-    status: Annotated[str, typer.Option("--status", help="Only this status.")] = "",
+    limit: LimitOption = 50,
+    status: Annotated[
+        str, typer.Option("--status", metavar="STATUS", help="Only this status.")
+    ] = "",
 ) -> None:
     """List runs, the newest first. They are kept for 7 days."""
     from holdfast.status.fleet import FleetStatus
 
     async with connected() as client:
-        found = await FleetStatus(client).list(most=most, status=status)
+        found = await FleetStatus(client).list(most=limit, status=status)
     _print(found, "no fan-out run is known: see 'holdfast fleet run --help'")
 
 
@@ -269,11 +274,8 @@ async def show(run: RunArgument, format: FormatOption = "text") -> None:
 
 
 async def cancel(run: RunArgument) -> None:
-    """Cancel a run: agents stop what waits and what runs, no further one is sent to."""
-    from holdfast.status.fleet import FleetStatus
-
-    async with connected() as client:
-        record = await FleetStatus(client).cancel(run)
+    async with operating() as by:
+        record = await actions.cancel_fleet(by, run)
     if given().json:
         emit({"run": run, "status": record.status, "cancelled_by": record.cancelled_by})
     elif record.over:

@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.common import Cli, confirm, connected, emit, given, note, say, table
+from holdfast.cli.common import (
+    Cli,
+    YesOption,
+    confirm_action,
+    connected,
+    emit,
+    given,
+    note,
+    operating,
+    say,
+    table,
+)
+from holdfast.status import actions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +27,7 @@ if TYPE_CHECKING:
 
 JobArgument = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="The job; none with --group: all of the group's."),
+    typer.Argument(metavar="JOB", help="The job; with --group alone, every job of the group."),
 ]
 GroupOption = Annotated[str, typer.Option("--group", metavar="NAME", help="The job's group.")]
 
@@ -24,13 +36,13 @@ def register(app: Cli) -> None:
     """Add `holdfast jobs`."""
     jobs = app.noun("jobs", "Look at jobs and their queues; pause, resume, purge.")
     jobs.command("list")(list_jobs)
-    jobs.command("pause")(pause)
-    jobs.command("resume")(resume)
-    jobs.command("purge")(purge)
+    jobs.command("pause", help=actions.pause_job.doc)(pause)
+    jobs.command("resume", help=actions.resume_job.doc)(resume)
+    jobs.command("purge", help=actions.purge_job.doc)(purge)
 
 
 async def list_jobs(job: JobArgument = "", group: GroupOption = "") -> None:
-    """List jobs: waiting, in flight, put off, dead."""
+    """List jobs with what is waiting, in flight, delayed and dead."""
     from holdfast.status.jobs import Jobs
 
     async with connected() as client:
@@ -69,19 +81,13 @@ def _age(seconds: float | None) -> str:
 
 
 async def pause(job: JobArgument = "", group: GroupOption = "") -> None:
-    """Stop deliveries of a job or group, events included; what is running goes on."""
-    from holdfast.status.jobs import Jobs
-
-    async with connected() as client:
-        _print(await Jobs(client).pause(job, group))
+    async with operating() as by:
+        _print(await actions.pause_job(by, job, group))
 
 
 async def resume(job: JobArgument = "", group: GroupOption = "") -> None:
-    """Let a paused job or group go on."""
-    from holdfast.status.jobs import Jobs
-
-    async with connected() as client:
-        _print(await Jobs(client).resume(job, group))
+    async with operating() as by:
+        _print(await actions.resume_job(by, job, group))
 
 
 async def purge(
@@ -89,20 +95,19 @@ async def purge(
     group: GroupOption = "",
     which: Annotated[
         str,
-        typer.Option("--which", metavar="WHICH", help="waiting, parked (delayed, retries) or all."),
+        typer.Option(
+            "--which", metavar="WHICH", help="Remove waiting runs, parked ones (delayed), or all."
+        ),
     ] = "all",
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: YesOption = False,
 ) -> None:
-    """Remove runs that have not started. It cannot be undone."""
-    from holdfast.status.jobs import Jobs, check_which
+    from holdfast.status.jobs import check_which
 
     kind = check_which(which)
-    async with connected() as client:
-        jobs = Jobs(client)
+    async with operating() as by:
         if not yes:
-            found = await jobs.targets(job, group)
-            confirm(f"Purge {kind} runs of {', '.join(f'{g}/{j}' for g, j in found)}?")
-        purged = await jobs.purge(job, group, kind)
+            await confirm_action(actions.purge_job, by, job, group, kind)
+        purged = await actions.purge_job(by, job, group, kind)
     if given().json:
         emit(purged)
         return

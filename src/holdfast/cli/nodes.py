@@ -6,7 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.common import Cli, clock_time, connected, emit, given, pairs, say, table
+from holdfast.cli.common import (
+    Cli,
+    GroupOption,
+    clock_time,
+    connected,
+    emit,
+    given,
+    operating,
+    pairs,
+    say,
+    table,
+)
+from holdfast.status import actions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,10 +26,13 @@ if TYPE_CHECKING:
     from holdfast.model.node import Transition
 
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The node's id.")]
-RoleOption = Annotated[str, typer.Option("--role", help="Only this role: worker, scheduler, …")]
-GroupOption = Annotated[str, typer.Option("--group", help="Only this group.")]
-StateOption = Annotated[str, typer.Option("--state", help="Only this state, such as RUNNING.")]
-AllOption = Annotated[bool, typer.Option("--all", help="Those that have ended too.")]
+RoleOption = Annotated[
+    str, typer.Option("--role", metavar="ROLE", help="Only this role: worker, scheduler, …")
+]
+StateOption = Annotated[
+    str, typer.Option("--state", metavar="STATE", help="Only this state, e.g. RUNNING.")
+]
+AllOption = Annotated[bool, typer.Option("--all", help="Include nodes that have ended.")]
 
 
 def register(app: Cli) -> None:
@@ -25,7 +40,7 @@ def register(app: Cli) -> None:
     nodes = app.noun("nodes", "Look at the processes of Holdfast and drain them.")
     nodes.command("list")(list_nodes)
     nodes.command("show")(show)
-    nodes.command("drain")(drain)
+    nodes.command("drain", help=actions.drain_node.doc)(drain)
     nodes.command("watch")(watch)
 
 
@@ -56,7 +71,7 @@ async def list_nodes(
             )
             for n in found
         ],
-        empty="no node is there: start one with 'holdfast worker APP'",
+        empty="no node is running: start one with 'holdfast worker APP'",
     )
 
 
@@ -106,11 +121,8 @@ def _print_history(history: Sequence[Transition]) -> None:
 
 
 async def drain(node: NodeArgument) -> None:
-    """Ask a node to finish what it runs and end, as SIGTERM would."""
-    from holdfast.status.nodes import Nodes
-
-    async with connected() as client:
-        await Nodes(client).drain(node)
+    async with operating() as by:
+        await actions.drain_node(by, node)
     if given().json:
         emit({"node": node, "draining": True})
     else:

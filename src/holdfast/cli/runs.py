@@ -8,17 +8,23 @@ import typer
 
 from holdfast.cli.common import (
     Cli,
+    GroupOption,
+    JobOption,
+    LimitOption,
+    SinceOption,
     clock_time,
     connected,
     emit,
     given,
     instant,
     note,
+    operating,
     pairs,
     say,
     shortened,
     table,
 )
+from holdfast.status import actions
 
 if TYPE_CHECKING:
     from holdfast.status.runs import RunDetail
@@ -34,33 +40,31 @@ def register(app: Cli) -> None:
     runs = app.noun("runs", "Look at runs, cancel them, send them again.")
     runs.command("list")(list_runs)
     runs.command("show")(show)
-    runs.command("cancel")(cancel)
-    runs.command("retry")(retry)
+    runs.command("cancel", help=actions.cancel_run.doc)(cancel)
+    runs.command("retry", help=actions.retry_run.doc)(retry)
     runs.command("trace")(trace)
 
 
 async def list_runs(
-    job: Annotated[str, typer.Option("--job", metavar="NAME", help="Of this job.")] = "",
-    group: Annotated[str, typer.Option("--group", metavar="NAME", help="Of this group.")] = "",
+    job: JobOption = "",
+    group: GroupOption = "",
     state: Annotated[
         str,
         typer.Option(
             "--state",
             metavar="STATE",
-            help="queued, delayed, running, failed, done, cancelled, dead or lost.",
+            help="Only this state: queued, delayed, running, failed, done, cancelled, dead, lost.",
         ),
     ] = "",
-    node: Annotated[str, typer.Option("--node", metavar="ID", help="Running there.")] = "",
+    node: Annotated[str, typer.Option("--node", metavar="ID", help="Only runs on this node.")] = "",
     prefix: Annotated[
-        str, typer.Option("--prefix", metavar="TEXT", help="Whose id or key begins so.")
+        str,
+        typer.Option(
+            "--prefix", metavar="TEXT", help="Only runs whose id or key starts with TEXT."
+        ),
     ] = "",
-    since: Annotated[
-        str | None,
-        typer.Option("--since", metavar="TIME", help="Changed in the last 10m, or since a time."),
-    ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", help="At most so many.", min=1)
-    ] = 50,
+    since: SinceOption = None,
+    limit: LimitOption = 50,
 ) -> None:
     """List runs, the newest change first."""
     from holdfast.status.runs import RunFilter, Runs
@@ -137,11 +141,8 @@ def _result(detail: RunDetail) -> str:
 
 
 async def cancel(run: RunArgument) -> None:
-    """Cancel a run: queued, delayed, waiting for a retry or running."""
-    from holdfast.status.runs import Runs
-
-    async with connected() as client:
-        cancelled = await Runs(client).cancel(run)
+    async with operating() as by:
+        cancelled = await actions.cancel_run(by, run)
     if given().json:
         emit({"run": run, "cancelled": cancelled})
     elif cancelled:
@@ -152,11 +153,8 @@ async def cancel(run: RunArgument) -> None:
 
 
 async def retry(run: RunArgument) -> None:
-    """Send a dead or lost run again, or start the next attempt of a failed one now."""
-    from holdfast.status.runs import Runs
-
-    async with connected() as client:
-        done = await Runs(client).retry(run)
+    async with operating() as by:
+        done = await actions.retry_run(by, run)
     if given().json:
         emit({"run": run, "retried": True, "detail": done})
     else:
@@ -164,26 +162,26 @@ async def retry(run: RunArgument) -> None:
 
 
 async def trace(run: RunArgument) -> None:
-    """Tell a run's story: every attempt, its end, and what it caused."""
+    """Show a run's history: every attempt, its end, and what it caused."""
     from holdfast.status.trace import trace as trace_run
 
     async with connected() as client:
-        story = await trace_run(client, run)
+        found = await trace_run(client, run)
     if given().json:
-        emit(story)
+        emit(found)
     else:
-        _print_trace(story)
+        _print_trace(found)
 
 
-def _print_trace(story: Trace) -> None:
-    say(f"{story.run}: {story.job} of group {story.group}, {story.state}")
-    if story.cause:
-        say(f"caused by {story.cause}")
-    start = story.steps[0].at if story.steps else 0.0
+def _print_trace(found: Trace) -> None:
+    say(f"{found.run}: {found.job} of group {found.group}, {found.state}")
+    if found.cause:
+        say(f"caused by {found.cause}")
+    start = found.steps[0].at if found.steps else 0.0
     table(
         ("time (UTC)", "after", "what", "details"),
-        [(clock_time(s.at), f"{s.at - start:+.3f}s", s.what, _details(s)) for s in story.steps],
-        empty="nothing is known of its story",
+        [(clock_time(s.at), f"{s.at - start:+.3f}s", s.what, _details(s)) for s in found.steps],
+        empty="its history has expired",
     )
 
 

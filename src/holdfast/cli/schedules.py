@@ -6,7 +6,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.common import Cli, confirm, connected, emit, given, note, pairs, say, table
+from holdfast.cli.common import (
+    Cli,
+    HeaderOption,
+    YesOption,
+    confirm_action,
+    connected,
+    emit,
+    given,
+    headers_of,
+    note,
+    operating,
+    pairs,
+    say,
+    table,
+)
+from holdfast.status import actions
 
 if TYPE_CHECKING:
     from holdfast.model.schedule import Schedule
@@ -20,15 +35,20 @@ def register(app: Cli) -> None:
     """Add `holdfast schedules`."""
     noun = app.noun("schedules", help="Schedules and their slots.")
     noun.command("list")(list_)
-    for function in (show, add, remove, pause, resume, trigger, backfill, why, sync):
-        noun.command(function.__name__)(function)
+    noun.command("show")(show)
+    for function in (add, remove, pause, resume, trigger, backfill, sync):
+        verb = function.__name__
+        noun.command(verb, help=actions.ACTIONS["schedules", verb].doc)(function)
+    noun.command("why")(why)
     noun.command("next")(next_)
 
 
 async def list_(
-    app: Annotated[str, typer.Option("--app", metavar="NAME", help="Of one app only.")] = "",
+    app: Annotated[
+        str, typer.Option("--app", metavar="NAME", help="Only schedules of this app.")
+    ] = "",
 ) -> None:
-    """Show every schedule."""
+    """List every schedule."""
     from holdfast.client.schedules import Schedules
 
     async with connected() as client:
@@ -109,31 +129,57 @@ def _print(schedule: Schedule) -> None:
 
 async def add(
     name: Name,
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The job that it sends.")],
-    cron: Annotated[Text, typer.Option("--cron", help="5 or 6 fields, or @hourly.")] = None,
-    every: Annotated[Text, typer.Option("--every", help="An interval: 30s, 5m.")] = None,
-    at: Annotated[Text, typer.Option("--at", help="Once: 2026-11-16T09:00:00+01:00.")] = None,
-    tz: Annotated[str, typer.Option("--tz", help="Time zone of --cron.")] = "UTC",
-    group: Annotated[str, typer.Option("--group", help="Group of the job.")] = "default",
-    payload: Annotated[str, typer.Option("--payload", help="JSON for the job.")] = "",
-    header: Annotated[
-        list[str] | None, typer.Option("--header", help="NAME=VALUE, as often as needed.")
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The job to run.")],
+    cron: Annotated[
+        Text, typer.Option("--cron", metavar="RULE", help="Cron rule: 5 or 6 fields, or @hourly.")
     ] = None,
-    jitter: Annotated[str, typer.Option("--jitter", help="Spread over so long.")] = "0",
-    start: Annotated[Text, typer.Option("--start", help="Not before this time.")] = None,
-    end: Annotated[Text, typer.Option("--end", help="Not after this time.")] = None,
-    catch_up: Annotated[str, typer.Option("--catch-up", help="all, last or none.")] = "all",
-    limit: Annotated[int, typer.Option("--limit", help="Most slots to make up for.")] = 100,
+    every: Annotated[
+        Text, typer.Option("--every", metavar="TIME", help="Interval, e.g. 30s or 5m.")
+    ] = None,
+    at: Annotated[
+        Text, typer.Option("--at", metavar="TIME", help="Once, e.g. 2026-11-16T09:00:00+01:00.")
+    ] = None,
+    tz: Annotated[str, typer.Option("--tz", metavar="ZONE", help="Time zone of --cron.")] = "UTC",
+    group: Annotated[
+        str, typer.Option("--group", metavar="NAME", help="Group of the job.")
+    ] = "default",
+    payload: Annotated[
+        str, typer.Option("--payload", metavar="JSON", help="Payload of each run.")
+    ] = "",
+    header: HeaderOption = None,
+    jitter: Annotated[
+        str, typer.Option("--jitter", metavar="TIME", help="Delay each slot by up to TIME.")
+    ] = "0",
+    start: Annotated[
+        Text, typer.Option("--start", metavar="TIME", help="No slot before this time.")
+    ] = None,
+    end: Annotated[
+        Text, typer.Option("--end", metavar="TIME", help="No slot after this time.")
+    ] = None,
+    catch_up: Annotated[
+        str,
+        typer.Option(
+            "--catch-up", metavar="HOW", help="Missed slots to catch up: all, last or none."
+        ),
+    ] = "all",
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", help="Catch up at most N slots.")
+    ] = 100,
     overlap: Annotated[
-        str, typer.Option("--overlap", help="allow, skip, queue or cancel.")
+        str,
+        typer.Option(
+            "--overlap",
+            metavar="HOW",
+            help="While the last run is not over: allow, skip, queue or cancel.",
+        ),
     ] = "allow",
     run_on_start: Annotated[
-        bool, typer.Option("--run-on-start", help="One slot more, right now.")
+        bool, typer.Option("--run-on-start", help="Also run it once, right now.")
     ] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace one that exists.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace an existing schedule.")
+    ] = False,
 ) -> None:
-    """Add a schedule at run time."""
-    from holdfast.client.schedules import Schedules
     from holdfast.model.schedule import define
 
     schedule = define(
@@ -145,7 +191,7 @@ async def add(
         tz=tz,
         group=group,
         body=payload.encode(),
-        headers=_headers(header or []),
+        headers=headers_of(header),
         jitter=jitter,
         start=start,
         end=end,
@@ -154,66 +200,31 @@ async def add(
         overlap=overlap,
         run_on_start=run_on_start,
     )
-    async with connected(create=True) as client:
-        _print(await Schedules(client).add(schedule, replace=replace))
+    async with operating(create=True) as by:
+        _print(await actions.add_schedule(by, schedule, replace=replace))
 
 
-def _headers(given_ones: list[str]) -> dict[str, str]:
-    from holdfast.errors import InvalidInput
-
-    found = {}
-    for text in given_ones:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise InvalidInput(f"--header takes NAME=VALUE, not {text!r}")
-        found[name.strip()] = value.strip()
-    return found
-
-
-async def remove(
-    name: Name, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
-) -> None:
-    """Remove a schedule; slots that are planned already are still sent."""
-    from holdfast.client.schedules import Schedules
-    from holdfast.errors import Unreadable
-
-    async with connected() as client:
-        schedules = Schedules(client)
-        try:
-            schedule = await schedules.show(name)
-            rule, app = schedule.rule, schedule.app if schedule.source == "code" else ""
-        except Unreadable:
-            rule, app = "it cannot be read", ""
-        if app:
-            note(f"app {app!r} defines it in its code and will add it again when it starts")
+async def remove(name: Name, yes: YesOption = False) -> None:
+    async with operating() as by:
         if not yes:
-            confirm(f"Remove schedule {name} ({rule})?")
-        await schedules.remove(name)
+            await confirm_action(actions.remove_schedule, by, name)
+        await actions.remove_schedule(by, name)
     say(f"{name} is removed")
 
 
 async def pause(name: Name) -> None:
-    """Let a schedule fire no more; what it misses meanwhile is not made up for."""
-    from holdfast.client.schedules import Schedules
-
-    async with connected() as client:
-        _print(await Schedules(client).pause(name))
+    async with operating() as by:
+        _print(await actions.pause_schedule(by, name))
 
 
 async def resume(name: Name) -> None:
-    """Let a paused schedule fire again, from now on."""
-    from holdfast.client.schedules import Schedules
-
-    async with connected() as client:
-        _print(await Schedules(client).resume(name))
+    async with operating() as by:
+        _print(await actions.resume_schedule(by, name))
 
 
 async def trigger(name: Name) -> None:
-    """Send one run of a schedule now, beside its slots; prints the run's id."""
-    from holdfast.client.schedules import Schedules
-
-    async with connected() as client:
-        run = await Schedules(client).trigger(name)
+    async with operating() as by:
+        run = await actions.trigger_schedule(by, name)
     if given().json:
         emit({"run": run})
     else:
@@ -222,15 +233,17 @@ async def trigger(name: Name) -> None:
 
 async def backfill(
     name: Name,
-    start: Annotated[str, typer.Option("--from", help="2026-11-16T00:00:00Z.")],
-    end: Annotated[str, typer.Option("--to", help="Included; in the past.")],
+    start: Annotated[
+        str, typer.Option("--from", metavar="TIME", help="First slot, e.g. 2026-11-16T00:00:00Z.")
+    ],
+    end: Annotated[str, typer.Option("--to", metavar="TIME", help="Last slot; in the past.")],
 ) -> None:
-    """Fire the slots of a past time that did not run. Those that did are left alone."""
-    from holdfast.client.backfill import backfill as fill
     from holdfast.durations import instant
 
-    async with connected() as client:
-        done = await fill(client, name, instant(start, "--from"), instant(end, "--to"))
+    async with operating() as by:
+        done = await actions.backfill_schedule(
+            by, name, instant(start, "--from"), instant(end, "--to")
+        )
     if given().json:
         emit(done)
         return
@@ -239,9 +252,9 @@ async def backfill(
 
 async def next_(
     name: Name,
-    count: Annotated[int, typer.Option("--count", "-n", help="How many.")] = 10,
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="Show at most N.")] = 10,
 ) -> None:
-    """Show the next instants of a schedule."""
+    """Show the next slots of a schedule."""
     from holdfast.clock import rfc3339
     from holdfast.status.schedules import SlotHistory
 
@@ -253,16 +266,20 @@ async def next_(
     for moment, due in found:
         say(rfc3339(moment) + (f"  sent at {rfc3339(due)}" if due != moment else ""))
     if not found:
-        note("it has no instant to come")
+        note("it has no further slot")
 
 
 async def why(
     name: Name,
     time: Annotated[
-        Text, typer.Argument(metavar="[TIME]", help="2026-11-16T09:00:00Z; else the newest.")
+        Text,
+        typer.Argument(
+            metavar="[TIME]",
+            help="Time of the slot, e.g. 2026-11-16T09:00:00Z; default: the newest.",
+        ),
     ] = None,
 ) -> None:
-    """Explain what became of a slot, also of one that did not run."""
+    """Explain why a slot did or did not run."""
     from holdfast.durations import instant
     from holdfast.status.schedules import SlotHistory
 
@@ -290,21 +307,22 @@ def _print_why(found: Why) -> None:
 
 async def sync(
     app: Annotated[str, typer.Argument(metavar="APP", help="The app, as module:object.")],
-    release: Annotated[Text, typer.Option("--release", metavar="N", help="41, 1.10.2.")] = None,
+    release: Annotated[
+        Text, typer.Option("--release", metavar="N", help="Release of the app, e.g. 41 or 1.10.2.")
+    ] = None,
     allow_empty: Annotated[
-        bool, typer.Option("--allow-empty", help="An app without schedules retires all of its.")
+        bool,
+        typer.Option("--allow-empty", help="Remove all schedules of an app whose code has none."),
     ] = False,
 ) -> None:
-    """Register the schedules of an app's code, without running anything."""
     from holdfast.cli.loading import load_app
-    from holdfast.client.schedules import Schedules
     from holdfast.config import SchedulerConfig, load
 
     loaded = load_app(app)
     config = load(SchedulerConfig, release=release)
-    async with connected(create=True) as client:
-        done = await Schedules(client).sync(
-            loaded.name, loaded.schedules, release=config.release, allow_empty=allow_empty
+    async with operating(create=True) as by:
+        done = await actions.sync_schedules(
+            by, loaded.name, loaded.schedules, release=config.release, allow_empty=allow_empty
         )
     if given().json:
         emit(done)
@@ -313,5 +331,5 @@ async def sync(
     else:
         say(
             f"{len(done.added)} added, {len(done.changed)} changed, "
-            f"{len(done.retired)} retired, {len(done.kept)} as they were"
+            f"{len(done.retired)} removed, {len(done.kept)} unchanged"
         )

@@ -13,8 +13,9 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.common import Cli, connected, emit, given, note, say, table
+from holdfast.cli.common import Cli, connected, emit, given, note, operating, say, table
 from holdfast.cli.settings import SeedOption, sealer, seed_file
+from holdfast.status import actions
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A file of the tree.")]
 
@@ -214,9 +215,9 @@ async def rotate(
     """
     from holdfast.settings.publisher import Publisher
 
-    async with connected() as client:
-        publisher = Publisher(client.broker, sealer(seed), client.records)
-        plan = await publisher.rotate(finish=finish, force=force)
+    async with operating() as by:
+        publisher = Publisher(by.client.broker, sealer(seed), by.client.records)
+        plan = await actions.rotate_secrets(by, publisher, finish=finish, force=force)
     _remember(max(plan.generations), seed)
     if given().json:
         emit({"generations": plan.generations})

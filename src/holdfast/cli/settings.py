@@ -9,17 +9,20 @@ import typer
 
 from holdfast.cli.common import (
     Cli,
+    DryRunOption,
     block,
     clock_time,
     connected,
     emit,
     given,
     note,
+    operating,
     pairs,
     say,
     shortened,
     table,
 )
+from holdfast.status import actions
 
 if TYPE_CHECKING:
     from holdfast.settings.plan import Plan
@@ -58,7 +61,7 @@ def register(app: Cli) -> None:
 
 async def push(
     folder: DirArgument,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
+    dry_run: DryRunOption = False,
     agent: AgentsOption = None,
     allow_empty: EmptyOption = False,
     force: ForceOption = False,
@@ -72,10 +75,14 @@ async def push(
     from holdfast.settings.publisher import Publisher
 
     agents = [*(agent or ()), *issued_agents(seed)]
-    async with connected(create=True) as client:
-        publisher = Publisher(client.broker, sealer(seed), client.records)
-        act = publisher.plan if dry_run else publisher.push
-        tree, plan = await act(folder, agents=agents, empty=allow_empty, force=force)
+    async with operating(create=True) as by:
+        publisher = Publisher(by.client.broker, sealer(seed), by.client.records)
+        if dry_run:
+            tree, plan = await publisher.plan(folder, agents=agents, empty=allow_empty, force=force)
+        else:
+            tree, plan = await actions.push_settings(
+                by, publisher, folder, agents=agents, allow_empty=allow_empty, force=force
+            )
     _remarks(tree)
     if given().json:
         emit(_as_json(plan))
@@ -150,7 +157,7 @@ async def status() -> None:
 
 async def get(
     agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.")],
-    path: Annotated[str, typer.Argument(metavar="[PATH]", help="Such as db.host.")] = "",
+    path: Annotated[str, typer.Argument(metavar="[PATH]", help="Dotted path, e.g. db.host.")] = "",
 ) -> None:
     """Ask a live agent for its settings; secrets are masked."""
     from holdfast.errors import SettingsError, Unavailable

@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.common import Cli, clock_time, confirm, connected, emit, given, say, table
+from holdfast.cli.common import (
+    Cli,
+    YesOption,
+    clock_time,
+    confirm_action,
+    connected,
+    emit,
+    given,
+    operating,
+    say,
+    table,
+)
+from holdfast.status import actions
 
 BucketArgument = Annotated[
     str, typer.Argument(metavar="BUCKET", help="The bucket, as `unreadable list` shows it.")
@@ -14,7 +26,6 @@ BucketArgument = Annotated[
 KeyArgument = Annotated[
     str, typer.Argument(metavar="KEY", help="The record's key, or its number in the ledger.")
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def register(app: Cli) -> None:
@@ -46,10 +57,8 @@ async def remove(bucket: BucketArgument, key: KeyArgument, yes: YesOption = Fals
     Records that can be read are refused: use the command of their kind. A record of a newer version
     is better left to the processes of that version.
     """
-    from holdfast.status.unreadable import UnreadableRecords
-
-    if not yes:
-        confirm(f"Remove the record {key} from {bucket}? It cannot be brought back.")
-    async with connected() as client:
-        await UnreadableRecords(client).remove(bucket, key)
+    async with operating() as by:
+        if not yes:
+            await confirm_action(actions.remove_unreadable, by, bucket, key)
+        await actions.remove_unreadable(by, bucket, key)
     say(f"removed {bucket}/{key}")

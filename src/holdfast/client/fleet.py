@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
@@ -127,11 +127,15 @@ class Fleet:
         return JSON.decode(await Objects(self._broker).get(given.object))
 
     async def follow(
-        self, request: FleetRequest | str, *, start: bool = True
+        self,
+        request: FleetRequest | str,
+        *,
+        start: Callable[[FleetRequest], Awaitable[FleetRun]] | None = None,
     ) -> AsyncIterator[FleetRun | Return]:
         """The record, each return as it comes, and the record again at the end.
 
-        With a request it is started first, and nothing of it can be missed.
+        With a request it is started first (`start`: by this function instead of by `self.start`),
+        and nothing of it can be missed.
         """
         run = request if isinstance(request, str) else request.run
         names = self._broker.names
@@ -153,8 +157,8 @@ class Fleet:
             await self._broker.listen(names.changed(names.fleet, fleet_key(run)), on_record),
         ]
         try:
-            if isinstance(request, FleetRequest) and start:
-                record = await self.start(request)
+            if isinstance(request, FleetRequest):
+                record = await (start or self.start)(request)
             else:
                 record = await self.read(run)
             yield record

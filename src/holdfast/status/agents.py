@@ -96,7 +96,8 @@ class Agents:
         revision, _ = await self._facts.last(agent)
         await self._facts.remove(agent, expected=revision)
         await self._records.delete(agent)
-        await Audit(self._client, self._who).write("forget", detail=agent)
+        if self._who:
+            await Audit(self._client, self._who).write("forget", detail=agent)
 
     async def _answers(self, agent: str) -> bool:
         """Whether anybody listens under its name: a record may outlive a login that was revoked."""

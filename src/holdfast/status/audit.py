@@ -11,38 +11,20 @@ import getpass
 import logging
 import os
 import socket
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
 from holdfast.client import Client
 from holdfast.errors import BrokerError
-from holdfast.identity import RequestRefused
+from holdfast.identity import RequestRefused, load_credentials
+from holdfast.identity.grants import ROLES
+from holdfast.identity.patterns import covers
 from holdfast.model.codec import Codec, Count, Instant
 from holdfast.names import H_MSG_ID, IdMaker
 from holdfast.status.messages import Kept, newest
 
 log = logging.getLogger("holdfast.audit")
-
-Verb = Literal[
-    "cancel",
-    "retry",
-    "replay",
-    "drop",
-    "pause",
-    "resume",
-    "purge",
-    "drain",
-    "forget",
-    "enqueue",
-    "add",
-    "remove",
-    "trigger",
-    "backfill",
-    "command",
-    "login",
-    "logout",
-]
 
 NAMED_MOST = 500
 """Runs named in one record; the count is always complete."""
@@ -54,8 +36,8 @@ could verify one, as entries of earlier versions."""
 _make_id = IdMaker()
 
 
-class Action(msgspec.Struct, omit_defaults=True, frozen=True):
-    """What an operator did."""
+class AuditLine(msgspec.Struct, omit_defaults=True, frozen=True):
+    """What an operator did, and to what."""
 
     verb: str
     who: str
@@ -67,32 +49,37 @@ class Action(msgspec.Struct, omit_defaults=True, frozen=True):
     job: str = ""
     count: Count = 0
     detail: str = ""
+    noun: str = ""
+    """What kind of thing it was done to, as `ACTIONS` names it; empty in lines of older versions,
+    and for logins."""
 
 
-ACTION: Final = Codec[Action](Action, "an entry of the audit")
+LINE: Final = Codec[AuditLine](AuditLine, "a line of the audit")
 
 
 class Audit:
     """Writes and reads operators' actions."""
 
-    def __init__(self, client: Client, who: str | None = None) -> None:
+    def __init__(self, client: Client, who: str = "") -> None:
         self._broker = client.broker
         self._client = client
-        self._who = who or operator()
+        self.who = who or operator()
 
-    async def write(self, verb: Verb, **what: Any) -> None:
-        """Write an action down; `what` are the members of `Action`."""
+    async def write(self, verb: str, **what: Any) -> None:
+        """Write a line; `what` are members of `AuditLine`."""
+        subject = self._broker.names.log("operator", verb)
+        if not self._may_write(subject):
+            return
         runs = tuple(what.pop("runs", ()))
-        action = Action(
+        action = AuditLine(
             verb,
-            self._who,
+            self.who,
             socket.gethostname(),
             self._broker.server_now(),
             runs=runs[:NAMED_MOST],
             count=what.pop("count", len(runs)),
             **what,
         )
-        subject = self._broker.names.log("operator", verb)
         try:
             body = msgspec.json.encode(action)
             signature = self._broker.signature(subject, body) or {}
@@ -100,15 +87,21 @@ class Audit:
         except BrokerError as error:
             log.warning("%s is done, but not written to the ledger: %s", verb, error)
 
-    async def actions(self, run: str = "", most: int = 1_000) -> list[Action]:
+    def _may_write(self, subject: str) -> bool:
+        """Whether this login's role includes the ledger; that of a client or a backup does not."""
+        file = self._broker.config.credentials_file
+        grant = ROLES.get(load_credentials(file).role) if file else None
+        return grant is None or any(covers(g, subject) for g in grant(self._broker.names).publish)
+
+    async def actions(self, run: str = "", most: int = 1_000) -> list[AuditLine]:
         """The newest actions, or those among them that name a run; newest first."""
         return (await self.page(run, most, look=most))[0]
 
     async def page(
         self, run: str = "", limit: int = 50, before: int = 0, look: int = 1_000
-    ) -> tuple[list[Action], int]:
+    ) -> tuple[list[AuditLine], int]:
         """The same from a place in the ledger on, and the place to go on from; 0: the end."""
-        found: list[Action] = []
+        found: list[AuditLine] = []
         looked, at = 0, 0
         subject = self._broker.names.log("operator", "*")
         async for kept in newest(self._broker, self._broker.names.ledger, subject, before):
@@ -117,7 +110,7 @@ class Audit:
             looked, at = looked + 1, kept.sequence
             ledger = self._broker.names.ledger
             place = str(kept.sequence)
-            action = self._broker.unreadable.read(ACTION.decode, ledger, place, kept.body)
+            action = self._broker.unreadable.read(LINE.decode, ledger, place, kept.body)
             if action is not None and (not run or run in action.runs):
                 found.append(msgspec.structs.replace(action, who=self._named(kept, action.who)))
         return found, 0

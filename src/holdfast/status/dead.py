@@ -8,9 +8,9 @@ removes letters for good. Both take ids or a filter, are paced, and are written 
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, MutableSequence, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
@@ -33,11 +33,10 @@ from holdfast.names import (
     H_TRACEBACK,
     Names,
 )
+from holdfast.status.actions import SELECT_MOST
 from holdfast.status.audit import Audit
 from holdfast.status.messages import Kept, by_sequence, delete, newest
 from holdfast.status.replaying import Replayer
-
-SELECT_MOST: Final = 100_000
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
@@ -116,7 +115,7 @@ class DeadLetters:
         self._client = client
         self._broker = client.broker
         self._stream = client.broker.names.dead
-        self._audit = audit or Audit(client)
+        self._audit = audit
         self._replayer = Replayer(client)
 
     # ---- looking
@@ -174,15 +173,17 @@ class DeadLetters:
         rate: float = 0.0,
         limit: int = SELECT_MOST,
         edited: bytes | None = None,
+        done: MutableSequence[Replayed] | None = None,
     ) -> Sequence[Replayed]:
-        """Send letters again, at most `rate` per second (0: as fast as it goes).
+        """Send letters again, at most `rate` per second (0: as fast as possible).
 
-        `edited` replaces the payload, of one letter only.
+        `edited` replaces the payload, of one letter only. `done` is filled as it proceeds, for a
+        caller that wants to know how far it came when it was cut off.
         """
         letters = await self.select(wanted, limit)
         if edited is not None and len(letters) != 1:
             raise InvalidInput("an edited payload belongs to one letter: replay the others without")
-        done: list[Replayed] = []
+        done = [] if done is None else done
         try:
             for letter in letters:
                 if done and rate > 0:
@@ -190,7 +191,7 @@ class DeadLetters:
                 done.append(await self._replay(letter, dry_run, edited))
         finally:
             runs = [r.run for r in done if r.result == "replayed"]
-            if runs:
+            if runs and self._audit:
                 detail = "with an edited payload" if edited is not None else ""
                 await self._audit.write("replay", runs=runs, detail=detail, **_where(wanted))
         return done
@@ -216,10 +217,15 @@ class DeadLetters:
         return Replayed(letter.id, letter.run, letter.job, "replayed")
 
     async def drop(
-        self, wanted: Selection, *, dry_run: bool = False, limit: int = SELECT_MOST
+        self,
+        wanted: Selection,
+        *,
+        dry_run: bool = False,
+        limit: int = SELECT_MOST,
+        done: MutableSequence[Replayed] | None = None,
     ) -> Sequence[Replayed]:
-        """Remove letters for good."""
-        done: list[Replayed] = []
+        """Remove letters for good; `done` as in `replay`."""
+        done = [] if done is None else done
         try:
             for letter in await self.select(wanted, limit):
                 if dry_run:
@@ -230,7 +236,7 @@ class DeadLetters:
                 done.append(Replayed(letter.id, letter.run, letter.job, result))
         finally:
             runs = [r.run for r in done if r.result == "dropped"]
-            if runs:
+            if runs and self._audit:
                 await self._audit.write("drop", runs=runs, **_where(wanted))
         return done
 

@@ -15,7 +15,7 @@ from holdfast.client.fleet import Fleet
 from holdfast.model import fleet
 from holdfast.model.fleet import FleetRun, Return, Step
 from holdfast.names import active_key, check_run, fleet_key
-from holdfast.status.audit import Audit, operator
+from holdfast.status.audit import Audit
 
 
 class FleetInfo(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ class FleetStatus:
         self._client = client
         self._bucket = Bucket(client.broker, client.broker.names.fleet)
         self.fleet = Fleet(client.broker)
-        self._who = who or operator()
+        self._who = who
 
     async def list(self, *, most: int = 50, status: str = "") -> Sequence[FleetInfo]:
         """The newest runs first."""
@@ -127,8 +127,9 @@ class FleetStatus:
             )
         ]
 
-    async def cancel(self, run: str) -> FleetRun:
+    async def cancel(self, run: str, who: str = "") -> FleetRun:
         """Stop a run, wherever it is."""
-        record = await self.fleet.cancel(run, self._who)
-        await Audit(self._client, self._who).write("cancel", runs=[run], detail="fleet")
+        record = await self.fleet.cancel(run, who or self._who or "")
+        if self._who:
+            await Audit(self._client, self._who).write("cancel", runs=[run], detail="fleet")
         return record

@@ -11,7 +11,7 @@ which belong to every job that subscribes to them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import MutableSequence, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
@@ -110,7 +110,7 @@ class Jobs:
         self._client = client
         self._broker = client.broker
         self._names = client.broker.names
-        self._audit = audit or Audit(client)
+        self._audit = audit
         self._pauses = Bucket(client.broker, client.broker.names.schedules)
 
     # ---- looking
@@ -231,7 +231,8 @@ class Jobs:
         for one in await self._consumers():
             if (one.group, one.job) in targets:
                 await switch(one.stream, one.name)
-        await self._audit.write(verb, job=job, group=group, count=len(targets))
+        if self._audit:
+            await self._audit.write(verb, job=job, group=group, count=len(targets))
         return [i for i in await self.list(job, group) if (i.group, i.job) in targets]
 
     async def pause_again(self, paused: Set[tuple[str, str]]) -> None:
@@ -248,10 +249,20 @@ class Jobs:
         record = {"since": round(self._broker.server_now(), 3)}
         await self._pauses.put(key, msgspec.json.encode(record), expected=None)
 
-    async def purge(self, job: str = "", group: str = "", which: Which = "all") -> Sequence[Purged]:
-        """Remove runs that wait in the queue or are put off; returns how many of each."""
+    async def purge(
+        self,
+        job: str = "",
+        group: str = "",
+        which: Which = "all",
+        *,
+        done: MutableSequence[Purged] | None = None,
+    ) -> Sequence[Purged]:
+        """Remove runs that wait in the queue or are delayed; returns how many of each.
+
+        `done` is filled as it proceeds, for a caller that was cut off.
+        """
         purger = Purger(self._client)
-        done: list[Purged] = []
+        done = [] if done is None else done
         try:
             for g, j in await self.targets(job, group):
                 waiting = await purger.waiting(g, j) if which != "parked" else 0
@@ -259,14 +270,20 @@ class Jobs:
                 done.append(Purged(g, j, waiting, parked))
         finally:
             count = sum(p.waiting + p.parked for p in done)
-            await self._audit.write("purge", job=job, group=group, count=count, detail=which)
+            if self._audit:
+                await self._audit.write("purge", job=job, group=group, count=count, detail=which)
         return done
 
     async def targets(self, job: str, group: str) -> Sequence[tuple[str, str]]:
         """The jobs that are meant; unknown and ambiguous ones are refused."""
+        return [(info.group, info.job) for info in await self.meant(job, group)]
+
+    async def meant(self, job: str, group: str) -> Sequence[JobInfo]:
+        """The same, with their numbers."""
         if not job and not group:
             raise InvalidInput("name a job, or a group for all of its jobs")
-        known = [(i.group, i.job) for i in await self.list()]
+        every = await self.list()
+        known = [(i.group, i.job) for i in every]
         targets = [k for k in known if (not job or k[1] == job) and (not group or k[0] == group)]
         if not targets:
             what = f"job {job!r}" + (f" in group {group!r}" if group else "")
@@ -277,7 +294,7 @@ class Jobs:
         if job and len(targets) > 1:
             groups = ", ".join(g for g, _ in targets)
             raise InvalidInput(f"job {job!r} is in several groups ({groups}): say which")
-        return targets
+        return [info for info in every if (info.group, info.job) in targets]
 
 
 def check_which(text: str) -> Which:

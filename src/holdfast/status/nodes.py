@@ -73,7 +73,7 @@ class Nodes:
 
     def __init__(self, client: Client, audit: Audit | None = None) -> None:
         self._client = client
-        self._audit = audit or Audit(client)
+        self._audit = audit
         self._broker = client.broker
         self._bucket = Bucket(client.broker, client.broker.names.nodes)
 
@@ -141,7 +141,8 @@ class Nodes:
                 f"node {node!r} does not answer: it has ended, is cut off, or does not obey this "
                 "login (its log says why)"
             ) from None
-        await self._audit.write("drain", detail=node)
+        if self._audit:
+            await self._audit.write("drain", detail=node)
 
     async def watch(self) -> AsyncIterator[Transition]:
         """Transitions as they happen, until cancelled."""

@@ -156,9 +156,9 @@ class Runs:
         self._client = client
         self._broker = client.broker
         self._names = client.broker.names
-        self._audit = audit or Audit(client)
+        self._audit = audit
         self._finder = Finder(client)
-        self._dead = DeadLetters(client, self._audit)
+        self._dead = DeadLetters(client)
 
     # ---- looking
 
@@ -219,9 +219,13 @@ class Runs:
         entries = await asyncio.gather(*(self._client.runs.get(info.run) for info in infos))
         return [info for info, entry in zip(infos, entries, strict=True) if entry is None]
 
+    async def find(self, run: str) -> Found:
+        """Where a run is; raises `RunNotFound` when there is no trace of it."""
+        return await self._finder.find(run)
+
     async def show(self, run: str) -> RunDetail:
         """One run: its record and where it is."""
-        return await self.describe(await self._finder.find(run))
+        return await self.describe(await self.find(run))
 
     async def describe(self, found: Found) -> RunDetail:
         """The same of a run that was found already."""
@@ -271,14 +275,15 @@ class Runs:
         return f"{node.state if node else 'gone'}: {after}"
 
     async def _hint(self, carrier: Carrier) -> str:
-        said = await Jobs(self._client, self._audit).unserved(carrier.job, carrier.group)
+        said = await Jobs(self._client).unserved(carrier.job, carrier.group)
         return f"; {said}" if said else ""
 
     # ---- acting
 
-    async def cancel(self, run: str) -> bool:
+    async def cancel(self, wanted: str | Found) -> bool:
         """Cancel a run wherever it is; False when it had ended already."""
-        found = await self._finder.find(run)
+        found = wanted if isinstance(wanted, Found) else await self.find(wanted)
+        run = found.run
         if found.record is None and found.carrier is None:
             raise RunError(f"run {run} has ended: it is dead letter {_id(found)}", run=run)
         if found.record is None and found.carrier and not found.carrier.later:
@@ -287,7 +292,7 @@ class Runs:
         if cancelled and found.carrier and not found.carrier.later:
             # Jobs that keep no records do not look at this one: without a message they need not.
             await delete(self._broker, self._names.jobs, found.carrier.kept.sequence)
-        if cancelled:
+        if cancelled and self._audit:
             await self._audit.write("cancel", runs=[run], group=found.group, job=found.job)
         return cancelled
 
@@ -312,11 +317,14 @@ class Runs:
             return False
         return int(info["delivered"]["stream_seq"]) >= carrier.kept.sequence
 
-    async def retry(self, run: str) -> str:
+    async def retry(self, wanted: str | Found) -> str:
         """Send a run again, or its next attempt at once; returns a sentence about it."""
-        found = await self._finder.find(run)
+        found = wanted if isinstance(wanted, Found) else await self.find(wanted)
         done = await self._retry(found)
-        await self._audit.write("retry", runs=[run], group=found.group, job=found.job, detail=done)
+        if self._audit:
+            await self._audit.write(
+                "retry", runs=[found.run], group=found.group, job=found.job, detail=done
+            )
         return done
 
     async def _retry(self, found: Found) -> str:

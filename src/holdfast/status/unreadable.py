@@ -36,7 +36,7 @@ from holdfast.names import (
     parse_return_key,
 )
 from holdfast.settings import records as settings
-from holdfast.status.audit import ACTION, Audit
+from holdfast.status.audit import LINE
 from holdfast.status.messages import by_sequence, delete, newest
 
 LOOKED: Final = 20_000
@@ -69,11 +69,9 @@ class Damaged(msgspec.Struct, frozen=True):
 class UnreadableRecords:
     """Finds and removes the unreadable records of a namespace."""
 
-    def __init__(self, client: Client, who: str | None = None) -> None:
-        self._client = client
+    def __init__(self, client: Client) -> None:
         self._broker = client.broker
         self._names = client.broker.names
-        self._who = who
 
     async def list(self) -> Sequence[Damaged]:
         """Those of every bucket and of the ledger, up to `LISTED`."""
@@ -122,7 +120,6 @@ class UnreadableRecords:
             await self._remove_message(key, decode)
         else:
             await self._remove_key(Bucket(self._broker, bucket), key, decode)
-        await Audit(self._client, self._who).write("remove", detail=f"{bucket}/{key}")
 
     async def _remove_key(self, bucket: Bucket, key: str, decode: Decode) -> None:
         if not is_literal(key):
@@ -251,7 +248,7 @@ def _ledger(names: Names) -> Decode:
     kinds = {
         names.log("node", ""): node.decode_transition,
         names.log("fleet", ""): fleet.decode_step,
-        names.log("operator", ""): ACTION.decode,
+        names.log("operator", ""): LINE.decode,
     }
 
     def decode(subject: str, body: bytes) -> object:

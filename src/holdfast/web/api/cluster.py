@@ -13,7 +13,7 @@ from holdfast.clock import rfc3339
 from holdfast.errors import InvalidInput
 from holdfast.model.node import Transition
 from holdfast.names import check_name
-from holdfast.status.audit import Action
+from holdfast.status.audit import AuditLine
 from holdfast.status.jobs import JobInfo
 from holdfast.status.nodes import NodeInfo, by_role
 from holdfast.status.schedules import coming, overdue_since
@@ -182,7 +182,7 @@ def _age(job: JobInfo) -> float:
 # ---- audit
 
 
-@router.get("/audit", tags=["audit"], summary="List actions", **returns(Page[Action]))
+@router.get("/audit", tags=["audit"], summary="List actions", **returns(Page[AuditLine]))
 async def list_actions(
     request: Request,
     access: ViewerAccess,

@@ -14,7 +14,6 @@ from holdfast.durations import instant
 from holdfast.errors import InvalidInput, InvalidName, Unreadable
 from holdfast.model import slot as slots
 from holdfast.model.schedule import Schedule, due_at, next_after
-from holdfast.status.audit import Verb
 from holdfast.status.outcomes import Outcome, outcomes
 from holdfast.status.schedules import Why, explain
 from holdfast.web.pages.rendering import Question, exact, first_line, long
@@ -264,5 +263,5 @@ async def remove(page: AdminPage, fields: Fields) -> Response:
     return page.done("/schedules", f"{name} is removed")
 
 
-async def _note(page: PageRequest, verb: Verb, name: str, run: str = "") -> None:
+async def _note(page: PageRequest, verb: str, name: str, run: str = "") -> None:
     await page.audit.write(verb, runs=[run] if run else [], detail=f"schedule {name}")
