@@ -8,7 +8,7 @@ import hashlib
 from holdfast.broker import Broker
 from holdfast.broker.batch import Write
 from holdfast.errors import BrokerError
-from holdfast.names import kv_subject
+from holdfast.names import SETTINGS_REVISION, Names, kv_subject
 
 NEWER = (
     b'{"state":"resting","status":"resting","outcome":"resting","id":"%(name)s","name":"%(name)s",'
@@ -44,27 +44,34 @@ def body(kind: str, name: str, run: str) -> bytes:
     return NEWER % {b"name": name.encode(), b"run": run.encode()}
 
 
-def records(broker: Broker, kind: str, mark: str = "") -> list[Write]:
+def records(names: Names, kind: str, mark: str = "") -> list[Write]:
     """Damage of one kind for every bucket and stream, beside what is there and in its place."""
-    names, name = broker.names, f"damaged-{kind}{mark}"
+    name = f"damaged-{kind}{mark}"
     run = "f" + hashlib.sha256(name.encode()).hexdigest()[:12]
     stamp = f"20260101T00{int(run[1:7], 16) % 60:02d}{int(run[7:12], 16) % 60:02d}Z"
     data = body(kind, name, run)
     keys = {
         names.runs: [name, f"work/{name}"],
         names.nodes: [name],
-        names.schedules: [f"schedule.{name}", f"app.{name}"],
+        names.schedules: [
+            f"schedule.{name}",
+            f"app.{name}",
+            f"refused.{name}",
+            f"pause.default.{name}",
+        ],
         names.slots: [f"slot.tick.{stamp}", f"slot.tick.{name}", "progress.scheduler"],
-        names.leases: [name, "scheduler"],
+        names.leases: [name, "scheduler", f"term.{name}"],
         names.fleet: [f"run.{run}", f"active.{run}"],
         names.returns: [f"{run}.agent1"],
         names.facts: [name],
         names.agents: [name],
-        names.settings: [f"manifest.{run}"],
+        names.settings: [f"manifest.{run}", f"file.{run}"],
         names.secrets: [name],
         names.applied: [name],
         names.bucket("sessions"): [hashlib.sha256(name.encode()).hexdigest()],
     }
+    if not mark:
+        keys[names.settings].append(SETTINGS_REVISION)
     found = [Write(kv_subject(bucket, key), data, {}) for bucket in keys for key in keys[bucket]]
     odd = {"Hf-Attempt": "²", "Hf-Failures": "9" * 5_000, "Hf-Created": "1e999", "Hf-Run": "\x1b"}
     story = {"Hf-Attempts": "[" * 2_000, "Hf-Error": '"\\ud800', "Hf-Dead-At": "yesterday", **odd}
@@ -77,6 +84,23 @@ def records(broker: Broker, kind: str, mark: str = "") -> list[Write]:
         Write(names.event("damaged"), data, odd),
     ]
     return found
+
+
+def readable(names: Names, kind: str) -> set[str]:
+    """Buckets in which a kind is no damage: values of any shape, and members that nobody reads."""
+    everything = {names.bucket("sessions")}
+    if kind == "newer":
+        return {*open_records(names), names.facts, names.applied, names.ledger, names.returns} | (
+            everything
+        )
+    if kind in ("wrong-types", "huge-numbers", "deep-but-closed", "surrogate", "large"):
+        return {names.facts, names.ledger, names.applied, names.secrets, *everything}
+    return set()
+
+
+def open_records(names: Names) -> list[str]:
+    """Buckets whose records have a state; one that is unknown here can be read all the same."""
+    return [names.runs, names.nodes, names.fleet, names.agents, names.leases, names.secrets]
 
 
 def messages(broker: Broker, kind: str, mark: str = "") -> list[tuple[str, bytes, dict[str, str]]]:
@@ -100,7 +124,7 @@ def messages(broker: Broker, kind: str, mark: str = "") -> list[tuple[str, bytes
 async def write(broker: Broker, kind: str, mark: str = "") -> int:
     """Store damage everywhere and send it everywhere; returns how many the server took."""
     taken = 0
-    for one in records(broker, kind, mark):
+    for one in records(broker.names, kind, mark):
         with contextlib.suppress(BrokerError):  # a return that is there stays
             await broker.store(*one)
             taken += 1

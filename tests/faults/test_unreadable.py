@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 
 from holdfast.broker import Bucket
+from holdfast.broker.streams import (
+    FLEET_BUCKETS,
+    SETTINGS_BUCKETS,
+    bucket_config,
+    stream_configs,
+)
+from holdfast.config import RecordConfig
+from holdfast.names import Names
 from holdfast.server import Server
 from holdfast.status.doctor import examine
-from holdfast.status.unreadable import UnreadableRecords
+from holdfast.status.unreadable import UnreadableRecords, decoders
 from tests.faults import damage
 from tests.faults.everybody import AGENT, COMMANDS, Everybody
 from tests.integration.cli_support import holdfast
@@ -21,6 +29,38 @@ METRIC = "holdfast_unreadable_records_total"
 @pytest.fixture
 def everybody(nats: Server, namespace: str, tmp_path: Path) -> Iterator[Everybody]:
     return Everybody(nats.url, namespace, tmp_path)
+
+
+def test_damage_is_written_to_every_bucket_and_stream(namespace: str) -> None:
+    """A bucket or stream that is added later has to be damaged here too."""
+    names = Names(namespace)
+    configs = stream_configs(names, RecordConfig(), 1)
+    nouns = (*FLEET_BUCKETS, *SETTINGS_BUCKETS, "sessions")
+    configs += [bucket_config(names, noun, 1) for noun in nouns]
+    written = [one.subject for one in damage.records(names, "text")]
+    for config in configs:
+        subject = config["subjects"][0].removesuffix(">")
+        assert any(one.startswith(subject) for one in written), f"nothing damages {subject}"
+
+
+@pytest.mark.parametrize("kind", damage.DAMAGE)
+async def test_damage_is_found_and_removed_in_every_bucket(everybody: Everybody, kind: str) -> None:
+    """Whatever the bytes are, the doctor lists the records of every bucket, and each can be
+    removed unread. A state that only a newer version knows is no damage."""
+    async with everybody.connected() as site:
+        await damage.write(site.broker, kind)
+        records = UnreadableRecords(site.client)
+        found = await records.list()
+        if kind == "newer":
+            wrong = {one.bucket for one in found} & set(damage.open_records(site.broker.names))
+            assert not wrong, "a state that only a newer version knows makes no record unreadable"
+        told = [one for one in await examine(site.connection, site.client.records) if one.todo]
+        assert any("cannot be read" in one.text for one in told if one.check == "records"), told
+        missed = set(decoders(site.broker.names)) - {one.bucket for one in found}
+        assert missed <= damage.readable(site.broker.names, kind), missed
+        for one in found:
+            await records.remove(one.bucket, one.key)
+        assert list(await records.list()) == []
 
 
 async def test_every_role_starts_among_damage_of_every_kind(everybody: Everybody) -> None:

@@ -26,6 +26,7 @@ from holdfast.broker.connection import Broker
 from holdfast.broker.kv import direct_batch, ttl_text
 from holdfast.broker.wire import Headers, Received, read_ack
 from holdfast.clock import rfc3339
+from holdfast.model.codec import JSON
 from holdfast.names import H_ROLLUP, H_TTL, object_chunks, object_meta, object_stream
 
 log = logging.getLogger("holdfast.broker")
@@ -168,8 +169,8 @@ class Objects:
         except errors.NotFound:
             return {}
         try:
-            info = msgspec.json.decode(base64.b64decode(answer["message"].get("data", "")))
-        except (msgspec.DecodeError, ValueError, RecursionError):
+            info = JSON.decode(base64.b64decode(answer["message"].get("data", "")))
+        except errors.Unreadable:
             return {}
         return info if isinstance(info, dict) and not info.get("deleted") else {}
 

@@ -382,7 +382,11 @@ def read_ack_now(answer: Received) -> Stored:
         raise errors.BrokerError(
             f"unexpected answer from the stream: {answer.status} {answer.description}"
         )
-    ack = _decode_ack(answer.body)
+    try:
+        ack = _decode_ack(answer.body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        # Not the stream's: nothing says whether it has stored the message.
+        raise errors.OutcomeUnknown(f"unreadable answer from the stream: {error}") from None
     if ack.error is not None:
         raise api_error(ack.error)
     return Stored(ack.stream, ack.seq, ack.duplicate)

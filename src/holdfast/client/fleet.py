@@ -14,14 +14,12 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
-import msgspec
-
 from holdfast import errors
 from holdfast.broker import Broker, Bucket
 from holdfast.broker.objects import Objects
 from holdfast.model import fleet
 from holdfast.model.codec import JSON
-from holdfast.model.fleet import Answer, FleetRequest, FleetRun, Return
+from holdfast.model.fleet import FleetReply, FleetRequest, FleetRun, Return
 from holdfast.model.target import parse
 from holdfast.names import IdMaker, check_run, fleet_key, last_token, return_key
 
@@ -59,7 +57,7 @@ class Fleet:
 
     async def cancel(self, run: str, user: str = "") -> FleetRun:
         """Stop a run: no further agent is sent to, and those that run it stop."""
-        body = msgspec.json.encode({"run": check_run(run), "user": user})
+        body = fleet.CANCEL.encode(fleet.Cancel(check_run(run), user))
         answer = await self._ask("cancel", body)
         assert answer.record is not None
         return answer.record
@@ -69,7 +67,7 @@ class Fleet:
         parse(target)
         return (await self._ask("resolve", target.encode())).agents or ()
 
-    async def _ask(self, verb: str, body: bytes) -> Answer:
+    async def _ask(self, verb: str, body: bytes) -> FleetReply:
         clock = self._broker.clock
         begun = clock.monotonic()
         subject = self._broker.names.dispatch(verb)
@@ -77,7 +75,7 @@ class Fleet:
             waited = clock.monotonic() - begun
             try:
                 found = await self._broker.ask(subject, body, timeout=ANSWER_SECONDS)
-                answer = fleet.ANSWER.decode(found.body)
+                answer = fleet.REPLY.decode(found.body)
                 if not answer.error:
                     return answer
                 if not answer.again:

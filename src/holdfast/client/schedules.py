@@ -44,7 +44,15 @@ class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
     at: Instant = 0.0
 
 
+class RefusedRegistration(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why an app's schedules could not be registered, for `holdfast doctor`."""
+
+    app: str
+    reason: str = ""
+
+
 REGISTRATION: Final = Codec[Registration](Registration, "an app's registration")
+REFUSED: Final = Codec[RefusedRegistration](RefusedRegistration, "a refused registration")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from typing import Final
 import msgspec
 
 from holdfast.broker import Broker
-from holdfast.errors import BrokerError
+from holdfast.errors import BrokerError, Unreadable
+from holdfast.model.codec import Codec
 from holdfast.names import CONNECTIONS
 
 log = logging.getLogger("holdfast.coordinator")
@@ -25,7 +26,7 @@ MOST_ASKED: Final = 4_096
 """Open questions that are remembered; far more than there are suspects at a time."""
 
 
-class _Server(msgspec.Struct, frozen=True):
+class _Asked(msgspec.Struct, frozen=True):
     id: str
 
 
@@ -37,10 +38,12 @@ class _Found(msgspec.Struct, frozen=True):
     connections: tuple[_Connection, ...] = ()
 
 
-class _Answer(msgspec.Struct, frozen=True):
-    server: _Server
+class _OpenConnections(msgspec.Struct, frozen=True):
+    server: _Asked
     data: _Found
 
+
+ANSWER: Final = Codec[_OpenConnections](_OpenConnections, "a server's list of connections")
 
 Told = Callable[[str, str, int, bool], None]
 """Called with the node, a server, the connection's number, and whether the server has it."""
@@ -98,9 +101,9 @@ class Connections:
 
     def _on_answer(self, subject: bytes, reply: bytes, body: bytes, headers: bytes | None) -> None:
         try:
-            answer = msgspec.json.decode(body, type=_Answer)
+            answer = ANSWER.decode(body)
             node, client = self._asked[int(subject.rpartition(b".")[2])]
-        except (msgspec.DecodeError, KeyError, ValueError):
+        except (Unreadable, KeyError, ValueError):
             return  # no responders, or an answer to a question that was dropped
         there = any(found.cid == client for found in answer.data.connections)
         self._told(node, answer.server.id, client, there)

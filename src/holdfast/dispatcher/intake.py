@@ -26,7 +26,7 @@ from holdfast.errors import BrokerError, HoldfastError, InvalidInput, RunNotFoun
 from holdfast.identity import Requester, RequestRefused
 from holdfast.identity.sparse import Sparse
 from holdfast.model import fleet
-from holdfast.model.fleet import Answer, FleetRequest, FleetRun
+from holdfast.model.fleet import REPLY, FleetReply, FleetRequest, FleetRun
 from holdfast.model.target import parse
 from holdfast.names import check_run, last_token
 
@@ -62,7 +62,7 @@ class Intake:
 
     async def on_request(self, message: Received) -> None:
         """Answer one request."""
-        handlers: dict[str, Callable[[bytes, Requester], Awaitable[Answer]]] = {
+        handlers: dict[str, Callable[[bytes, Requester], Awaitable[FleetReply]]] = {
             "run": self._run,
             "cancel": self._cancel,
             "resolve": self._resolve,
@@ -72,24 +72,26 @@ class Intake:
         try:
             sender = self._broker.sender(message, self._broker.names.dispatch(verb))
             answer = (
-                await handle(message.body, sender) if handle else Answer(error="unknown request")
+                await handle(message.body, sender)
+                if handle
+                else FleetReply(error="unknown request")
             )
         except RequestRefused as refused:
             self._refusals.warn(refused.reason, "%s refused: %s", verb[:20], refused)
-            answer = Answer(error=str(refused))
+            answer = FleetReply(error=str(refused))
         except BrokerError as error:
-            answer = Answer(error=str(error), again=True)
+            answer = FleetReply(error=str(error), again=True)
         except HoldfastError as error:
-            answer = Answer(error=str(error))
+            answer = FleetReply(error=str(error))
         if message.reply:
             try:
-                await self._broker.publish(message.reply, fleet.ANSWER.encode(answer))
+                await self._broker.publish(message.reply, REPLY.encode(answer))
             except HoldfastError as error:
                 log.warning("an answer could not be sent: %s", error)
 
     # ---- run
 
-    async def _run(self, body: bytes, sender: Requester) -> Answer:
+    async def _run(self, body: bytes, sender: Requester) -> FleetReply:
         request = _checked(fleet.decode_request(body))
         request = msgspec.structs.replace(request, user=sender.named(request.user))
         targets = await self._index.select(parse(request.target))
@@ -125,13 +127,13 @@ class Intake:
                 request.user or "nobody",
             )
             self._owned(record, won)
-            return Answer(record)
+            return FleetReply(record)
         found = await self._records.read(request.run)
         if found is None:
-            return Answer(error="the run's record is being written", again=True)
+            return FleetReply(error="the run's record is being written", again=True)
         return self._existing(request, *found)
 
-    def _existing(self, request: FleetRequest, record: FleetRun, revision: int) -> Answer:
+    def _existing(self, request: FleetRequest, record: FleetRun, revision: int) -> FleetReply:
         """What to say to a request whose id is known."""
         if record.request.intent != request.intent:
             raise InvalidInput(
@@ -139,19 +141,19 @@ class Intake:
                 f"({record.request.function} for {record.request.target!r}): make a new id"
             )
         if record.status != "claimed":
-            return Answer(record)
+            return FleetReply(record)
         if record.owner == self._node:
             self._owned(record, revision)  # resumed, unless it is under way
-            return Answer(record)
-        return Answer(error=f"{record.owner} is about to begin with it", again=True)
+            return FleetReply(record)
+        return FleetReply(error=f"{record.owner} is about to begin with it", again=True)
 
-    async def _resolve(self, body: bytes, _: Requester) -> Answer:
+    async def _resolve(self, body: bytes, _: Requester) -> FleetReply:
         target = parse(body.decode("utf-8", "replace"))
-        return Answer(agents=tuple(await self._index.select(target)))
+        return FleetReply(agents=tuple(await self._index.select(target)))
 
     # ---- cancel
 
-    async def _cancel(self, body: bytes, sender: Requester) -> Answer:
+    async def _cancel(self, body: bytes, sender: Requester) -> FleetReply:
         try:
             wanted = fleet.CANCEL.decode(body)
         except Unreadable:
@@ -163,7 +165,7 @@ class Intake:
                 raise RunNotFound(f"no fan-out run {run} is known", run=run)
             record, revision = found
             if record.over:
-                return Answer(record)
+                return FleetReply(record)
             marked = msgspec.structs.replace(
                 record,
                 cancelled_by=record.cancelled_by or user or "somebody",
@@ -177,7 +179,7 @@ class Intake:
         )
         log.info("run %s cancelled by %s", run, marked.cancelled_by)
         await self._records.tell(run, "cancelled", f"by {marked.cancelled_by}")
-        return Answer(marked)
+        return FleetReply(marked)
 
 
 def _checked(request: FleetRequest) -> FleetRequest:

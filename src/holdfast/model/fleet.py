@@ -124,16 +124,6 @@ class FleetRun(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.status in ENDED
 
 
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A dispatcher's reply to a client."""
-
-    record: FleetRun | None = None
-    agents: tuple[str, ...] | None = None
-    error: str = ""
-    again: bool = False
-    """The request may succeed in a moment."""
-
-
 class Return(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one agent says about one run."""
 
@@ -186,6 +176,16 @@ class Cancel(msgspec.Struct, frozen=True):
 
     run: str
     user: str = ""
+
+
+class FleetReply(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A dispatcher's answer to a client."""
+
+    record: FleetRun | None = None
+    agents: tuple[str, ...] | None = None
+    error: str = ""
+    again: bool = False
+    """The client should ask again in a moment."""
 
 
 class Active(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -247,7 +247,7 @@ REQUEST: Final = Codec[FleetRequest](FleetRequest, "the request")
 CANCEL: Final = Codec[Cancel](Cancel, "the cancel")
 RUN: Final = Codec[FleetRun](FleetRun, "the record of a fan-out run")
 RETURN: Final = Codec[Return](Return, "the return")
-ANSWER: Final = Codec[Answer](Answer, "the dispatcher's answer")
+REPLY: Final = Codec[FleetReply](FleetReply, "the dispatcher's answer")
 ACK: Final = Codec[Ack](Ack, "the acknowledgement")
 ORDER: Final = Codec[Order](Order, "the command")
 ACTIVE: Final = Codec[Active](Active, "an entry of the index of active runs")

@@ -13,12 +13,10 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from holdfast.app import Holdfast
 from holdfast.broker import Bucket
 from holdfast.client import Client
-from holdfast.client.schedules import Schedules
+from holdfast.client.schedules import REFUSED, RefusedRegistration, Schedules
 from holdfast.config import SchedulerConfig
 from holdfast.errors import InvalidInput
 from holdfast.names import refusal_key
@@ -79,7 +77,7 @@ class Registering:
 
     async def _write(self, ttl: float) -> None:
         assert self._app is not None
-        body = msgspec.json.encode({"app": self._app.name, "reason": self._refused})
+        body = REFUSED.encode(RefusedRegistration(self._app.name, self._refused))
         await self._bucket.put(refusal_key(self._app.name), body, expected=None, ttl=ttl)
 
     async def run(self) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import msgspec
-
 from holdfast import errors
 from holdfast.broker import Bucket
 from holdfast.broker.streams import stream_configs
 from holdfast.client import Client
+from holdfast.client.schedules import REFUSED
 from holdfast.durations import text as duration
 from holdfast.model import node as nodes
 from holdfast.model.node import NodeRecord
@@ -118,8 +117,10 @@ async def registrations(site: Site) -> list[Finding]:
     found = []
     if bucket.stream not in site.missing:
         async for entry in bucket.entries(REFUSALS):
-            refusal = msgspec.json.decode(entry.value)
-            text = f"the schedules of app {refusal['app']} are not registered: {refusal['reason']}"
+            refusal = bucket.read(REFUSED.decode, entry)
+            if refusal is None:
+                continue  # the check of records names it
+            text = f"the schedules of app {refusal.app} are not registered: {refusal.reason}"
             todo = "rename them in the code, or remove those of the other app"
             found.append(Finding("schedules", "fail", text, f"{todo}: holdfast schedules list"))
     return found or [Finding("schedules", "ok", "no app's schedules were refused")]
@@ -168,7 +169,10 @@ def stranded(client: Client) -> Stranded:
 
     async def alive(node: str) -> bool:
         entry = await bucket.get(node)
-        return entry is not None and nodes.decode(entry.value).alive
+        if entry is None:
+            return False
+        record = bucket.read(nodes.decode, entry)
+        return record is None or record.alive  # a node that cannot be judged keeps its runs
 
     return Stranded(client, alive)
 

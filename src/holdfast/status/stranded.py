@@ -254,11 +254,10 @@ class Stranded:
         slot = parse_slot_run(case.run)
         if slot is None:
             return ""
-        entry = await Bucket(self._broker, self._names.schedules).get(schedule_key(slot[0]))
-        if entry is None:
-            return ""
-        schedule = schedules.decode(entry.value)
-        if (schedule.group, schedule.job) != (record.group, record.job):
+        bucket = Bucket(self._broker, self._names.schedules)
+        entry = await bucket.get(schedule_key(slot[0]))
+        schedule = bucket.read(schedules.decode, entry) if entry else None
+        if schedule is None or (schedule.group, schedule.job) != (record.group, record.job):
             return ""
         message = next_message(
             self._names,

@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.broker import Bucket
 from holdfast.client import Client
-from holdfast.client.schedules import REGISTRATION
+from holdfast.client.schedules import REFUSED, REGISTRATION
 from holdfast.errors import InvalidInput, NotFound, SettingsError, Unavailable, Unreadable
 from holdfast.identity import load_credentials
 from holdfast.identity.grants import ROLES
@@ -27,6 +27,8 @@ from holdfast.identity.patterns import covers
 from holdfast.model import fleet, lease, node, run, schedule, slot
 from holdfast.model.codec import JSON
 from holdfast.names import (
+    APPS,
+    REFUSALS,
     SETTINGS_REVISION,
     Names,
     is_literal,
@@ -200,7 +202,9 @@ def _schedule(key: str, body: bytes) -> object:
     kind, _, name = key.partition(".")
     if kind == "schedule":
         return schedule.usable(name, body)
-    return REGISTRATION.decode(body) if kind == "app" else None
+    if kind == REFUSALS:
+        return REFUSED.decode(body)
+    return REGISTRATION.decode(body) if kind == APPS else None
 
 
 def _slot(key: str, body: bytes) -> object:

@@ -17,7 +17,9 @@ from taskiq.message import BrokerMessage, TaskiqMessage
 from taskiq.result import TaskiqResult
 from taskiq.serializers.json_serializer import JSONSerializer
 
+from holdfast.errors import Unreadable
 from holdfast.integrations.taskiq.deliveries import Deliveries
+from holdfast.model.codec import Codec
 
 RETRIES_LABEL: Final = "_retries"
 """Set by taskiq's own retry middlewares on what they send again."""
@@ -32,7 +34,7 @@ class _Wire(msgspec.Struct):
     labels_types: dict[str, int] | None = None
 
 
-_decode = msgspec.json.Decoder(_Wire).decode
+_WIRE: Final = Codec[_Wire](_Wire, "a taskiq message")
 
 
 class OutcomeMiddleware(TaskiqMiddleware):
@@ -94,8 +96,8 @@ class WatchingFormatter(TaskiqFormatter):
     def _quickly(self, message: bytes) -> TaskiqMessage:
         """What taskiq's default does, in a third of the time; what is unusual goes there."""
         try:
-            wire = _decode(message)
-        except (msgspec.MsgspecError, ValueError, RecursionError):
+            wire = _WIRE.decode(message)
+        except Unreadable:
             return self.inner.loads(message)
         return TaskiqMessage.model_construct(
             task_id=wire.task_id,
