@@ -15,15 +15,18 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from holdfast.errors import HoldfastError
 
 log = logging.getLogger("holdfast.process")
 
-SAME_SECONDS = 0.05
-HANDLERS = ("holdfast-job", "holdfast-slot")
-"""How the threads and tasks are called in which handlers run."""
+SAME_SECONDS: Final = 0.05
+"""Signals closer together than this are one, sent to a process and to its group."""
+HANDLER_TASK: Final = "holdfast-job"
+PLACE_TASK: Final = "holdfast-place"
+HANDLERS: Final = (HANDLER_TASK, PLACE_TASK)
+"""Names of the threads and tasks in which handlers run."""
 
 
 class Runnable(Protocol):

@@ -28,9 +28,9 @@ SCRIPT = """
 import asyncio, sys
 from pathlib import Path
 from holdfast import run_consumer
-from holdfast.worker import slots, worker
+from holdfast.worker import places, worker
 
-worker.SETTLE_SECONDS = slots.CLOSE_SECONDS = 0.2
+worker.SETTLE_SECONDS = places.CLOSE_SECONDS = 0.2
 log = Path(sys.argv[1])
 
 def note(text):

@@ -15,7 +15,7 @@ from holdfast.config import RecordConfig
 from holdfast.errors import InvalidName, InvalidPayload, PayloadTooLarge, RunFailed
 from holdfast.names import consumer
 from holdfast.server import Server
-from holdfast.worker import moved
+from holdfast.worker import intake
 from tests.integration.support import (
     Seen,
     all_records,
@@ -421,7 +421,7 @@ async def test_subscriber_in_another_group_takes_over_what_the_old_one_left(
 ) -> None:
     """A job that subscribes moves to another group: events that waited for the old one are executed
     in the new one, each event once, and the old consumer is removed."""
-    monkeypatch.setattr(moved, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(intake, "MOVED_SECONDS", 0.2)
 
     def version(group: str) -> Holdfast:
         app = Holdfast("shop", nats_url=nats.url, namespace=namespace)

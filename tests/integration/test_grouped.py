@@ -23,9 +23,7 @@ async def grouping(nats: Server, namespace: str) -> AsyncIterator[GroupedBucket]
     """A bucket that groups, whatever the server costs."""
     async with Broker(ConnectionConfig(nats_url=nats.url, namespace=namespace)) as broker:
         await Topology(broker, RecordConfig()).ensure()
-        found = GroupedBucket(broker, broker.names.runs)
-        found.grouping = True
-        yield found
+        yield GroupedBucket(broker, broker.names.runs, grouping=True)
 
 
 @pytest.fixture
@@ -106,11 +104,45 @@ async def test_a_cancelled_writer_holds_up_nobody(nats: Server, namespace: str) 
         assert await bucket.put("after", b"", expected=0)
 
 
-async def test_calibration_leaves_nothing_behind(
-    nats: Server, namespace: str, report: Callable[[str], None]
+async def test_bucket_finds_out_by_its_own_writes(
+    nats: Server, namespace: str, batches: list[int], report: Callable[[str], None]
 ) -> None:
-    """It decides by measuring; what it wrote for that is never listed."""
-    async with grouping(nats, namespace) as bucket:
-        await bucket.calibrate()
+    """It tries both ways under load and keeps one; a few writes at a time try nothing."""
+    async with Broker(ConnectionConfig(nats_url=nats.url, namespace=namespace)) as broker:
+        await Topology(broker, RecordConfig()).ensure()
+        bucket = GroupedBucket(broker, broker.names.runs)
+        for n in range(3 * grouped.MEASURED_WRITES):
+            await bucket.put(f"single{n}", b"", expected=0)
+        assert (bucket.grouping, batches) == (False, [])
+        for n in range(8):
+            await asyncio.gather(*(bucket.put(f"k{n}.{i}", b"", expected=0) for i in range(MANY)))
+        assert batches, "groups were tried"
         report(f"writes go {'in groups' if bucket.grouping else 'one by one'} here")
-        assert [entry async for entry in bucket.entries()] == []
+        count = 3 * grouped.MEASURED_WRITES + 8 * MANY
+        assert len([entry async for entry in bucket.entries()]) == count, "nothing else is written"
+
+
+@pytest.mark.parametrize("synced", [True, False])
+async def test_bucket_groups_where_that_is_faster(
+    nats: Server, namespace: str, monkeypatch: pytest.MonkeyPatch, synced: bool
+) -> None:
+    """A server that takes one write at a time, as with a sync for each, is sent groups."""
+    turn = asyncio.Lock()
+
+    async def alone(self: GroupedBucket, write: grouped.Write) -> int:
+        async with turn if synced else contextlib.nullcontext():
+            await asyncio.sleep(0.001)
+            return 1
+
+    async def batch(self: GroupedBucket, writes: list[grouped.Write]) -> list[int]:
+        async with turn:
+            await asyncio.sleep(0.002)
+            return [1] * len(writes)
+
+    monkeypatch.setattr(GroupedBucket, "_alone", alone)
+    monkeypatch.setattr(GroupedBucket, "_batch", batch)
+    async with Broker(ConnectionConfig(nats_url=nats.url, namespace=namespace)) as broker:
+        bucket = GroupedBucket(broker, broker.names.runs)
+        for _ in range(6):
+            await asyncio.gather(*(bucket.put(f"k{i}", b"", expected=0) for i in range(MANY)))
+        assert bucket.grouping is synced

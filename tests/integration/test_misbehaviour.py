@@ -14,7 +14,7 @@ from chaos.zoo import ZOO, swallows_cancellation
 from holdfast import Backoff, Context, Holdfast
 from holdfast.errors import RunCancelled, RunFailed
 from holdfast.server import Server
-from holdfast.worker.merged import _get
+from holdfast.worker.supervisor import _get
 from tests import pooled_app
 from tests.integration.support import Seen, dead_letters, metric, record_of, working
 from tests.support import until

@@ -88,7 +88,7 @@ async def test_roles_do_their_whole_work(app: Holdfast, site: Site) -> None:
         await long.cancel()
         await broken.enqueue()
         await until(lambda: {"heard", "tick"} <= {kind for kind, _ in seen}, 20)
-    brokers = {"worker": worker._broker, "scheduler": scheduler.broker}
+    brokers = {"worker": worker.current.broker, "scheduler": scheduler.broker}
     brokers |= {"coordinator": coordinator.broker, "client": client.broker}  # type: ignore[attr-defined]
     assert {role: broker.denied for role, broker in brokers.items()} == {
         role: {} for role in brokers

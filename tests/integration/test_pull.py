@@ -190,7 +190,7 @@ async def test_paused_consumer_stays_healthy_and_resumes(app: Holdfast, seen: Se
         await seen.wait()
         await topology.pause(broker.names.jobs, name)
         await work.enqueue(1)
-        [pull] = worker._intake.pulls
+        [pull] = worker.current._intake.pulls
         heard = pull._heard
         for _ in range(3):  # three signs of life later it is still healthy, and nothing has come
             await until(
@@ -345,7 +345,7 @@ async def test_idle_worker_stays_ready_by_its_canary(app: Holdfast, tmp_path: Pa
 
     path = str(tmp_path / "health")
     async with working(app, health_path=path, canary_seconds=0.5) as worker:
-        canary = worker._canary
+        canary = worker.current.canary
         for _ in range(2):
             before = canary._arrived
             await until(lambda before=before: canary._arrived > before, 5, "a canary")

@@ -268,7 +268,7 @@ async def test_no_role_reaches_a_running_process(
         assert {word for _, word in fleet.executed} == {"genuine"}
         assert (await run.status()).state == "running"
         stopped = [
-            worker._stop,
+            worker.stopping,
             fleet.dispatcher.stopping,
             *(a.stopping for a in fleet.agents.values()),
         ]

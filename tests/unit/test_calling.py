@@ -14,7 +14,7 @@ from holdfast import Context, Holdfast, SyncContext, threads
 from holdfast.context import current_run
 from holdfast.telemetry import Telemetry
 from holdfast.testing import make_context
-from holdfast.worker.calling import Caller
+from holdfast.worker.attempt import Caller
 
 who: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
 

@@ -6,9 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from holdfast.worker.calling import Call
-from holdfast.worker.deadlines import Deadlines
-from holdfast.worker.held import Held, Interrupt
+from holdfast.worker.attempt import Call, Deadlines, Held, Interrupt
 
 
 def held() -> Held:

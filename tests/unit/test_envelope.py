@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import Holdfast
+from holdfast.model.message import LARGEST_COUNT, NUMBER_DIGITS, next_message
 from holdfast.names import (
     H_ATTEMPT,
     H_CRASHES,
@@ -16,10 +17,10 @@ from holdfast.names import (
     H_FAILURES,
     H_MSG_ID,
     H_RUN,
+    Names,
     check_run,
 )
-from holdfast.worker import envelope
-from holdfast.worker.held import Held
+from holdfast.worker.attempt import Held
 
 app = Holdfast("shop")
 
@@ -48,7 +49,7 @@ class Delivery:
 
 def identified(headers: dict[str, str], job: Any = resize, event: str = "") -> Held:
     held = Held(Delivery(headers), job, 0.0, event)  # type: ignore[arg-type]  # needs no acks
-    envelope.identify(held)
+    held.identify()
     return held
 
 
@@ -95,7 +96,7 @@ def test_identify_keeps_subscribers_apart() -> None:
 def test_scope_gives_a_run_of_one_s_own() -> None:
     """Two jobs that were given one id: the second gets another, the same each time."""
     held = identified({H_MSG_ID: "order-17"}, crop)
-    envelope.scope(held)
+    held.scope()
     assert check_run(held.run) == held.run != "order-17"
     assert held.keyed
 
@@ -108,7 +109,7 @@ def test_numbers_that_are_nonsense_count_as_absent(nonsense: str) -> None:
     """A header that is no small whole number changes nothing."""
     held = identified({H_RUN: "run", H_ATTEMPT: nonsense, H_FAILURES: nonsense})
     assert (held.stamp, held.failures) == (1, 0)
-    assert envelope.crashes(identified({H_CRASHES: nonsense})) == 0
+    assert identified({H_CRASHES: nonsense}).crashes == 0
 
 
 @pytest.mark.parametrize("nonsense", ["", "soon", "nan", "inf", "-inf", "-5", "1e300", "0"])
@@ -128,8 +129,8 @@ def test_identify_survives_any_headers(found: dict[str, str], event: str) -> Non
     """Whatever the headers say: a usable run id, small counts, and the same ones again."""
     held, again = identified(found, event=event), identified(found, event=event)
     assert check_run(held.run) == held.run
-    assert 0 <= held.failures <= envelope.LARGEST_NUMBER
-    assert 0 < held.stamp < 10**envelope.STAMP_DIGITS
+    assert 0 <= held.failures <= LARGEST_COUNT
+    assert 0 < held.stamp < 10**NUMBER_DIGITS
     assert 0 < held.created < 1e11
     assert (held.run, held.stamp, held.created) == (again.run, again.stamp, again.created)
 
@@ -139,10 +140,20 @@ def test_parked_headers_find_the_same_run_again(found: dict[str, str]) -> None:
     """The message of the next attempt is for the same run, counted on; the user's headers stay."""
     held = identified(found)
     held.failures += 1
-    parked = envelope.parked_headers(held, held.stamp + 1)
+    parked = next_message(
+        Names("hf"),
+        "default",
+        "resize",
+        held.run,
+        b"",
+        found,
+        number=held.stamp + 1,
+        failures=held.failures,
+        created=held.created,
+    ).headers
     assert parked.get("Tenant") == found.get("Tenant")
     later = identified(parked)
     assert later.run == held.run
-    if held.failures <= envelope.LARGEST_NUMBER:
+    if held.failures <= LARGEST_COUNT:
         assert (later.failures, later.stamp) == (held.failures, held.stamp + 1)
     assert later.created == pytest.approx(held.created, abs=0.001)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.telemetry import Telemetry
-from holdfast.worker.merged import merge
+from holdfast.worker.supervisor import merge
 
 
 def text(runs: int) -> str:

@@ -4,7 +4,8 @@ On a server that syncs every write (`sync_interval: always`) a sync costs more t
 and an atomic batch needs one for all of its writes. So a write that finds the way free leaves at
 once, alone; those that come meanwhile leave together when another has landed. Nothing waits for
 company, and a group is as large as the server is slow. Where syncs cost nothing, batches cost more
-than they save: `calibrate` finds out, and without it every write goes alone.
+than they save. Which it is, no server tells its clients; so the bucket compares the pace of its own
+writes in both ways, while enough of them are under way for a group.
 
 Guaranteed: each write succeeds or fails by its own expected revision, as in a plain `Bucket`. A
 batch is all or nothing, so when one is refused or its answer is lost, its writes go again one by
@@ -15,26 +16,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import secrets
-from collections.abc import Coroutine
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from holdfast import errors
 from holdfast.broker.batch import Write, store_batch
 from holdfast.broker.connection import Broker
-from holdfast.broker.kv import Bucket, ttl_text
-from holdfast.names import H_KV_OPERATION, H_TTL, kv_subject
+from holdfast.broker.kv import Bucket
 
 log = logging.getLogger("holdfast.broker")
 
 FLIGHTS: Final = 2
+"""One is on its way while the next is stored."""
 LARGEST_GROUP: Final = 200
+"""Well below the 1,000 messages that a server accepts in a batch."""
 APART_SECONDS: Final = 2.0
 """How long writes go one by one after a batch was refused: the server may have too many."""
 SMALLEST_GROUP: Final = 24
 """A batch has a price of its own, whatever its size."""
-TRIALS, TRIAL_WRITES, GAIN = 2, 100, 1.5
+MEASURED_WRITES: Final = 100
+"""Writes by which a way is judged: a tenth of a second on a server that syncs each of them."""
+GAIN: Final = 1.5
+"""How much faster groups must be: a smaller difference may be noise."""
+COMPARE_SECONDS: Final = 60.0
+"""How often the other way is tried again: the first comparison may have met an election."""
 
 
 class _Waiting(NamedTuple):
@@ -45,40 +49,39 @@ class _Waiting(NamedTuple):
 class GroupedBucket(Bucket):
     """One bucket, with a group commit where that pays."""
 
-    def __init__(self, broker: Broker, name: str) -> None:
+    def __init__(self, broker: Broker, name: str, *, grouping: bool | None = None) -> None:
+        """`grouping`: whether to group; None: find out which is faster."""
         super().__init__(broker, name)
-        self.grouping = False
+        self.grouping = bool(grouping)
+        self._adapts = grouping is None
+        self._pace: dict[bool, float] = {}
+        """Seconds per write, grouped and not."""
+        self._in_progress = 0
+        self._counted = 0
+        self._counted_since = 0.0
+        self._counted_seconds = 0.0
+        self._compare_at = 0.0
         self._under_way = 0
         self._gathering: list[_Waiting] = []
         self._flights: set[asyncio.Task[None]] = set()
         self._apart_until = 0.0
-
-    async def calibrate(self) -> None:
-        """Group from now on if the server takes a batch in much less time than single writes.
-
-        What is written for the trial are markers of deleted keys, which no listing shows, and which
-        the server drops after a second.
-        """
-        apart = together = math.inf
-        try:
-            for _ in range(TRIALS):
-                apart = min(apart, await self._timed(self._each(_trial(self.name))))
-                together = min(together, await self._timed(self._batch(_trial(self.name))))
-        except errors.BrokerError as error:
-            log.debug("no trial of grouped writes: %s", error)
-        self.grouping = together * GAIN < apart
-        log.debug("%d writes: %.2g s apart, %.2g s together", TRIAL_WRITES, apart, together)
-
-    async def _timed(self, trial: Coroutine[Any, Any, object]) -> float:
-        begin = self._broker.clock.monotonic()
-        await trial
-        return self._broker.clock.monotonic() - begin
 
     async def put(
         self, key: str, value: bytes, *, expected: int | None, ttl: float | None = None
     ) -> int:
         """Write if the key is still at `expected` (None: in any case); returns the new revision."""
         write = self._write(key, value, expected, ttl)
+        self._in_progress += 1
+        if self._in_progress == SMALLEST_GROUP:
+            self._counted_since = self._broker.clock.monotonic()
+        try:
+            return await self._send(write)
+        finally:
+            if self._in_progress >= SMALLEST_GROUP:
+                self._count()
+            self._in_progress -= 1
+
+    async def _send(self, write: Write) -> int:
         if not self.grouping or self._broker.clock.monotonic() < self._apart_until:
             return await self._alone(write)
         if self._under_way >= FLIGHTS:
@@ -90,6 +93,32 @@ class GroupedBucket(Bucket):
             return await self._alone(write)
         finally:
             self._landed()
+
+    def _count(self) -> None:
+        """Measure the pace, while there are enough writes for a group."""
+        self._counted += 1
+        last = self._in_progress == SMALLEST_GROUP
+        if not last and self._counted < MEASURED_WRITES:
+            return
+        now = self._broker.clock.monotonic()
+        self._counted_seconds += now - self._counted_since
+        self._counted_since = now
+        if self._counted >= MEASURED_WRITES:
+            self._pace[self.grouping] = self._counted_seconds / self._counted
+            self._counted, self._counted_seconds = 0, 0.0
+            if self._adapts:
+                self._choose(now)
+
+    def _choose(self, now: float) -> None:
+        if now >= self._compare_at:
+            self._compare_at = now + COMPARE_SECONDS
+            self._pace.pop(not self.grouping, None)
+        if len(self._pace) < 2:
+            self.grouping = not self.grouping  # not measured yet
+            return
+        together, apart = self._pace[True], self._pace[False]
+        self.grouping = together * GAIN < apart
+        log.debug("a write takes %.2g s in a group, %.2g s alone", together, apart)
 
     def _landed(self) -> None:
         """The next group leaves, if one has gathered."""
@@ -140,12 +169,3 @@ def _tell(done: asyncio.Future[int], outcome: int | BaseException) -> None:
         done.set_exception(outcome)
     else:
         done.set_result(outcome)
-
-
-def _trial(bucket: str) -> list[Write]:
-    token = secrets.token_hex(4)
-    headers = {H_KV_OPERATION: "DEL", H_TTL: ttl_text(1)}
-    return [
-        Write(kv_subject(bucket, f"trial-{token}-{number}"), b"", headers)
-        for number in range(TRIAL_WRITES)
-    ]

@@ -159,8 +159,7 @@ async def _supervised(specs: list[Spec], config: WorkerConfig, folder: str) -> i
     from holdfast.health import HealthServer
     from holdfast.model.liveness import from_config
     from holdfast.process import handle_signals
-    from holdfast.worker.merged import Merged
-    from holdfast.worker.supervisor import Supervisor
+    from holdfast.worker.supervisor import Merged, Supervisor
 
     grace = from_config(load(LivenessConfig), config.grace_seconds).grace_seconds
     supervisor = Supervisor(specs, stop_seconds=grace + STOP_MARGIN_SECONDS)

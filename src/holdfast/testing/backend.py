@@ -20,15 +20,16 @@ from holdfast.client.bucket import Data
 from holdfast.config import RecordConfig
 from holdfast.errors import Conflict, PayloadTooLarge
 from holdfast.model import run as runs
-from holdfast.model.message import first_message
+from holdfast.model.job import JobSpec
+from holdfast.model.message import RunMessage, first_message
 from holdfast.model.run import RunRecord
 from holdfast.names import H_CAUSE, H_ERROR, H_MSG_ID, H_REASON, H_RUN, H_TRACEBACK, Names
 from holdfast.ownership.store import MemoryStore
 from holdfast.server.node import MAX_PAYLOAD
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.queue import Headers, MemoryQueue, Scheduled
-from holdfast.worker.held import Held, Interrupt
-from holdfast.worker.outbox import Buried
+from holdfast.worker.attempt import Held, Interrupt
+from holdfast.worker.settling import Letter
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class PublishedEvent:
 
 
 class MemoryOutbox:
-    """What executions send (`worker.outbox.Outbox`), and what became of it."""
+    """What executions send (`worker.settling.Outbox`), and what became of it."""
 
     largest_result = MAX_PAYLOAD // 4
 
@@ -73,23 +74,14 @@ class MemoryOutbox:
         self.objects: dict[str, bytes] = {}
         self._app = app
         self._queue = queue
-        self._names = names
+        self.names = names
 
-    async def park(
-        self,
-        group: str,
-        job: str,
-        run: str,
-        mark: str,
-        body: bytes,
-        headers: Headers,
-        due: float,
-    ) -> None:
-        subject = self._names.later(group, job, run, mark)
-        self._queue.later(subject, Scheduled(group, job, body, headers, due), replace=True)
+    async def park(self, spec: JobSpec, message: RunMessage, subject: str, due: float) -> None:
+        waiting = Scheduled(spec.group, spec.name, message.body, message.headers, due)
+        self._queue.later(subject, waiting, replace=True)
 
     async def is_parked(self, group: str, job: str, run: str) -> bool:
-        return self._queue.has_later(self._names.later(group, job, run, ""))
+        return self._queue.has_later(self.names.later(group, job, run, ""))
 
     async def event(self, event: str, body: bytes, headers: Headers) -> bool:
         subscribers = self._subscribers(event)
@@ -108,9 +100,9 @@ class MemoryOutbox:
         specs = [job.spec for job in self._app.jobs.values()]
         return [(spec.group, spec.name) for spec in specs if event in spec.on]
 
-    async def dead_letter(self, group: str, job: str, body: bytes, headers: Headers) -> Buried:
+    async def dead_letter(self, group: str, job: str, body: bytes, headers: Headers) -> Letter:
         if not self._queue.is_new_dead_letter(headers):
-            return Buried()
+            return Letter()
         error, story = headers.get(H_ERROR, '""'), headers.get(H_TRACEBACK, '""')
         self.dead.append(
             DeadLetter(
@@ -124,11 +116,11 @@ class MemoryOutbox:
                 headers,
             )
         )
-        return Buried(len(self.dead))
+        return Letter(len(self.dead))
 
-    async def unbury(self, buried: Buried) -> None:
-        if buried.sequence:
-            del self.dead[buried.sequence - 1]
+    async def withdraw(self, letter: Letter) -> None:
+        if letter.sequence:
+            del self.dead[letter.sequence - 1]
 
     async def keep(self, name: str, body: bytes, ttl: float | None = None) -> str:
         self.objects[name] = body

@@ -42,9 +42,8 @@ from holdfast.telemetry import Telemetry
 from holdfast.testing.backend import DeadLetter, MemoryBackend, MemoryOutbox, PublishedEvent
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.queue import MemoryDelivery, MemoryQueue, Message
-from holdfast.worker.calling import Call, Caller
+from holdfast.worker.attempt import Call, Caller, Held
 from holdfast.worker.execution import Executor
-from holdfast.worker.held import Held
 
 MOST_ATTEMPTS = 10_000
 """`drain` gives up after this many: a job that enqueues itself without a delay never ends."""

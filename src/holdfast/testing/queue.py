@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from holdfast.broker import Stored
 from holdfast.clock import Clock
+from holdfast.keeper.board import Board
 from holdfast.names import H_MSG_ID, SERVER_HEADERS, Names
 
 NANO = 1_000_000_000
@@ -55,12 +56,14 @@ class Scheduled:
 
 
 class MemoryDelivery:
-    """One handing out of a message, with the right to acknowledge it (`worker.held.Message`)."""
+    """One handing out of a message, with the right to acknowledge it (`worker.attempt.Message`)."""
 
     def __init__(self, queue: MemoryQueue, message: Message) -> None:
         self.subject = message.subject
         self.body = message.body
         self.headers = message.headers
+        self.board: Board | None = None
+        self.place = -1
         self.reply = f"memory.ack.{message.sequence}.{message.deliveries}"
         self.deliveries = message.deliveries
         self.sequence = message.sequence

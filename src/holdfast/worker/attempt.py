@@ -1,29 +1,440 @@
-"""One attempt, as its context sees it: events, ownership, progress."""
+"""One attempt: the message that carries its run, the call of its handler, what its context may do.
+
+Guaranteed: a call ends in a value or in an error, whatever the handler does. A handler has its task
+and its context variables to itself: one that cancels its task, at once or much later, reaches no
+other run. Every exception is the handler's own affair, `SystemExit` and what is no `Exception`
+included; only `KeyboardInterrupt` on the event loop's thread, which is Ctrl-C, ends the process.
+
+Not guaranteed: that a handler stops when it is cancelled. One in a thread cannot be stopped, and an
+async one may refuse. `Call.leftovers` is what still runs, and occupies a place until it ends.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
-from holdfast import tracing
+from holdfast import threads, tracing
+from holdfast.app import Job, Middleware
 from holdfast.clock import Clock
+from holdfast.context import Context, SyncContext, current_run
 from holdfast.errors import ClaimLost, NoRecord
+from holdfast.keeper.board import Board
+from holdfast.model.message import cause_of, count_of, read_heading
 from holdfast.model.run import Progress
-from holdfast.names import H_CAUSE, H_MSG_ID, event_message_id
+from holdfast.names import H_CAUSE, H_CRASHES, H_MSG_ID, event_message_id, keyed_run
 from holdfast.ownership.claims import Claim, Claims
-from holdfast.payload import encode_value
+from holdfast.payload import Bound, encode_value
+from holdfast.process import HANDLER_TASK
 from holdfast.redaction import told
 from holdfast.telemetry import Telemetry
-from holdfast.worker.held import Held
-from holdfast.worker.outbox import Outbox
+from holdfast.threads import Outcome
+from holdfast.worker.pool import ProcessDied, ProcessPool
 
-PROGRESS_SECONDS = 0.5
-NOTE_CHARS = 500
-TRUSTED_SECONDS = 1.0
+if TYPE_CHECKING:
+    from holdfast.worker.settling import Outbox
+
+PROGRESS_SECONDS: Final = 0.5
+"""How often a handler's progress is written at most: people look at it, and each is a write."""
+NOTE_CHARS: Final = 500
+TRUSTED_SECONDS: Final = 1.0
 """No node is declared lost sooner, so a claim that was checked within this time is still ours."""
 
 
+# ---- the message
+
+
+class Message(Protocol):
+    """A delivery, from NATS or from memory."""
+
+    subject: str
+    body: bytes
+    headers: dict[str, str]
+    reply: str
+    board: Board | None
+    place: int
+
+    @property
+    def deliveries(self) -> int: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def stored_ns(self) -> int: ...
+
+    async def ack(self) -> None: ...
+    async def ack_confirmed(self) -> None: ...
+    async def nak(self, delay: float = 0.0) -> None: ...
+    async def extend(self) -> None: ...
+
+
+class Interrupt(Enum):
+    """Why a running handler was stopped."""
+
+    TIMEOUT = "timeout"
+    CANCEL = "cancel"
+    CLAIM_LOST = "claim lost"
+    SHUTDOWN = "shutdown"
+
+
+class Held:
+    """A message that this process holds, from its delivery until it is settled or given back."""
+
+    __slots__ = (
+        "attempt",
+        "call",
+        "cause",
+        "claim",
+        "created",
+        "event",
+        "extended",
+        "failures",
+        "job",
+        "keyed",
+        "message",
+        "patience",
+        "run",
+        "running",
+        "since",
+        "stamp",
+        "waiter",
+    )
+
+    patience: float
+    waiter: asyncio.Future[None]
+
+    def __init__(self, message: Message, job: Job[Any, Any], since: float, event: str = "") -> None:
+        self.message = message
+        self.job = job
+        self.since = since
+        self.extended = since
+        """When the server last heard that the message is in good hands."""
+        self.event = event
+        self.run = ""
+        self.stamp = 1
+        """The number of the message among those that carry its run."""
+        self.failures = 0
+        self.attempt = 1
+        self.created = 0.0
+        self.keyed = False
+        self.claim: Claim | None = None
+        self.cause: Interrupt | None = None
+        self.call: Call | None = None
+        """Of its handler, once that has started."""
+        self.running = False
+
+    @property
+    def lost(self) -> bool:
+        return self.claim is not None and self.claim.lost
+
+    @property
+    def interrupted(self) -> bool:
+        return self.cause is not None
+
+    # ---- which run it is
+
+    def identify(self) -> None:
+        """Find out which run the message is for; headers are optional and may be nonsense."""
+        message, spec = self.message, self.job.spec
+        subscriber = (spec.group, spec.name) if self.event else None
+        self.run, self.keyed, self.stamp, self.failures, self.created = read_heading(
+            message.headers, message.sequence, message.stored_ns, subscriber
+        )
+        self.attempt = self.failures + 1
+
+    def scope(self) -> None:
+        """Another job uses the same id: keep the two apart."""
+        spec = self.job.spec
+        self.run, self.keyed = keyed_run(spec.group, spec.name, self.run), True
+
+    def adopt(self, claim: Claim) -> None:
+        """Take over what the record knows better than the message."""
+        self.claim = claim
+        self.failures = claim.record.failures
+        self.attempt = claim.record.attempt
+        self.stamp = claim.record.message
+        self.created = claim.record.created or self.created
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the run has a record: by its job's contract, or because it was redelivered."""
+        message = self.message
+        return self.job.spec.recorded or message.deliveries > 1 or H_CRASHES in message.headers
+
+    @property
+    def crashes(self) -> int:
+        """Crashes of a run that has a record only because it was redelivered."""
+        return count_of(self.message.headers, H_CRASHES)
+
+    @property
+    def sender(self) -> str:
+        """The run that sent this one, if any."""
+        return cause_of(self.message.headers)
+
+    def log_fields(self, node: str) -> dict[str, Any]:
+        """What every log line of a run carries."""
+        return {
+            "run": self.run,
+            "job": self.job.name,
+            "attempt": self.attempt,
+            "node": node,
+            "epoch": self.claim.epoch if self.claim else 0,
+        }
+
+    def show(self) -> None:
+        """Name the run on the keeper's board: its handler is about to start."""
+        board, place = self.message.board, self.message.place
+        if board is not None and place >= 0:
+            board.name(place, self.run, self.claim.epoch if self.claim else 0)
+
+    # ---- its handler
+
+    def begin(self, call: Call, patience: float) -> asyncio.Future[None]:
+        """The handler runs now.
+
+        The future is done when it has ended, and also when it was interrupted and still runs after
+        `patience` seconds: time enough to clean up.
+        """
+        self.call = call
+        self.running = True
+        self.patience = patience
+        self.waiter = asyncio.get_running_loop().create_future()
+        call.task.add_done_callback(self._wake)
+        return self.waiter
+
+    def _wake(self, _: object = None) -> None:
+        if not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def interrupt(self, cause: Interrupt) -> None:
+        """Stop the handler, if it is running; the first cause counts."""
+        if self.cause is None:
+            self.cause = cause
+            if self.running and self.call is not None:
+                self.call.task.cancel()
+                asyncio.get_running_loop().call_later(self.patience, self._wake)
+
+    def over(self) -> None:
+        """The attempt is over: it cannot be interrupted, and its context refuses everything."""
+        self.running = False
+
+
+class Deadlines:
+    """Interrupts attempts whose time is over, with one timer for all of them.
+
+    Nearly every attempt ends long before its time is over. A timer of the loop for each would be
+    the most expensive part of a short run, so each only writes down its deadline.
+    """
+
+    def __init__(self) -> None:
+        self._due: dict[Held, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, held: Held, seconds: float) -> None:
+        """Interrupt it after this long, unless it has ended."""
+        loop = asyncio.get_running_loop()
+        due = self._due[held] = loop.time() + seconds
+        if self._timer is None or due < self._timer.when():
+            self._set(loop, due)
+
+    def end(self, held: Held) -> None:
+        """It has ended."""
+        self._due.pop(held, None)
+
+    def _set(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(due, self._ring, loop)
+
+    def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        now = loop.time()
+        for held in [held for held, due in self._due.items() if due <= now]:
+            del self._due[held]
+            held.interrupt(Interrupt.TIMEOUT)
+        if self._due:
+            self._set(loop, min(self._due.values()))
+
+
+# ---- the call
+
+
+class Call:
+    """One call of a handler: its task, and the threads that it has left behind."""
+
+    __slots__ = ("behind", "started", "task")
+
+    task: asyncio.Task[Outcome]
+
+    def __init__(self) -> None:
+        self.started = True
+        """False: it was stopped before there was a thread for the handler."""
+        self.behind: tuple[asyncio.Future[Any], ...] = ()
+
+    @property
+    def leftovers(self) -> list[asyncio.Future[Any]]:
+        """What still runs."""
+        return [future for future in (self.task, *self.behind) if not future.done()]
+
+
+class Caller:
+    """Calls handlers with their middlewares."""
+
+    fatal: ClassVar[tuple[type[BaseException], ...]] = (KeyboardInterrupt,)
+    """An exception that ends the process, and not only the attempt."""
+
+    def __init__(
+        self,
+        middlewares: list[Middleware],
+        threads: int,
+        telemetry: Telemetry,
+        processes: int = 1,
+    ) -> None:
+        self.threads = threads
+        self.processes = processes
+        self.busy_threads = 0
+        self._processes: ProcessPool | None = None
+        self._middlewares = middlewares
+        self._pool: ThreadPoolExecutor | None = None
+        self._telemetry = telemetry
+
+    def lanes(self, jobs: Iterable[Job[Any, Any]]) -> dict[str, int]:
+        """How many handlers of these jobs can run at once, by lane; the loop has no limit."""
+        most = {"thread": self.threads, "process": self.processes}
+        return {job.lane: most[job.lane] for job in jobs if job.lane in most}
+
+    async def prepare(self, job: Job[Any, Any]) -> None:
+        """Start a process for a job that needs one, so that this takes no time of the attempt."""
+        with contextlib.suppress(ProcessDied, OSError):  # the call tries again, and fails with it
+            await self._pool_of_processes().prepare(job)
+
+    def _pool_of_processes(self) -> ProcessPool:
+        if self._processes is None:
+            self._processes = ProcessPool(self.processes)
+        return self._processes
+
+    def has_place(self, job: Job[Any, Any]) -> bool:
+        """Whether a handler of this job could start at once."""
+        return job.lane != "thread" or self.busy_threads < self.threads
+
+    def start(
+        self, job: Job[Any, Any], run: str, bound: Bound, make_context: Callable[[], Context]
+    ) -> Call:
+        """Begin one attempt; its context is made only where somebody sees it."""
+        call = Call()
+        body = self._outcome(job, run, bound, make_context, call)
+        call.task = asyncio.get_running_loop().create_task(body, name=HANDLER_TASK)
+        return call
+
+    async def _outcome(
+        self,
+        job: Job[Any, Any],
+        run: str,
+        bound: Bound,
+        make_context: Callable[[], Context],
+        call: Call,
+    ) -> Outcome:
+        try:
+            return await self.call(job, run, bound, make_context, call), None
+        except asyncio.CancelledError:
+            raise
+        except self.fatal:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a handler may raise anything
+            return None, error
+
+    def call(
+        self,
+        job: Job[Any, Any],
+        run: str,
+        bound: Bound,
+        make_context: Callable[[], Context],
+        call: Call,
+    ) -> Coroutine[Any, Any, Any]:
+        """The attempt itself, inside its task."""
+        current_run.set(run)
+        traced = tracing.on()
+        if not (job.signature.contexts or self._middlewares or traced):
+            return self._handler(job, bound, call, run)
+        ctx = make_context()
+        chain = self._chain(job, ctx, bound, call)
+        return _traced(ctx, chain) if traced else chain
+
+    def _chain(
+        self, job: Job[Any, Any], ctx: Context, bound: Bound, call: Call
+    ) -> Coroutine[Any, Any, Any]:
+        if job.signature.contexts and job.lane != "process":
+            own = ctx if job.is_async else SyncContext.beside(ctx, asyncio.get_running_loop())
+            given = {**bound.kwargs, **dict.fromkeys(job.signature.contexts, own)}
+            bound = bound._replace(kwargs=given)
+        handler: Any = functools.partial(self._handler, job, bound, call, ctx.run, ctx)
+        wrapped: Any
+        for wrapped in reversed(self._middlewares):
+            handler = functools.partial(wrapped, ctx, handler)
+        chained: Coroutine[Any, Any, Any] = handler()
+        return chained
+
+    def _handler(
+        self, job: Job[Any, Any], bound: Bound, call: Call, run: str, ctx: Context | None = None
+    ) -> Coroutine[Any, Any, Any]:
+        if job.is_async:
+            coroutine: Coroutine[Any, Any, Any] = job.func(*bound.args, **bound.kwargs)
+            return coroutine
+        if job.lane == "process":
+            return self._pool_of_processes().run(job, bound, run, ctx)
+        return self._in_thread(functools.partial(job.func, *bound.args, **bound.kwargs), call)
+
+    async def _in_thread(self, function: functools.partial[Any], call: Call) -> Any:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.threads, HANDLER_TASK)
+        inside = functools.partial(contextvars.copy_context().run, function)
+        working = self._pool.submit(threads.caught, inside)
+        future = asyncio.wrap_future(working)
+        self.busy_threads += 1
+        future.add_done_callback(self._thread_freed)
+        try:
+            outcome = await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if working.cancel():
+                call.started = False
+            elif not future.done():
+                self._leave_behind(call, future)
+            raise
+        result = threads.given(outcome)
+        return await result if asyncio.iscoroutine(result) else result
+
+    def _thread_freed(self, _: object) -> None:
+        self.busy_threads -= 1
+
+    def _leave_behind(self, call: Call, future: asyncio.Future[Any]) -> None:
+        call.behind += (future,)
+        self._telemetry.stuck_threads.inc()
+        future.add_done_callback(lambda _: self._telemetry.stuck_threads.dec())
+
+    def close(self) -> None:
+        """Let go of threads and processes; threads that are busy end with the process."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._processes is not None:
+            self._processes.close()
+
+
+async def _traced(ctx: Context, chain: Coroutine[Any, Any, Any]) -> Any:
+    facts = {"run": ctx.run, "group": ctx.group, "attempt": ctx.attempt, "node": ctx.node}
+    with tracing.attempting(f"run {ctx.job}", ctx.headers, **facts):
+        return await chain
+
+
+# ---- the context
+
+
 class CurrentAttempt:
-    """One attempt, as its context sees it."""
+    """What a handler's context does for its attempt: events, ownership, progress."""
 
     __slots__ = (
         "_claims",

@@ -16,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -43,32 +44,29 @@ from holdfast.names import body_object
 from holdfast.ownership.claims import Claim, Claims
 from holdfast.payload import Bound
 from holdfast.telemetry import Telemetry
-from holdfast.worker import envelope
-from holdfast.worker.attempt import CurrentAttempt
-from holdfast.worker.calling import Call, Caller
-from holdfast.worker.deadlines import Deadlines
-from holdfast.worker.held import Held, Interrupt
-from holdfast.worker.outbox import Outbox
+from holdfast.worker.attempt import Call, Caller, CurrentAttempt, Deadlines, Held, Interrupt
 from holdfast.worker.pool import ResultRefused
-from holdfast.worker.settling import Settler, line_of, quietly, story_of
-from holdfast.worker.slots import Left
+from holdfast.worker.settling import Outbox, Settler, error_line, traceback_of
 
 log = logging.getLogger("holdfast.worker")
 
-HELD_ELSEWHERE_SECONDS = 2.0
-LEFT_SECONDS = 2.0
+HELD_ELSEWHERE_SECONDS: Final = 2.0
+"""How soon a message comes again whose run another node holds: a dead one is noticed by then."""
+LEFT_SECONDS: Final = 2.0
 """How soon a run that this worker cannot execute comes again, to it or to another one."""
-FOREIGN_MOST = 100_000
+FOREIGN_MOST: Final = 100_000
 """Runs left to other versions whose first sight is remembered: a bound on memory."""
-HAS_BEGUN = "it had begun before its job became at_most_once, and may not start again"
-CROWDED_SECONDS = 2.0
+HAS_BEGUN: Final = "it had begun before its job became at_most_once, and may not start again"
+CROWDED_SECONDS: Final = 2.0
 """How soon a suspect that must wait comes again: as long as a short run takes."""
-UNREADABLE_SECONDS = 30.0
+UNREADABLE_SECONDS: Final = 30.0
 """How soon a message comes again whose run's record cannot be read: a person has to act first."""
-ACK_TRIES = 50
-LOOK_AGAIN_SECONDS = 15.0
+ACK_TRIES: Final = 50
+ACK_PAUSE_SECONDS: Final = 0.1
+"""Together five seconds: a consumer without a leader has a new one by then."""
+LOOK_AGAIN_SECONDS: Final = 15.0
 """How long a message waits whose run expects a newer one that is nowhere to be seen."""
-SAME_MESSAGE_SECONDS = 0.01
+SAME_MESSAGE_SECONDS: Final = 0.01
 """A record keeps the time of the run's first message with more digits than a header does."""
 
 
@@ -91,8 +89,6 @@ class Executor:
         settings: Callable[[], Settings] | None = None,
     ) -> None:
         self.claims = claims
-        self.on_begin: Callable[[Held], None] = lambda held: None
-        """Called when a run is about to be attempted."""
         self._clock = clock
         self._outbox = outbox
         self._caller = caller
@@ -109,16 +105,16 @@ class Executor:
             claims, outbox, clock, telemetry, node=node, now=now, short_wait=short_wait
         )
 
-    async def execute(self, held: Held) -> Left:
+    async def execute(self, held: Held) -> Sequence[asyncio.Future[Any]]:
         """Take one message all the way; errors of the broker end here, the message comes again.
 
         Returns what its handler has left running.
         """
-        envelope.identify(held)
+        held.identify()
         kept = ""
         try:
             if await self._obtain(held):
-                self.on_begin(held)
+                held.show()
                 kept = held.claim.record.body_object if held.claim else ""
                 await self._attempt(held)
         except ClaimLost as error:
@@ -135,16 +131,12 @@ class Executor:
             return ()
         return self._leftovers(held, call)
 
-    async def give_back(self, held: Held) -> None:
-        """Return a message that was never started."""
-        await quietly(held.message.nak())
-
     # ---- obtaining the right to run it
 
     async def _obtain(self, held: Held) -> bool:
         spec = held.job.spec
         redelivered = held.message.deliveries > 1
-        if not envelope.is_recorded(held) and not await self._is_expected(held):
+        if not held.is_recorded and not await self._is_expected(held):
             return True
         fresh = RunRecord(
             "running",
@@ -154,8 +146,8 @@ class Executor:
             created=held.created,
             restart=spec.restart,
             failures=held.failures,
-            crashes=envelope.crashes(held),
-            cause=envelope.cause(held.message.headers),
+            crashes=held.crashes,
+            cause=held.sender,
         )
         if spec.delivery == "at_most_once":
             fresh = await self._with_body(held, fresh)
@@ -163,7 +155,7 @@ class Executor:
             held.run, fresh, message=held.stamp, reply=held.message.reply, careful=redelivered
         )
         if found is Verdict.FOREIGN:
-            envelope.scope(held)
+            held.scope()
             found = await self.claims.claim(
                 held.run, fresh, message=held.stamp, reply=held.message.reply
             )
@@ -176,7 +168,7 @@ class Executor:
                 await self._refused(held, found)
             return False
         self._won.inc()
-        envelope.adopt(held, found)
+        held.adopt(found)
         counted = found.record.failures and not found.record.attempts  # without a record
         if spec.delivery == "at_most_once" and counted:
             await self._settle.dead(held, "failed", HAS_BEGUN, "")
@@ -270,7 +262,7 @@ class Executor:
                 tries -= 1
             except BrokerError as error:
                 log.debug("run %s is not acknowledged yet: %s", held.run, error)
-            await self._clock.sleep(0.1)
+            await self._clock.sleep(ACK_PAUSE_SECONDS)
         await self._settle.returned(held)
         return False
 
@@ -299,11 +291,11 @@ class Executor:
         reason, state, error = _ending(verdict, record)
         running = record.state == "running"
         told = runs.close_crashed(record, self._now()) if running else record
-        buried = await self._settle.bury(held, reason, error, "", told)
+        letter = await self._settle.write_letter(held, reason, error, "", told)
         if await self.claims.give_up(held.run, record, revision, state=state, error=error):
             await held.message.ack()
         else:
-            await self._outbox.unbury(buried)
+            await self._outbox.withdraw(letter)
             await held.message.nak(HELD_ELSEWHERE_SECONDS)
 
     # ---- the attempt
@@ -327,7 +319,7 @@ class Executor:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - the user's own types are made here
-            await self._settle.dead(held, "invalid", line_of(error), story_of(error))
+            await self._settle.dead(held, "invalid", error_line(error), traceback_of(error))
             return
         if spec.delivery == "at_most_once" and not await self._ack_first(held):
             return
@@ -394,12 +386,12 @@ class Executor:
             return await self._raised(held, error)
         return await self._settle.done(held, value)
 
-    def _leftovers(self, held: Held, call: Call) -> Left:
+    def _leftovers(self, held: Held, call: Call) -> Sequence[asyncio.Future[Any]]:
         """What still runs of a handler whose attempt is over; an async one is logged."""
         spec = held.job.spec
         if call.task.done():
             return call.leftovers
-        fields = envelope.log_fields(held, self._node)
+        fields = held.log_fields(self._node)
         gauge = self._telemetry.stuck_handlers.labels(spec.group, spec.name)
         log.warning(
             "the handler of run %s (job %s) still runs %s after it was cancelled (%s): its attempt "
@@ -419,7 +411,7 @@ class Executor:
         call.task.add_done_callback(gone)
         return call.leftovers
 
-    async def _interrupted(self, held: Held, story: str = "") -> Outcome:
+    async def _interrupted(self, held: Held, trace: str = "") -> Outcome:
         spec = held.job.spec
         if held.cause is None:
             return await self._settle.failed(
@@ -430,12 +422,12 @@ class Executor:
         if held.cause is Interrupt.TIMEOUT:
             limit = spec.timeout_seconds or spec.run_timeout_seconds or 0.0
             error = f"TimeoutError: the attempt took longer than {durations.text(limit)}"
-            return await self._settle.failed(held, error, story, "timeout")
+            return await self._settle.failed(held, error, trace, "timeout")
         if held.cause is Interrupt.CANCEL:
             return await self._settle.cancelled(held, "cancelled")
         if held.cause is Interrupt.SHUTDOWN and spec.delivery == "at_most_once":
             await self._settle.dead(
-                held, "lost", "its worker stopped, and it starts at most once", story
+                held, "lost", "its worker stopped, and it starts at most once", trace
             )
             return "given_back"
         if held.cause is Interrupt.SHUTDOWN:
@@ -448,20 +440,22 @@ class Executor:
             return "failed"
         steers = isinstance(error, Signal) and held.cause is Interrupt.TIMEOUT
         if held.cause is not None and not steers:  # its answer to being stopped
-            return await self._interrupted(held, story_of(error))
+            return await self._interrupted(held, traceback_of(error))
         if isinstance(error, Discard):
             return await self._settle.cancelled(
-                held, line_of(error).replace("Discard", "discarded", 1)
+                held, error_line(error).replace("Discard", "discarded", 1)
             )
         delay = None
         try:
             if isinstance(error, (Retry, Snooze)) and error.delay is not None:
                 delay = durations.seconds(error.delay, f"{type(error).__name__} delay")
         except InvalidInput as wrong:
-            return await self._settle.failed(held, line_of(wrong), story_of(error))
+            return await self._settle.failed(held, error_line(wrong), traceback_of(error))
         if isinstance(error, Snooze) and held.job.spec.delivery != "at_most_once":
             return await self._settle.snoozed(held, delay or 0.0)
-        return await self._settle.failed(held, line_of(error), story_of(error), "failed", delay)
+        return await self._settle.failed(
+            held, error_line(error), traceback_of(error), "failed", delay
+        )
 
     def _closing(self, held: Held) -> None:
         """The worker closes: settle what it had interrupted, leave everything else."""

@@ -1,12 +1,16 @@
-"""What a worker takes from its queues, and what it holds.
+"""What a worker takes from its queues.
 
 It takes only what it can start soon: free places of the job's lane, plus what the lane's recent
 speed would need in a moment; consumers that bring nothing ask for one message, busy ones share the
-room. What was taken and cannot be started within a second is given back, for others to have; at
-once, when every place of its lane is stuck. Everything held is extended, while the node is trusted.
+room. What was taken and cannot start within a second is given back, for others to have; at once,
+when its lane is blocked.
 
 Nothing is taken before every subscription of ours exists: what runs may publish an event, and a
 consumer that is made after that would never see it.
+
+Beside the jobs' own consumers there are two kinds. The *canary* proves that a message can still
+travel stream → consumer → process → ack, because connected is not the same as consuming. *Moved*
+consumers are those that our subscribers had in another group.
 """
 
 from __future__ import annotations
@@ -14,97 +18,94 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final
 
 from holdfast import errors
 from holdfast.app import Job
-from holdfast.broker import Delivery, Pull
+from holdfast.broker import Bucket, Delivery, Pull
+from holdfast.broker.streams import APP_LABEL, NANO
 from holdfast.client import Client
 from holdfast.config import WorkerConfig
 from holdfast.keeper.board import LOOP, QUICK, Board
-from holdfast.model.node import HeldRun
-from holdfast.names import consumer
-from holdfast.worker.canary import Canary
+from holdfast.model import node as nodes
+from holdfast.names import H_TTL, consumer, parse_consumer
+from holdfast.retrying import repeating
+from holdfast.worker.attempt import Held
 from holdfast.worker.execution import Executor
-from holdfast.worker.held import Held, Interrupt
-from holdfast.worker.slots import Lane, Left, Slots
+from holdfast.worker.places import SPEED_SECONDS, Lane, Left, Places
+from holdfast.worker.settling import quietly
 
 log = logging.getLogger("holdfast.worker")
 
-LATE_SECONDS = 1.0
+LATE_SECONDS: Final = 1.0
 """A loop that stood still for less was only busy."""
-SPEED_SECONDS = 0.1
-LANE_SPEED_SECONDS = 0.5
+AHEAD_SECONDS: Final = 0.1
+"""How far ahead the event loop's messages are taken: longer than a round trip to the server."""
+LANE_AHEAD_SECONDS: Final = 0.5
 """Threads and processes have few places: with less in advance they would stand idle between two
 short runs. Below `WAITING_SECONDS`, so that what is taken in advance is started, not given back."""
-SPEED_TICK_SECONDS = 0.25
-WAITING_SECONDS = 1.0
-UNDER_WAY_SECONDS = 60.0
-PLACES = {"loop": "places", "thread": "threads", "process": "processes"}
+WAITING_SECONDS: Final = 1.0
+"""What waits longer than this is better off with another worker."""
+UNDER_WAY_SECONDS: Final = 60.0
+"""How far back a subscription that vanished is read again: longer than most runs take."""
+CANARY_MISSED: Final = 3
+"""One canary may be late on a busy server; three in a row are not."""
+CANARY_KEPT_SECONDS: Final = 60
+"""Canaries and their consumer outlive a dead worker by this."""
+MOVED_SECONDS: Final = 10.0
+"""A group that moves is rare, and listing consumers costs the server little at this rate."""
+PLACES: Final = {"loop": "places", "thread": "threads", "process": "processes"}
 """What the places of a lane are called."""
-INDEX_SECONDS = 0.2
-"""Runs held for less are not in the index: most end before anyone could read it."""
-INDEX_UNCLAIMED = 500
-"""So many messages without a claim are in it at most; the rest comes back after `ack_wait`."""
 
 
 class Intake:
-    """The pulls of one worker and the messages that it holds."""
+    """The pulls of one worker's jobs."""
 
     def __init__(
         self,
         client: Client,
         config: WorkerConfig,
         jobs: Iterable[Job[Any, Any]],
+        places: Places,
         executor: Executor,
         canary: Canary,
         board: Board,
         *,
         app: str = "",
         enough: Callable[[], None],
-        lanes: Mapping[str, int] | None = None,
     ) -> None:
-        self.slots = Slots(
-            config.concurrency, self._start, self._freed, lanes, lambda held: held.job.lane
-        )
-        self._blocked: set[str] = set()
-        self.board = board
-        executor.on_begin = self._begun
-        self._unsure: asyncio.Task[None] | None = None
-        self.executed = 0
-        self.speed = 0.0
+        """`enough` is called when `max_runs` runs were executed."""
         self.draining = False
         self._client = client
         self._broker = client.broker
         self._config = config
+        self._places = places
         self._executor = executor
         self._canary = canary
+        self._board = board
         self._app = app
         self._enough = enough
-        self._held: dict[str, Held] = {}
-        self._idle = asyncio.Event()
+        self._blocked: set[str] = set()
+        self._unsure: asyncio.Task[None] | None = None
         self.pulls = [pull for job in jobs for pull in self._pulls_of(job)]
-        self._to_subscribe = {
-            p.consumer for p in self.pulls if p.stream == self._broker.names.events
-        }
+        events = self._broker.names.events
+        self._to_subscribe = {p.consumer for p in self.pulls if p.stream == events}
+        places.open(self._start, self._freed)
 
     # ---- pulling
 
     def _pulls_of(self, job: Job[Any, Any]) -> list[Pull]:
-        names = self._broker.names
-        spec = job.spec
+        names, spec = self._broker.names, job.spec
         found = [self._pull(job, names.jobs, names.job(spec.group, spec.name), "")]
         found += [self._pull(job, names.events, names.event(event), event) for event in spec.on]
         return found
 
     def _pull(self, job: Job[Any, Any], stream: str, subject: str, event: str) -> Pull:
-        spec = job.spec
-        topology = self._client.topology
-        name = consumer(spec.group, spec.name, event)
+        name = consumer(job.spec.group, job.spec.name, event)
 
         async def ensure() -> None:
-            await topology.ensure_consumer(
+            await self._client.topology.ensure_consumer(
                 stream,
                 name,
                 subject,
@@ -115,28 +116,36 @@ class Intake:
             )
             self._exists(name)
 
-        def deliver(delivery: Delivery) -> None:
-            self.delivered(delivery, job, event)
+        pull = self.pull_for(job, event, stream, name, ensure)
+        return pull
 
+    def pull_for(
+        self,
+        job: Job[Any, Any],
+        event: str,
+        stream: str,
+        name: str,
+        ensure: Callable[[], Awaitable[None]],
+    ) -> Pull:
+        """A pull whose messages are executed by a job."""
         pull = Pull(
             self._broker,
             stream,
             name,
             ensure=ensure,
-            deliver=deliver,
-            want=lambda: self.wanted(pull, job.lane),
+            deliver=lambda delivery: self._delivered(delivery, job, event),
+            want=lambda: self._wanted(pull, job.lane),
         )
         return pull
 
     def _exists(self, name: str) -> None:
-        """A consumer is there; with the last subscription everything may start."""
+        """A consumer exists; with the last subscription everything may start."""
         if name in self._to_subscribe:
             self._to_subscribe.remove(name)
             if not self._to_subscribe:
-                self.wake()
+                self._wake()
 
-    def wake(self) -> None:
-        """Look again at how much every consumer may bring."""
+    def _wake(self) -> None:
         for pull in self.pulls:
             pull.wake()
 
@@ -150,13 +159,13 @@ class Intake:
         away = self._broker.clock.monotonic() - pull.known
         return self._broker.server_now() - away - UNDER_WAY_SECONDS
 
-    def wanted(self, pull: Pull, lane_name: str) -> int:
+    def _wanted(self, pull: Pull, lane_name: str) -> int:
         """How many messages one consumer may have under way: idle ones one, busy ones the rest."""
-        if self.draining or self._to_subscribe or self.slots.reserved:
+        places = self._places
+        if self.draining or self._to_subscribe or places.reserved:
             return 0
-        slots, lane = self.slots, self.slots.lanes[lane_name]
-        room = slots.limit + int(self.speed * SPEED_SECONDS) - slots.busy - slots.stuck
-        room = min(room - slots.waiting, self._lane_room(lane))
+        room = places.limit + int(places.speed * AHEAD_SECONDS) - places.busy - places.stuck
+        room = min(room - places.waiting, self._lane_room(places.lanes[lane_name]))
         if room <= 0:
             return 0
         if not pull.active:
@@ -167,23 +176,24 @@ class Intake:
     def _lane_room(self, lane: Lane) -> int:
         if lane.blocked:
             return 0
-        ahead = SPEED_SECONDS if lane.name == "loop" else LANE_SPEED_SECONDS
+        ahead = AHEAD_SECONDS if lane.name == "loop" else LANE_AHEAD_SECONDS
         return lane.free + int(lane.speed * ahead) - len(lane.backlog)
 
-    def delivered(self, delivery: Delivery, job: Job[Any, Any], event: str) -> None:
-        """A message of a job has come."""
+    # ---- a message
+
+    def _delivered(self, delivery: Delivery, job: Job[Any, Any], event: str) -> None:
         now = self._broker.clock.monotonic()
         if self._may_be_old(now):
             return  # it comes again, to whoever has it by then
         held = Held(delivery, job, now, event)
-        if self.draining or self.slots.reserved or self.slots.lanes[job.lane].blocked:
+        if self.draining or self._places.reserved or self._places.lanes[job.lane].blocked:
             self._give_back_soon(held)
             return
-        self._held[delivery.reply] = held
-        delivery.board = self.board
+        self._places.held[delivery.reply] = held
+        delivery.board = self._board
         mark = QUICK if job.spec.restart == "immediately" else 0
-        delivery.place = self.board.take(delivery.reply, now, mark)
-        self.slots.submit(held)
+        delivery.place = self._board.take(delivery.reply, now, mark)
+        self._places.submit(held)
 
     def _may_be_old(self, now: float) -> bool:
         """Whether what arrives now may be an old delivery that somebody else has by now.
@@ -193,7 +203,7 @@ class Intake:
         """
         if self._unsure is not None and not self._unsure.done():
             return True
-        moved = self.board.times[LOOP]
+        moved = self._board.times[LOOP]
         if not moved or now - moved < max(LATE_SECONDS, self._config.ack_wait_seconds / 2):
             return False
         self._unsure = asyncio.create_task(self._ask_server())
@@ -205,53 +215,66 @@ class Intake:
 
     def _start(self, held: Held) -> Awaitable[Left]:
         """Execute a message, unless the keeper has given it back while the loop was blocked."""
-        place = getattr(held.message, "place", -1)
-        if place >= 0 and not (self.board.start(place) and self._was_extended(place)):
+        place = held.message.place
+        if place >= 0 and not (self._board.start(place) and self._was_extended(place)):
             return _nothing()
         return self._executor.execute(held)
 
     def _was_extended(self, place: int) -> bool:
         """Whether the server cannot have given a message to somebody else while it waited."""
-        age = self._broker.clock.monotonic() - self.board.extended[place]
+        age = self._broker.clock.monotonic() - self._board.extended[place]
         return age < self._config.ack_wait_seconds
 
-    def _begun(self, held: Held) -> None:
-        """Its handler is about to start."""
-        place = getattr(held.message, "place", -1)
-        if place >= 0:
-            self.board.name(place, held.run, held.claim.epoch if held.claim else 0)
+    def _freed(self, held: Held) -> None:
+        self._places.held.pop(held.message.reply, None)
+        if held.message.place >= 0 and isinstance(held.message, Delivery):
+            held.message.abandon()
+        self._canary.travelled()
+        if self.draining:
+            return
+        lane = self._places.lanes[held.job.lane]
+        if len(lane.backlog) <= lane.limit // 2:
+            for pull in self.pulls:
+                pull.wake_if_low()
+        if self._config.max_runs and self._places.executed >= self._config.max_runs:
+            self._enough()
 
-    def claim_lost(self, run: str) -> None:
-        """Somebody else holds a run: nothing more may be sent about its message."""
-        for held in self._held.values():
-            if held.run == run and isinstance(held.message, Delivery):
-                held.message.abandon()
+    # ---- giving back
 
-    def executed_by(self, task: asyncio.Task[Any] | None) -> tuple[str, str]:
-        """The run and the job that a task executes; called from another thread."""
-        for held in list(self._held.values()):
-            if task is not None and held.call is not None and held.call.task is task:
-                return held.run, held.job.spec.name
-        return "", ""
+    def _give_back_soon(self, held: Held) -> None:
+        reply, all_held = held.message.reply, self._places.held
+        task = asyncio.create_task(quietly(held.message.nak()))
+        all_held[reply] = held
+        task.add_done_callback(lambda _: all_held.pop(reply, None))
 
-    def give_back_waiting(self) -> None:
-        """What was taken and cannot be started soon, because the slots are full of long runs."""
-        now = self._broker.clock.monotonic()
-        for held in self.slots.given_back(now - WAITING_SECONDS):
-            self._held.pop(held.message.reply, None)
-            self._give_back_soon(held)
+    async def adjust(self) -> None:
+        """Measure the speed, give back what cannot start soon, report what is stuck."""
+        while True:
+            await self._broker.clock.sleep(SPEED_SECONDS)
+            self._places.measure()
+            late = self._broker.clock.monotonic() - WAITING_SECONDS
+            for held in self._places.given_back(late):
+                self._give_back_soon(held)
+            self._report_blocked()
+
+    async def return_waiting(self) -> None:
+        """Give back what was not started, and take nothing more."""
+        self.draining = True
+        for held in list(self._places.given_back(float("inf"))):
+            self._places.held.pop(held.message.reply, None)
+            await quietly(held.message.nak())
 
     @property
     def blocked(self) -> list[str]:
-        """Why some runs cannot be taken: the lanes that are blocked, in words."""
+        """Why some runs cannot be taken: the lanes that are blocked."""
         return [
             f"all {lane.limit} {PLACES[lane.name]} are stuck in handlers that do not end"
-            for lane in self.slots.lanes.values()
+            for lane in self._places.lanes.values()
             if lane.blocked
         ]
 
-    def _tell_blocked(self) -> None:
-        for lane in self.slots.lanes.values():
+    def _report_blocked(self) -> None:
+        for lane in self._places.lanes.values():
             if lane.blocked and lane.name not in self._blocked:
                 self._blocked.add(lane.name)
                 log.error(
@@ -263,101 +286,178 @@ class Intake:
             elif not lane.blocked and lane.name in self._blocked:
                 self._blocked.remove(lane.name)
                 log.info("some of the %s are free again", PLACES[lane.name])
-                self.wake()
-
-    def _give_back_soon(self, held: Held) -> None:
-        task = asyncio.create_task(self._executor.give_back(held))
-        self._held[held.message.reply] = held
-        task.add_done_callback(lambda _: self._held.pop(held.message.reply, None))
-
-    def _freed(self, held: Held) -> None:
-        self._held.pop(held.message.reply, None)
-        if getattr(held.message, "place", -1) >= 0 and isinstance(held.message, Delivery):
-            held.message.abandon()
-        self.executed += 1
-        self._canary.travelled()
-        if self.draining:
-            if not self.slots.busy:
-                self._idle.set()
-            return
-        lane = self.slots.lanes[held.job.lane]
-        if len(lane.backlog) <= lane.limit // 2:
-            for pull in self.pulls:
-                pull.wake_if_low()
-        if self._config.max_runs and self.executed >= self._config.max_runs:
-            self._enough()
-
-    # ---- keeping what is held
-
-    async def extend(self, trusted: Callable[[], bool]) -> None:
-        """Tell the server every so often that what we hold is in good hands."""
-        clock = self._broker.clock
-        every = self._config.extend_seconds
-        while True:
-            await clock.sleep(every / 3)
-            if not self._broker.connected or not trusted():
-                continue
-            now = clock.monotonic()
-            with contextlib.suppress(errors.NotConnected):
-                for held in list(self._held.values()):
-                    if now - held.extended >= every * 2 / 3 and not held.lost:
-                        held.extended = now
-                        await held.message.extend()
-
-    def index(self) -> tuple[HeldRun, ...]:
-        """What this node holds for longer than a moment, for whoever must give it back."""
-        settled = self._broker.clock.monotonic() - INDEX_SECONDS
-        claimed, unclaimed = [], []
-        for held in self._held.values():
-            if held.lost or held.since >= settled:
-                continue
-            if held.claim is not None:
-                claimed.append(HeldRun(held.run, held.claim.revision, held.message.reply))
-            elif held.job.spec.restart == "immediately":
-                unclaimed.append(HeldRun("", 0, held.message.reply))
-        return (*claimed, *unclaimed[:INDEX_UNCLAIMED])
-
-    async def measure(self) -> None:
-        """Keep the recent speed, by which to take in advance."""
-        lanes = list(self.slots.lanes.values())
-        last = {lane.name: 0 for lane in lanes}
-        while True:
-            await self._broker.clock.sleep(SPEED_TICK_SECONDS)
-            for lane in lanes:
-                speed = (lane.executed - last[lane.name]) / SPEED_TICK_SECONDS
-                lane.speed = speed if speed > lane.speed else (lane.speed + speed) / 2
-                last[lane.name] = lane.executed
-            self.speed = sum(lane.speed for lane in lanes)
-            self.give_back_waiting()
-            self._tell_blocked()
-
-    def held(self) -> list[Held]:
-        """Everything that is held now."""
-        return list(self._held.values())
-
-    # ---- draining
-
-    async def return_waiting(self) -> None:
-        """Give back what was not started, and take nothing any more."""
-        self.draining = True
-        for held in list(self.slots.given_back(float("inf"))):
-            self._held.pop(held.message.reply, None)
-            await self._executor.give_back(held)
-
-    def interrupt_all(self) -> None:
-        """The grace period is over: stop what still runs and give it back."""
-        for held in self.held():
-            held.interrupt(Interrupt.SHUTDOWN)
-
-    async def wait_idle(self, limit: float) -> bool:
-        """Wait for what runs; False when it took longer."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit):
-                while self.slots.busy:
-                    self._idle.clear()
-                    await self._idle.wait()
-        return not self.slots.busy
+                self._wake()
 
 
 async def _nothing() -> Left:
     return ()
+
+
+class Canary:
+    """Sends itself a message every few seconds, unless real ones have just arrived."""
+
+    def __init__(self, client: Client, config: WorkerConfig, node: str) -> None:
+        self._client = client
+        self._broker = broker = client.broker
+        self._every = config.canary_seconds
+        self._subject = broker.names.canary(config.group, node)
+        self._name = f"canary-{node}"
+        self._arrived = broker.clock.monotonic()
+        self._pull = Pull(
+            broker,
+            broker.names.jobs,
+            self._name,
+            ensure=self._ensure,
+            deliver=self._deliver,
+            want=lambda: 1,
+        )
+
+    @property
+    def age(self) -> float:
+        """Seconds since a message last arrived."""
+        return self._broker.clock.monotonic() - self._arrived
+
+    @property
+    def fresh(self) -> bool:
+        return self.age < CANARY_MISSED * self._every
+
+    def travelled(self) -> None:
+        """A real message arrived."""
+        self._arrived = self._broker.clock.monotonic()
+
+    async def run(self) -> None:
+        """Send canaries until cancelled."""
+        sending = asyncio.create_task(
+            repeating(
+                self._send,
+                clock=self._broker.clock,
+                every=self._every,
+                what="sending a canary",
+                at_once=True,
+            )
+        )
+        try:
+            await self._pull.run()
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    async def _send(self) -> None:
+        if self.age >= self._every * 0.9:
+            await self._broker.store(self._subject, b"", {H_TTL: f"{CANARY_KEPT_SECONDS}s"})
+
+    def _deliver(self, delivery: Delivery) -> None:
+        self.travelled()
+        self._acking = asyncio.create_task(quietly(delivery.ack()))
+
+    async def _ensure(self) -> None:
+        await self._client.topology.create_consumer(
+            self._broker.names.jobs,
+            {
+                "name": self._name,
+                "ack_policy": "explicit",
+                "ack_wait": 5 * NANO,
+                "filter_subject": self._subject,
+                "deliver_policy": "all",
+                "replay_policy": "instant",
+                "inactive_threshold": CANARY_KEPT_SECONDS * NANO,
+                "mem_storage": True,
+            },
+        )
+
+
+class Moved:
+    """Empties and removes the consumers that our subscribers had in other groups.
+
+    A subscriber's consumer is named by its group. When a job moves to another group, the old
+    consumer keeps collecting events that nobody pulls. Each event in it is executed once, under the
+    run id of the new group, by which an event that both consumers have is known as a repeat.
+
+    A consumer is taken over only if it is certainly ours: the same app made it (its label says
+    so), for a job and an event that we subscribe to, and no live worker serves it in its group.
+    Consumers without a label are shown by the doctor.
+
+    Not prevented: while workers of both groups run, each group executes every event.
+    """
+
+    def __init__(
+        self, client: Client, intake: Intake, app: str, jobs: Iterable[Job[Any, Any]]
+    ) -> None:
+        self._client = client
+        self._broker = client.broker
+        self._stream = client.broker.names.events
+        self._intake = intake
+        self._app = app
+        self._jobs = {job.spec.name: job for job in jobs if job.spec.on}
+        self._draining: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Look every `MOVED_SECONDS` until cancelled."""
+        try:
+            await repeating(
+                self._look,
+                clock=self._broker.clock,
+                every=MOVED_SECONDS,
+                what="searching for moved subscribers",
+                on=errors.BrokerError,
+            )
+        finally:
+            for name in list(self._draining):
+                await self._stop(name)
+
+    async def _look(self) -> None:
+        left = {info["name"]: info for info in await self._left()} if self._jobs else {}
+        for name in [n for n in self._draining if n not in left]:
+            await self._stop(name)
+        for name, info in left.items():
+            if info.get("num_pending") or info.get("num_ack_pending"):
+                self._drain(name, info)
+            else:
+                await self._remove(name)
+
+    async def _left(self) -> list[dict[str, Any]]:
+        """The consumers of our subscribers in groups that have no worker for them."""
+        found = [c for c in await self._client.topology.consumers(self._stream) if self._is_old(c)]
+        if not found:
+            return []
+        bucket = Bucket(self._broker, self._broker.names.nodes)
+        known = [node async for _, node in bucket.records(nodes.decode)]
+        served = {(n.group, job) for n in known if n.alive and n.role == "worker" for job in n.jobs}
+        return [c for c in found if parse_consumer(c["name"]) not in served]
+
+    def _is_old(self, info: dict[str, Any]) -> bool:
+        where = parse_consumer(info.get("name", ""))
+        job = self._jobs.get(where[1]) if where else None
+        if where is None or job is None or where[0] == job.spec.group:
+            return False
+        label = (info["config"].get("metadata") or {}).get(APP_LABEL)
+        return label == self._app and self._event(info) in job.spec.on
+
+    def _event(self, info: dict[str, Any]) -> str:
+        return self._broker.names.parse_event(info["config"].get("filter_subject", "")) or ""
+
+    def _drain(self, name: str, info: dict[str, Any]) -> None:
+        if name in self._draining:
+            return
+        group, job_name = parse_consumer(name) or ("", "")
+        job, event = self._jobs[job_name], self._event(info)
+        log.info("job %s moved from group %s: taking over its events %s", job_name, group, event)
+
+        async def ensure() -> None:
+            await self._broker.api(f"CONSUMER.INFO.{self._stream}.{name}")
+
+        pull = self._intake.pull_for(job, event, self._stream, name, ensure)
+        self._draining[name] = asyncio.create_task(pull.run(), name=f"holdfast-moved-{name}")
+
+    async def _remove(self, name: str) -> None:
+        await self._stop(name)
+        try:
+            await self._broker.api(f"CONSUMER.DELETE.{self._stream}.{name}")
+        except errors.NotFound:
+            return  # another worker of our group was faster
+        log.info("consumer %s is empty and its job has moved: removed", name)
+
+    async def _stop(self, name: str) -> None:
+        if task := self._draining.pop(name, None):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)

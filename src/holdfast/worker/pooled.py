@@ -31,7 +31,7 @@ from holdfast.model.job import JobSpec
 from holdfast.model.settings import Settings
 from holdfast.payload import Signature, encode_result, encode_value
 from holdfast.telemetry import configure_logging
-from holdfast.worker.settling import story_of
+from holdfast.worker.settling import traceback_of
 
 T = TypeVar("T")
 
@@ -187,7 +187,7 @@ def _failure(error: BaseException) -> dict[str, Any]:
         "kind": "signal" if isinstance(error, Signal) else "raised",
         "error": type(error).__name__,
         "message": message.encode("utf-8", "backslashreplace").decode(),
-        "story": story_of(error).encode("utf-8", "backslashreplace").decode(),
+        "story": traceback_of(error).encode("utf-8", "backslashreplace").decode(),
         "delay": seconds(delay, "delay") if isinstance(error, Signal) and delay else None,
     }
 

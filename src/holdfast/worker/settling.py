@@ -21,9 +21,10 @@ import logging
 import traceback
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from holdfast import durations
+from holdfast.client import Client
 from holdfast.clock import Clock
 from holdfast.errors import (
     BrokerError,
@@ -31,27 +32,80 @@ from holdfast.errors import (
     HandlerError,
     HoldfastError,
     InvalidInput,
+    NotFound,
     PayloadTooLarge,
 )
 from holdfast.model import run as runs
+from holdfast.model.dead import dead_headers
+from holdfast.model.job import JobSpec
+from holdfast.model.message import RunMessage, delayed, next_message, user_headers
 from holdfast.model.run import ERROR_CHARS, Outcome, RunRecord, State
-from holdfast.names import result_object
+from holdfast.names import H_MSG_ID, H_OBJECT, Names, dead_object, result_object
 from holdfast.ownership.claims import Claim, Claims
 from holdfast.payload import encode_result
 from holdfast.redaction import told
 from holdfast.telemetry import Telemetry
-from holdfast.worker import envelope
-from holdfast.worker.held import Held
-from holdfast.worker.outbox import Buried, Outbox
+from holdfast.worker.attempt import Held
 
 log = logging.getLogger("holdfast.worker")
 
 T = TypeVar("T")
 
-STORY_CHARS = 20_000
+TRACE_CHARS: Final = 20_000
 """Of a traceback, its end; a dead letter keeps less."""
-SETTLE_SECONDS = 60.0
+SETTLE_SECONDS: Final = 60.0
 """A large result is stored before the record that names it: it must not expire before that does."""
+DAY_SECONDS: Final = 86_400.0
+STORE_PAUSES: Final = (0.1, 5.0)
+"""First and longest pause before something that must be stored is tried again."""
+
+
+class Letter(NamedTuple):
+    """A dead letter just written, so that it can be withdrawn; 0 when it was written before."""
+
+    sequence: int = 0
+    object: str = ""
+
+
+class Outbox(Protocol):
+    """Where an execution's messages go."""
+
+    names: Names
+
+    @property
+    def largest_result(self) -> int:
+        """Results above this go to the object store."""
+        ...
+
+    async def park(self, spec: JobSpec, message: RunMessage, subject: str, due: float) -> None:
+        """Store a message that is delivered when it is due; waiting, it has its own subject."""
+        ...
+
+    async def is_parked(self, group: str, job: str, run: str) -> bool:
+        """Whether a message of a run waits until it is due."""
+        ...
+
+    async def event(self, event: str, body: bytes, headers: dict[str, str]) -> bool:
+        """Publish an event; False when no job subscribes to it."""
+        ...
+
+    async def dead_letter(
+        self, group: str, job: str, body: bytes, headers: dict[str, str]
+    ) -> Letter:
+        """Keep a run that was given up."""
+        ...
+
+    async def withdraw(self, letter: Letter) -> None:
+        """Remove a dead letter whose writer had lost the run. Best effort."""
+        ...
+
+    async def keep(self, name: str, body: bytes, ttl: float | None = None) -> str:
+        """Put a large value into the object store, for `ttl` seconds; returns its name."""
+        ...
+
+    async def forget(self, name: str) -> None:
+        """Remove a large value that nothing refers to. Best effort."""
+        ...
 
 
 class Settler:
@@ -85,7 +139,7 @@ class Settler:
             elif held.claim:
                 await self._claims.settle(held.claim, "done", "done", result=body)
         except InvalidInput as error:  # nothing that could be read again
-            await self.dead(held, "invalid", line_of(error), story_of(error))
+            await self.dead(held, "invalid", error_line(error), traceback_of(error))
             return "failed"
         await quietly(held.message.ack())
         return "done"
@@ -129,7 +183,7 @@ class Settler:
         self,
         held: Held,
         error: str,
-        story: str,
+        trace: str,
         outcome: Outcome = "failed",
         delay: float | None = None,
     ) -> Outcome:
@@ -143,15 +197,15 @@ class Settler:
         if wait is not None and limit is not None and self._now() + wait > held.created + limit:
             wait = None
         if wait is None:
-            await self.dead(held, outcome, error, story)
+            await self.dead(held, outcome, error, trace)
             return outcome
         log.warning(
             "attempt %d of %s failed, next in %s: %s",
             held.attempt,
             held.run,
             durations.text(wait),
-            story.rstrip() or error,
-            extra=envelope.log_fields(held, self._node),
+            trace.rstrip() or error,
+            extra=held.log_fields(self._node),
         )
         held.failures = failures
         await self._again(held, wait, outcome, error)
@@ -180,22 +234,32 @@ class Settler:
         """Store the message of the next attempt and return its stamp.
 
         One that has no room for our headers stays with its consumer, however long the wait.
+        Without a record a key may be used again: the sequence in the message id keeps what becomes
+        of the second from being mistaken for a repeat of the first.
         """
-        stamp = held.stamp + 1
-        headers = envelope.parked_headers(held, stamp)
-        spec, body, mark = held.job.spec, held.message.body, envelope.mark(held, stamp)
+        spec, stamp = held.job.spec, held.stamp + 1
+        mark = "" if spec.recorded else f"-{held.message.sequence}"
+        message = next_message(
+            self._outbox.names,
+            spec.group,
+            spec.name,
+            held.run,
+            held.message.body,
+            held.message.headers,
+            number=stamp,
+            mark=mark,
+            failures=held.failures,
+            crashes=held.claim.record.crashes if held.claim and not spec.recorded else None,
+            created=held.created,
+        )
+        waiting = self._outbox.names.later(spec.group, spec.name, held.run, f"{stamp}{mark}")
         try:
-            await self._surely(
-                held,
-                lambda: self._outbox.park(
-                    spec.group, spec.name, held.run, mark, body, headers, due
-                ),
-            )
+            await self._surely(held, lambda: self._outbox.park(spec, message, waiting, due))
         except PayloadTooLarge:
             return held.stamp
         return stamp
 
-    async def dead(self, held: Held, reason: str, error: str, story: str) -> None:
+    async def dead(self, held: Held, reason: str, error: str, trace: str) -> None:
         """Give it up: dead letter, settle, ack."""
         claim = held.claim
         state: State = "lost" if reason == "lost" else "dead"
@@ -211,12 +275,12 @@ class Settler:
                 now=self._now(),
                 error=error,
             )
-        buried = await self.bury(held, reason, error, story, record)
+        letter = await self.write_letter(held, reason, error, trace, record)
         if claim:
             try:
                 await self._claims.settle(claim, state, outcome, error=error)
             except ClaimLost:
-                await self._outbox.unbury(buried)
+                await self._outbox.withdraw(letter)
                 raise
         await quietly(held.message.ack())
 
@@ -225,15 +289,14 @@ class Settler:
         if held.claim and not await self._claims.owns(held.claim):
             raise ClaimLost(f"run {held.run} was taken over by another node")
 
-    async def bury(
-        self, held: Held, reason: str, error: str, story: str, record: RunRecord | None
-    ) -> Buried:
+    async def write_letter(
+        self, held: Held, reason: str, error: str, trace: str, record: RunRecord | None
+    ) -> Letter:
         """Write the dead letter, unless the claim is lost."""
         await self._check_owner(held)
-        headers = envelope.story_headers(held, reason, error, story, record, self._now())
-        spec = held.job.spec
-        body = held.message.body
-        buried = await self._surely(
+        spec, body = held.job.spec, held.message.body
+        headers = self._letter_headers(held, reason, error, trace, record)
+        letter = await self._surely(
             held, lambda: self._outbox.dead_letter(spec.group, spec.name, body, headers)
         )
         self._telemetry.dead.labels(spec.group, spec.name, reason).inc()
@@ -241,10 +304,31 @@ class Settler:
             "run %s is a dead letter (%s): %s",
             held.run,
             reason,
-            story.rstrip() or error,
-            extra=envelope.log_fields(held, self._node),
+            trace.rstrip() or error,
+            extra=held.log_fields(self._node),
         )
-        return buried
+        return letter
+
+    def _letter_headers(
+        self, held: Held, reason: str, error: str, trace: str, record: RunRecord | None
+    ) -> dict[str, str]:
+        """The user's own headers, and what the run has been through."""
+        headers = user_headers(held.message.headers) | dead_headers(
+            run=held.run,
+            message=held.stamp if held.claim else runs.believed(None, held.stamp),
+            subject=held.message.subject,
+            reason=reason,
+            error=error,
+            now=self._now(),
+            story=trace,
+            failures=held.failures + (reason in ("failed", "timeout")),
+            crashes=record.crashes if record else held.crashes,
+            attempts=record.attempts if record else (),
+        )
+        mark = "" if held.job.spec.recorded else f"-{held.message.sequence}"
+        epoch = f".{held.claim.epoch}" if held.claim else ""
+        headers[H_MSG_ID] = f"{held.run}.dead.{held.stamp}{mark}{epoch}"
+        return headers
 
     async def _surely(self, held: Held, store: Callable[[], Awaitable[T]]) -> T:
         """Store it, however long that takes.
@@ -252,7 +336,7 @@ class Settler:
         The run is ours until it is settled: left to its redelivery it would be found to be held by
         a node that is alive, and nobody would touch it.
         """
-        delay = 0.1
+        delay, longest = STORE_PAUSES
         while True:
             try:
                 return await store()
@@ -263,11 +347,64 @@ class Settler:
                     raise ClaimLost(f"run {held.run} was taken over by another node") from None
                 log.warning("run %s cannot be settled yet: %s", held.run, error)
             await self._clock.sleep(delay)
-            delay = min(delay * 2, 5.0)
+            delay = min(delay * 2, longest)
 
 
-def line_of(error: BaseException) -> str:
-    """An error in one text that any record can carry, whatever the error itself is made of."""
+class NatsOutbox:
+    """The outbox on NATS."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.names = client.broker.names
+
+    @property
+    def largest_result(self) -> int:
+        return self._client.broker.max_message_bytes // 4
+
+    async def park(self, spec: JobSpec, message: RunMessage, subject: str, due: float) -> None:
+        await self._client.store_surely(*delayed(message, subject, due))
+
+    async def is_parked(self, group: str, job: str, run: str) -> bool:
+        subject = self.names.later(group, job, run, "*")
+        get = f"STREAM.MSG.GET.{self.names.jobs}"
+        try:
+            await self._client.broker.api(get, {"last_by_subj": subject})
+        except NotFound:
+            return False
+        return True
+
+    async def event(self, event: str, body: bytes, headers: dict[str, str]) -> bool:
+        await self._client.store_event(event, body, headers)
+        return await self._client.has_subscriber(event)
+
+    async def dead_letter(
+        self, group: str, job: str, body: bytes, headers: dict[str, str]
+    ) -> Letter:
+        subject = self.names.dead_letter(group, job)
+        name = ""
+        try:
+            stored = await self._client.store_surely(subject, body, headers)
+        except PayloadTooLarge:
+            ttl = self._client.records.dead_days * DAY_SECONDS
+            name = await self.keep(dead_object(headers[H_MSG_ID]), body, ttl)
+            stored = await self._client.store_surely(subject, b"", {**headers, H_OBJECT: name})
+        return Letter(0 if stored.duplicate else stored.seq, name)
+
+    async def withdraw(self, letter: Letter) -> None:
+        if letter.sequence:
+            await self._client.drop_stored(self.names.dead, letter.sequence)
+        if letter.object:
+            await self.forget(letter.object)
+
+    async def keep(self, name: str, body: bytes, ttl: float | None = None) -> str:
+        return await self._client.objects.put(name, body, ttl)
+
+    async def forget(self, name: str) -> None:
+        await self._client.objects.delete(name)
+
+
+def error_line(error: BaseException) -> str:
+    """An error in one line that any record can carry, whatever the error is made of."""
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - the user's own __str__ may do anything
@@ -275,18 +412,18 @@ def line_of(error: BaseException) -> str:
     return told(text, ERROR_CHARS)
 
 
-def story_of(error: BaseException) -> str:
+def traceback_of(error: BaseException) -> str:
     """The traceback from the user's own first frame on."""
     if isinstance(error, HandlerError):
-        return told(error.story, STORY_CHARS, end=True)
+        return told(error.story, TRACE_CHARS, end=True)
     try:
         frames = error.__traceback__
         while frames and _is_ours(frames):
             frames = frames.tb_next
         lines = traceback.format_exception(type(error), error, frames or error.__traceback__)
     except Exception:  # noqa: BLE001 - an exception's members are its author's
-        return line_of(error)
-    return told("".join(lines), STORY_CHARS, end=True)
+        return error_line(error)
+    return told("".join(lines), TRACE_CHARS, end=True)
 
 
 def _is_ours(frame: TracebackType) -> bool:

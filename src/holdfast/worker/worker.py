@@ -1,13 +1,13 @@
 """A worker: one process that pulls the runs of its group and executes them.
 
-    connect ──► streams, consumers ──► heartbeat ──► pull ──► (SIGTERM) drain ──► exit
+    Pull ──► Intake ──► Places ──► Executor ──► Claims ──► handler ──► Settler ──► ack
 
 Everything it holds is extended while its heartbeat is trusted, so a long run is never delivered
 twice because it is long; when the trust lapses it sends nothing until it has asked the leader which
 claims are still its own.
 
-`run` ends normally after a drain, and raises when it cannot go on: a connection closed for good, a
-consumer that cannot be brought back. The command line turns that into an exit code.
+A worker is one node after another (`WorkerNode`). A node that has said it is DISCONNECTED never
+works again, because its runs may run elsewhere; the worker does, as a new node, once NATS is back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import inspect
 import logging
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -31,33 +31,33 @@ from holdfast.broker.pull import IN_PROGRESS, NAK
 from holdfast.broker.upkeep import Upkeep
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig, WorkerConfig, load
-from holdfast.errors import NodeLost
-from holdfast.health import Health, HealthServer
 from holdfast.identity import RequestRefused
 from holdfast.identity.sparse import Sparse
 from holdfast.keeper.board import Board
 from holdfast.model.liveness import Liveness, from_config
+from holdfast.model.node import HeldRun
 from holdfast.model.settings import Settings
 from holdfast.names import consumer
 from holdfast.ownership.claims import Claims
 from holdfast.ownership.heartbeat import ENDED_TTL_SECONDS, new_node_id
 from holdfast.ownership.membership import Membership
 from holdfast.process import cores
+from holdfast.role import Role
 from holdfast.telemetry import Telemetry
-from holdfast.worker.calling import Caller
-from holdfast.worker.canary import Canary
+from holdfast.worker.attempt import Caller, Interrupt
 from holdfast.worker.execution import Executor
-from holdfast.worker.held import Interrupt
-from holdfast.worker.intake import Intake
+from holdfast.worker.intake import Canary, Intake, Moved
 from holdfast.worker.keeping import SPARE_PLACES, Keeping, login_of
-from holdfast.worker.moved import Moved
-from holdfast.worker.outbox import NatsOutbox
+from holdfast.worker.places import Places
+from holdfast.worker.settling import NatsOutbox
 
 log = logging.getLogger("holdfast.worker")
 
-SETTLE_SECONDS = 5.0
-GAUGE_SECONDS = 0.5
-BACK_SECONDS = 0.2
+SETTLE_SECONDS: Final = 5.0
+"""How long runs that were interrupted may take to be settled, which is a few writes."""
+GAUGE_SECONDS: Final = 0.5
+"""How often gauges are set; they are scraped every few seconds."""
+BACK_SECONDS: Final = 0.2
 """How often a worker that was cut off checks whether NATS is back."""
 
 
@@ -95,23 +95,15 @@ class Worker:
                 + (f"its groups are {', '.join(groups)}" if groups else "it has no jobs at all")
             )
         self.telemetry = telemetry or Telemetry()
-        self._records = records or load(RecordConfig)
-        self._liveness = liveness or self._load_liveness()
-        self._whole_process = whole_process
-        self._health_path = health_path
-        self._connection = connection or app.connection_config()
-        self._stop = asyncio.Event()
-        self._become_a_node()
-
-    def _become_a_node(self) -> None:
-        """Begin as a node that nobody knows yet."""
+        self.records = records or load(RecordConfig)
+        self.liveness = liveness or self._load_liveness()
+        self.connection = connection or app.connection_config()
+        self.health_path = health_path
+        self.whole_process = whole_process
         self.node = new_node_id("worker")
-        self._forced = False
-        self._board = Board.create(self.config.concurrency + SPARE_PLACES)
-        self._broker = Broker(self._connection, name=self.node)
-        self._refusals = Sparse(log, self._broker.clock)
-        self._cut = asyncio.Event()
-        """It could not reach NATS for its timeout, and stops by its settings."""
+        self.stopping = asyncio.Event()
+        self.current: WorkerNode | None = None
+        """The node that it is now, while it runs."""
 
     def _load_liveness(self) -> Liveness:
         """As configured; the group's profile where none is."""
@@ -124,134 +116,242 @@ class Worker:
     @property
     def pulling(self) -> bool:
         """Whether every one of its consumers answers."""
-        return hasattr(self, "_intake") and all(pull.healthy for pull in self._intake.pulls)
+        return self.current is not None and self.current.pulling
 
     def stop(self) -> None:
         """Drain and end `run`: stop pulling, finish within the grace period, give the rest back."""
-        self._stop.set()
-
-    # ---- life
+        self.stopping.set()
+        if self.current:
+            self.current.stop()
 
     async def run(self) -> None:
-        """Work until `stop` is called or the limit of runs is reached.
-
-        A node that has said it is DISCONNECTED never works again, because its runs may run
-        elsewhere. The worker does, as a new node, once NATS is back.
-        """
-        while await self._live_as_a_node():
+        """Work until `stop` is called or the limit of runs is reached."""
+        while True:
+            node = self.current = WorkerNode(self, self.node)
+            if self.stopping.is_set():
+                node.stop()
+            await node.run()
+            if self.stopping.is_set() or not node.cut_off.is_set():
+                return
             log.warning("NATS is back: this worker continues as a new node")
-            self._become_a_node()
+            self.node = new_node_id("worker")
 
-    async def _live_as_a_node(self) -> bool:
-        """Work; True when this node was cut off and another one is to follow."""
-        async with self._broker:
-            self._assemble()
-            await self._client.topology.ensure()
-            await self._runs.calibrate()
-            self._broker.on_reconnect(self.telemetry.reconnects.inc)
-            await self._member.start()
-            self._member.heartbeat.deputy = self._keeping
-            self._keeping.start()
-            try:
-                with self.app.bound(self._client):
-                    await self._live()
-            finally:
-                await self._keeping.stop()
-                await self._member.stop(forced=self._forced)
-            if self._member.heartbeat.lost.is_set():
-                raise NodeLost("stopped after this node was declared lost")
-            return self._cut.is_set() and not self._stop.is_set()
 
-    async def _live(self) -> None:
-        await self._broker.subscribe(self._broker.names.cancel("*"), self._on_cancel)
-        await _call_hooks(self.app.startup_hooks)
-        try:
-            await self._work()
-        finally:
-            self._caller.close()
-            await _call_hooks(self.app.shutdown_hooks)
+class WorkerNode(Role):
+    """A worker under one node id."""
 
-    def _assemble(self) -> None:
-        broker, config, records = self._broker, self.config, self._records
+    role = "worker"
+    member: Membership
+    upkeep: Upkeep
+
+    def __init__(self, worker: Worker, node: str) -> None:
+        self.app, self.config, self.jobs = worker.app, worker.config, worker.jobs
+        self.node = node
+        self.cut_off = asyncio.Event()
+        """It could not reach NATS for its timeout, and stops by its configuration."""
+        self._worker = worker
+        self._liveness = worker.liveness
+        config, records = worker.config, worker.records
+        broker = Broker(worker.connection, name=node)
+        super().__init__(broker, worker.telemetry, config, health_path=worker.health_path)
+        self._refusals = Sparse(log, broker.clock)
         self._client = Client(broker, records, self.telemetry)
-        self._member = Membership(
-            broker,
-            "worker",
-            group=config.group,
-            liveness=self._liveness,
-            node=self.node,
-            jobs=tuple(sorted(self.jobs)),
-            stop=self.stop,
-            on_gap=self._verify_claims,
-            running=lambda: self._intake.slots.busy,
-            held=lambda: self._intake.index(),
-            metrics=self._figures,
-            inbox=broker.pull_inbox,
-            on_cut_off=self._cut.set,
-        )
-        self._upkeep = Upkeep(self._client.topology, on_made=self._made_again)
-        self._runs = GroupedBucket(broker, broker.names.runs)
-        self._claims = Claims(
-            self._runs,
-            self.node,
-            broker.clock,
-            self.telemetry,
-            now=broker.server_now,
-            node_alive=self._member.alive,
-            in_grace=self._member.in_grace,
-            to_blame=self._member.to_blame,
-            on_lost=lambda run: self._intake.claim_lost(run),
-            trusted=self._is_trusted,
-            crash_limit=config.crash_limit,
-            keyed_ttl=records.keyed_ttl_seconds,
-            keyless_ttl=records.keyless_ttl_seconds,
-        )
+        self.upkeep = Upkeep(self._client.topology, on_made=self._made_again)
         self._caller = Caller(
             self.app.middlewares,
             config.threads or cores(),
             self.telemetry,
             config.pool_processes or cores(),
         )
-        self._executor = Executor(
+        self._places = Places(config.concurrency, self._caller.lanes(self.jobs.values()))
+        self.member = Membership(
+            broker,
+            self.role,
+            group=config.group,
+            liveness=self._liveness,
+            node=node,
+            jobs=tuple(sorted(self.jobs)),
+            stop=worker.stop,
+            on_gap=self._verify_claims,
+            running=self._running,
+            held=self._index,
+            metrics=self._figures,
+            inbox=broker.pull_inbox,
+            on_cut_off=self.cut_off.set,
+        )
+        self._runs = GroupedBucket(broker, broker.names.runs)
+        self._claims = Claims(
+            self._runs,
+            node,
+            broker.clock,
+            self.telemetry,
+            now=broker.server_now,
+            node_alive=self.member.alive,
+            in_grace=self.member.in_grace,
+            to_blame=self.member.to_blame,
+            on_lost=self._places.claim_lost,
+            trusted=self._is_trusted,
+            crash_limit=config.crash_limit,
+            keyed_ttl=records.keyed_ttl_seconds,
+            keyless_ttl=records.keyless_ttl_seconds,
+        )
+        self._claims.company = self._places
+        executor = Executor(
             self._claims,
             NatsOutbox(self._client),
             self._caller,
             broker.clock,
             self.telemetry,
-            node=self.node,
+            node=node,
             now=broker.server_now,
             short_wait=config.short_wait_seconds,
             unknown_seconds=config.unknown_payload_seconds,
             cleanup=config.cleanup_seconds,
             settings=_settings_of(config),
         )
-        self._canary = Canary(broker, self._client.topology, config, self.node)
+        board = Board.create(config.concurrency + SPARE_PLACES)
+        self.canary = Canary(self._client, config, node)
         self._intake = Intake(
             self._client,
             config,
             self.jobs.values(),
-            self._executor,
-            self._canary,
-            self._board,
+            self._places,
+            executor,
+            self.canary,
+            board,
             app=self.app.name,
-            enough=self.stop,
-            lanes=self._caller.places(self.jobs.values()),
+            enough=worker.stop,
         )
         self._moved = Moved(self._client, self._intake, self.app.name, self.jobs.values())
-        self._claims.company = self._intake.slots
         self._keeping = Keeping(
             broker,
-            self._board,
+            board,
             self.telemetry,
             plan=self._keeper_plan,
             facts=self._keeper_facts,
-            culprit=self._intake.executed_by,
+            culprit=self._places.executed_by,
             heartbeat_seconds=self._liveness.heartbeat_seconds,
         )
 
+    # ---- life
+
+    async def prepare(self, ending: contextlib.AsyncExitStack) -> None:
+        """Start the keeper, hear of cancellations, call the app's hooks."""
+        self.member.heartbeat.deputy = self._keeping
+        ending.push_async_callback(self._keeping.stop)
+        self._keeping.start()
+        ending.enter_context(self.app.bound(self._client))
+        await self.broker.subscribe(self.broker.names.cancel("*"), self._on_cancel)
+        await _call_hooks(self.app.startup_hooks)
+        ending.push_async_callback(_call_hooks, self.app.shutdown_hooks)
+        ending.callback(self._caller.close)
+        ending.push_async_callback(self._places.close)
+
+    def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Pull, and keep what is held."""
+        every = self.config.extend_seconds
+        log.info(
+            "%s: group %s, jobs %s, up to %d at a time",
+            self.node,
+            self.config.group,
+            ", ".join(sorted(self.jobs)),
+            self.config.concurrency,
+        )
+        return {
+            "extend": self._places.extend(self.broker, every, self._is_trusted),
+            "adjust": self._intake.adjust(),
+            "gauges": self._set_gauges(),
+            "canary": self.canary.run(),
+            "moved": self._moved.run(),
+            "places": self._until_failed(),
+            "cut-off": self._until_cut_off(),
+            **{pull.consumer: pull.run() for pull in self._intake.pulls},
+        }
+
+    async def _until_failed(self) -> None:
+        await self._places.failure
+
+    async def _until_cut_off(self) -> None:
+        await self.cut_off.wait()
+
+    async def drain(self) -> None:
+        """Stop pulling, finish within the grace period, give the rest back."""
+        self._intake.draining = True
+        with contextlib.suppress(errors.HoldfastError):
+            await self.member.heartbeat.move("TERMINATING")
+        await self.cancel(*(pull.consumer for pull in self._intake.pulls))
+        await self._intake.return_waiting()
+        places, grace = self._places, self._liveness.grace_seconds
+        if places.busy:
+            log.info("stopping: %d running, up to %g s for them", places.busy, grace)
+        if not await places.wait_idle(grace):
+            self.forced = True
+            log.warning("grace period over: giving %d runs back", places.busy)
+            places.interrupt_all()
+            await places.wait_idle(SETTLE_SECONDS)
+        log.info("%s executed %d runs", self.node, places.executed)
+        await self._until_back()
+
+    async def _until_back(self) -> None:
+        """A worker that was cut off waits for NATS, to give back what it holds."""
+        stopping = self._worker.stopping
+        while self.cut_off.is_set() and not self.broker.connected and not stopping.is_set():
+            await self.broker.clock.sleep(BACK_SECONDS)
+        await self._places.wait_idle(SETTLE_SECONDS)
+
+    # ---- keeping what is held
+
+    async def _verify_claims(self) -> None:
+        """The heartbeat had lapsed: what was taken over meanwhile is stopped, in silence."""
+        for held in list(self._places.held.values()):
+            if held.claim and not held.lost and not await self._claims.owns(held.claim):
+                self.telemetry.fenced.labels("heartbeat").inc()
+                held.interrupt(Interrupt.CLAIM_LOST)
+
+    def _made_again(self, stream: str) -> None:
+        """A stream was deleted: if it was that of the records, write ours again."""
+        if stream == self._runs.stream:
+            self._restoring = asyncio.create_task(self._restore_claims(), name="holdfast-restore")
+
+    async def _restore_claims(self) -> None:
+        """Write our claims again: our messages are extended, so nobody else received them."""
+        for held in list(self._places.held.values()):
+            if held.claim and not held.lost and self._is_trusted():
+                await self._claims.restore(held.claim)
+
+    async def _on_cancel(self, message: Received) -> None:
+        run = self.broker.names.parse_cancel(message.subject)
+        found = [held for held in self._places.held.values() if held.run == run]
+        if not found:
+            return
+        try:
+            self.broker.sender(message, self.broker.names.cancel(run))
+        except RequestRefused as refused:
+            self._refusals.warn(refused.reason, "run %s is not cancelled: %s", run, refused)
+            return
+        for held in found:
+            if held.claim is not None:
+                await self.broker.publish(message.reply, b"cancelling")
+                held.interrupt(Interrupt.CANCEL)
+                return
+
+    # ---- for its record and its keeper
+
+    def _is_trusted(self) -> bool:
+        return self.member.heartbeat.trusted
+
+    def _running(self) -> int:
+        return self._places.busy
+
+    def _index(self) -> tuple[HeldRun, ...]:
+        return self._places.index(self.broker.clock.monotonic())
+
+    def _figures(self) -> dict[str, float]:
+        return {"executed": self._places.executed, "speed": round(self._places.speed, 1)}
+
     def _keeper_plan(self) -> dict[str, Any]:
-        """What a keeper has to know of this worker."""
-        names, heartbeat = self._broker.names, self._member.heartbeat
+        """What a keeper has to know about this worker."""
+        names, heartbeat = self.broker.names, self.member.heartbeat
         config, liveness = self.config, self._liveness
         return {
             "node": self.node,
@@ -260,18 +360,18 @@ class Worker:
             "revision": heartbeat.revision,
             "acknowledged": heartbeat.acknowledged,
             "steady": heartbeat.steady_since,
-            "ahead": self._broker.server_now() - self._broker.clock.monotonic(),
+            "ahead": self.broker.server_now() - self.broker.clock.monotonic(),
             "heartbeat_seconds": liveness.heartbeat_seconds,
             "timeout_seconds": liveness.timeout_seconds,
             "extend_seconds": config.extend_seconds,
             "blocked_seconds": config.blocked_seconds if liveness.enabled else 0,
-            "kill": self._whole_process,
-            "request_seconds": self._broker.config.request_timeout_seconds,
-            "login": login_of(self._broker.config),
-            "inbox": self._broker.new_inbox(),
+            "kill": self._worker.whole_process,
+            "request_seconds": self.broker.config.request_timeout_seconds,
+            "login": login_of(self.broker.config),
+            "inbox": self.broker.new_inbox(),
             "ping_subject": names.node(self.node, "ping"),
             "log_subject": names.log("node", self.node),
-            **self._member.nodes.raw(self.node, heartbeat.lasting_seconds, ENDED_TTL_SECONDS),
+            **self.member.nodes.raw(self.node, heartbeat.lasting_seconds, ENDED_TTL_SECONDS),
             "progress": IN_PROGRESS.decode(),
             "nak": NAK.decode(),
             "jobs": [_job_of(job) for job in self.jobs.values()],
@@ -279,182 +379,51 @@ class Worker:
 
     def _keeper_facts(self) -> dict[str, Any]:
         """What is new about this worker, for its record."""
-        server, client = self._broker.connection_id
+        server, client = self.broker.connection_id
         return {
-            "running": self._intake.slots.busy,
+            "running": self._places.busy,
             "metrics": self._figures(),
             "server": server,
             "client": client,
         }
 
-    async def _work(self) -> None:
-        health = HealthServer(
-            self.config.health_host, self.config.health_port, self._health, path=self._health_path
-        )
-        async with health:
-            background = [
-                self._spawn(self._beat(), "heartbeat"),
-                self._spawn(self._intake.extend(self._is_trusted), "extend"),
-                self._spawn(self._intake.measure(), "measure"),
-                self._spawn(self._tell(), "gauges"),
-                self._spawn(self._canary.run(), "canary"),
-                self._spawn(self._upkeep.run(), "upkeep"),
-                self._spawn(self._moved.run(), "moved"),
-            ]
-            pulling = [self._spawn(pull.run(), pull.consumer) for pull in self._intake.pulls]
-            self._log_start()
-            try:
-                await self._until_stopped([*background, *pulling])
-                await self._drain(pulling)
-                await self._until_back()
-            finally:
-                for task in (*pulling, *background):
-                    task.cancel()
-                await asyncio.gather(*pulling, *background, return_exceptions=True)
-                await self._intake.slots.close()
+    # ---- health
 
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        return asyncio.create_task(work, name=f"holdfast-{name}")
-
-    def _log_start(self) -> None:
-        log.info(
-            "%s: group %s, jobs %s, up to %d at a time",
-            self.node,
-            self.config.group,
-            ", ".join(sorted(self.jobs)),
-            self.config.concurrency,
-        )
-
-    async def _until_stopped(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Wait for `stop`; the end of any task before that is a failure of the worker."""
-        stopping = asyncio.create_task(self._stop.wait())
-        cut = asyncio.create_task(self._cut.wait())
-        closed = asyncio.create_task(self._broker.closed.wait())
-        try:
-            watched: list[asyncio.Future[Any]] = [
-                stopping,
-                cut,
-                closed,
-                self._intake.slots.failure,
-                *tasks,
-            ]
-            done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {stopping, cut, closed}:
-                task.result()
-            if closed in done and not self._stop.is_set():
-                raise errors.NotConnected("the connection to NATS is closed for good")
-        finally:
-            for waiting in (stopping, cut, closed):
-                waiting.cancel()
-
-    async def _drain(self, pulling: list[asyncio.Task[None]]) -> None:
-        self._intake.draining = True
-        with contextlib.suppress(errors.HoldfastError):
-            await self._member.heartbeat.move("TERMINATING")
-        for task in pulling:
-            task.cancel()
-        await asyncio.gather(*pulling, return_exceptions=True)
-        await self._intake.return_waiting()
-        if self._intake.slots.busy:
-            log.info(
-                "stopping: %d running, up to %g s for them",
-                self._intake.slots.busy,
-                self._liveness.grace_seconds,
-            )
-        if not await self._intake.wait_idle(self._liveness.grace_seconds):
-            self._forced = True
-            log.warning("grace period over: giving %d runs back", self._intake.slots.busy)
-            self._intake.interrupt_all()
-            await self._intake.wait_idle(SETTLE_SECONDS)
-        log.info("%s stopped after %d runs", self.node, self._intake.executed)
-
-    async def _until_back(self) -> None:
-        """A worker that was cut off waits for NATS, to give back what it holds."""
-        while self._cut.is_set() and not self._broker.connected and not self._stop.is_set():
-            await self._broker.clock.sleep(BACK_SECONDS)
-        await self._intake.wait_idle(SETTLE_SECONDS)
-
-    # ---- keeping what is held
-
-    async def _verify_claims(self) -> None:
-        """The heartbeat had lapsed: what was taken over meanwhile is stopped, in silence."""
-        for held in self._intake.held():
-            if held.claim and not held.lost and not await self._claims.owns(held.claim):
-                self.telemetry.fenced.labels("heartbeat").inc()
-                held.interrupt(Interrupt.CLAIM_LOST)
-
-    def _made_again(self, stream: str) -> None:
-        """A stream was deleted: if it was that of the records, write ours again."""
-        if stream == self._runs.stream:
-            self._restoring = self._spawn(self._restore_claims(), "restore")
-
-    async def _restore_claims(self) -> None:
-        """Write our claims again: our messages are extended, so nobody else received them."""
-        for held in self._intake.held():
-            if held.claim and not held.lost and self._is_trusted():
-                await self._claims.restore(held.claim)
-
-    async def _beat(self) -> None:
-        """Heartbeat; a node that was declared lost stops like one that was asked to."""
-        await self._member.heartbeat.run()
-        self.stop()
-        await asyncio.Event().wait()
-
-    def _figures(self) -> dict[str, float]:
-        return {"executed": self._intake.executed, "speed": round(self._intake.speed, 1)}
-
-    async def _on_cancel(self, message: Received) -> None:
-        run = self._broker.names.parse_cancel(message.subject)
-        if not any(held.run == run for held in self._intake.held()):
-            return
-        try:
-            self._broker.sender(message, self._broker.names.cancel(run))
-        except RequestRefused as refused:
-            self._refusals.warn(refused.reason, "run %s is not cancelled: %s", run, refused)
-            return
-        for held in self._intake.held():
-            if held.run == run and held.claim is not None:
-                await self._broker.publish(message.reply, b"cancelling")
-                held.interrupt(Interrupt.CANCEL)
-                return
-
-    # ---- telling
-
-    async def _tell(self) -> None:
+    async def _set_gauges(self) -> None:
         while True:
-            await self._broker.clock.sleep(GAUGE_SECONDS)
-            self.telemetry.running.set(self._intake.slots.busy)
-            self.telemetry.held.set(self._intake.slots.waiting)
-            self.telemetry.canary.set(self._canary.age)
+            await self.broker.clock.sleep(GAUGE_SECONDS)
+            self.telemetry.running.set(self._places.busy)
+            self.telemetry.held.set(self._places.waiting)
+            self.telemetry.canary.set(self.canary.age)
 
-    def _is_trusted(self) -> bool:
-        return self._member.heartbeat.trusted
+    @property
+    def pulling(self) -> bool:
+        """Whether every consumer answers."""
+        return all(pull.healthy for pull in self._intake.pulls)
 
-    def _health(self) -> Health:
-        problems = [f"consumer {p.consumer} is silent" for p in self._intake.pulls if not p.healthy]
-        if not self._broker.connected:
-            problems = ["not connected to NATS"]
-        if not self._canary.fresh:
-            problems.append(f"no message has travelled for {self._canary.age:.0f} s")
-        problems += self._intake.blocked
-        problems += self._upkeep.problems
-        if self._cut.is_set():
-            problems.append("DISCONNECTED: NATS could not be reached for its timeout; it stops")
-        if self._intake.draining:
-            problems.append("stopping")
-        return Health(
-            ready=not problems,
-            problems=problems,
-            facts={
-                "node": self.node,
-                "state": self._member.heartbeat.record.state,
-                "group": self.config.group,
-                "running": self._intake.slots.busy,
-                "stuck": self._intake.slots.stuck,
-                "executed": self._intake.executed,
-            },
-            metrics=self.telemetry.render,
-        )
+    def trouble(self) -> list[str]:
+        """What keeps messages from arriving, or from being executed."""
+        found = []
+        if self.broker.connected:
+            pulls = self._intake.pulls
+            found = [f"consumer {p.consumer} is silent" for p in pulls if not p.healthy]
+        if not self.canary.fresh:
+            found.append(f"no message has travelled for {self.canary.age:.0f} s")
+        found += self._intake.blocked
+        if self.cut_off.is_set():
+            found.append("DISCONNECTED: NATS could not be reached for its timeout; it stops")
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        """What it is and what it does."""
+        return {
+            "node": self.node,
+            "state": self.member.heartbeat.record.state,
+            "group": self.config.group,
+            "running": self._places.busy,
+            "stuck": self._places.stuck,
+            "executed": self._places.executed,
+        }
 
 
 def _job_of(job: Job[Any, Any]) -> dict[str, Any]:

@@ -1,0 +1,300 @@
+"""What a worker holds, and the places in which it is executed: at most `limit` at a time.
+
+A place is one long-lived task that takes message after message. Places are made when they are
+needed and stay. What a job needs besides a place is its lane: the event loop, a thread, a process.
+A lane has a limit too; a message waits in the backlog of its lane until it can start, so nothing
+is claimed before its handler can run at once.
+
+A handler that was given up and still runs keeps its place until it ends: it is *stuck*. A lane with
+only stuck places is *blocked*: it takes nothing, and its worker is not ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from holdfast import errors
+from holdfast.broker import Broker, Delivery
+from holdfast.model.node import HeldRun
+from holdfast.ownership.claims import Company
+from holdfast.process import PLACE_TASK
+from holdfast.worker.attempt import Held, Interrupt
+
+YIELD_EVERY: Final = 32
+"""Runs after which a place lets others have the loop: short handlers may never wait for anything,
+and acknowledgements must leave now and then."""
+CLOSE_SECONDS: Final = 2.0
+"""How long the end waits for runs that were interrupted to be settled."""
+SPEED_SECONDS: Final = 0.25
+"""How often the speed of each lane is measured."""
+INDEX_SECONDS: Final = 0.2
+"""Runs held for less are not in the index: most end before anyone could read it."""
+INDEX_UNCLAIMED: Final = 500
+"""Messages without a claim that are in it at most; the rest comes back after `ack_wait`."""
+
+Left = Sequence[asyncio.Future[Any]]
+"""What a handler has left running."""
+
+
+class Lane:
+    """The places for handlers of one kind."""
+
+    __slots__ = ("backlog", "busy", "executed", "limit", "measured", "name", "speed", "stuck")
+
+    def __init__(self, name: str, limit: int) -> None:
+        self.name = name
+        self.limit = limit
+        self.busy = 0
+        self.stuck = 0
+        self.executed = 0
+        self.measured = 0
+        self.speed = 0.0
+        """Recent runs per second."""
+        self.backlog: deque[Held] = deque()
+        """What has been delivered and not started."""
+
+    @property
+    def free(self) -> int:
+        return self.limit - self.busy - self.stuck
+
+    @property
+    def blocked(self) -> bool:
+        return self.stuck >= self.limit
+
+    def measure(self) -> float:
+        """Its speed since it was last measured; it rises at once, and falls slowly."""
+        speed = (self.executed - self.measured) / SPEED_SECONDS
+        self.speed = speed if speed > self.speed else (self.speed + speed) / 2
+        self.measured = self.executed
+        return self.speed
+
+
+class Places(Company):
+    """Executes each submitted message, in order of arrival within its lane."""
+
+    def __init__(self, limit: int, lanes: Mapping[str, int] | None = None) -> None:
+        self.limit = limit
+        self.busy = 0
+        self.executed = 0
+        self.speed = 0.0
+        self.lanes = {n: Lane(n, min(most, limit)) for n, most in (lanes or {}).items()}
+        self.lanes.setdefault("loop", Lane("loop", limit))
+        self.held: dict[str, Held] = {}
+        """Everything that was delivered and is not settled or given back, by its reply subject."""
+        self.reserved = False
+        """Nothing is started: a run that may take this process down is executed alone."""
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails when a place does, which only a bug can cause."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle: list[asyncio.Future[None]] = []
+        self._closed = False
+        self._empty: asyncio.Future[None] | None = None
+        self._all_ended = asyncio.Event()
+
+    def open(
+        self, execute: Callable[[Held], Awaitable[Left]], freed: Callable[[Held], None]
+    ) -> None:
+        """Say what a place does with a message, and who is told when it is free again."""
+        self._execute = execute
+        self._freed = freed
+
+    @property
+    def waiting(self) -> int:
+        """How much has been delivered and not started."""
+        return sum(len(lane.backlog) for lane in self.lanes.values())
+
+    @property
+    def stuck(self) -> int:
+        """Places taken by handlers that were given up and still run."""
+        return sum(lane.stuck for lane in self.lanes.values())
+
+    # ---- executing
+
+    def submit(self, held: Held) -> None:
+        """Execute it as soon as a place is free."""
+        lane = self.lanes[held.job.lane]
+        lane.backlog.append(held)
+        if lane.free > 0:
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        while self._idle:
+            waiter = self._idle.pop()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        if len(self._tasks) < self.limit:
+            task = asyncio.create_task(self._run(), name=PLACE_TASK)
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self._closed or self.failure.done():
+            return
+        if task.cancelled():
+            self.failure.set_exception(RuntimeError("a place was cancelled by somebody's code"))
+        elif error := task.exception():
+            self.failure.set_exception(error)
+
+    async def _run(self) -> None:
+        count = 0
+        last: Lane | None = None
+        while not self._closed:
+            lane = self._startable()
+            if lane is None:
+                waiter = asyncio.get_running_loop().create_future()
+                self._idle.append(waiter)
+                await waiter
+                continue
+            held = lane.backlog.popleft()
+            if last is not None and last is not lane and last.backlog and last.free > 0:
+                self._wake_one()  # this place leaves a lane in which something could start
+            last = lane
+            left: Left = ()
+            self.busy += 1
+            lane.busy += 1
+            try:
+                left = await self._execute(held)
+            finally:
+                self._leave(lane, left)
+                self._freed(held)
+            if left:
+                await self._outlive(lane, left)
+            count += 1
+            if count % YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+
+    def _leave(self, lane: Lane, left: Left) -> None:
+        self.busy -= 1
+        lane.busy -= 1
+        lane.executed += 1
+        self.executed += 1
+        if left:
+            lane.stuck += 1
+        if self._empty is not None and self.busy <= 1 and not self._empty.done():
+            self._empty.set_result(None)
+        if not self.busy:
+            self._all_ended.set()
+
+    def _startable(self) -> Lane | None:
+        if self.reserved:
+            return None
+        for lane in self.lanes.values():
+            if lane.backlog and lane.busy + lane.stuck < lane.limit:
+                return lane
+        return None
+
+    async def _outlive(self, lane: Lane, left: Left) -> None:
+        """Keep the place until what is left in it has ended."""
+        try:
+            await asyncio.wait(left)
+        finally:
+            lane.stuck -= 1
+
+    def measure(self) -> None:
+        """Measure the recent speed, by which to take in advance; every `SPEED_SECONDS`."""
+        self.speed = sum(lane.measure() for lane in self.lanes.values())
+
+    # ---- one run alone (`ownership.claims`)
+
+    async def leave(self, limit: float) -> bool:
+        """Start nothing, and wait for all runs but the caller's; False: they took too long."""
+        self.reserved = True
+        if self.busy > 1:
+            self._empty = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._empty], timeout=limit)
+            self._empty = None
+        return self.busy <= 1
+
+    def join(self) -> None:
+        """Start things again."""
+        self.reserved = False
+        for _ in range(min(self.waiting, self.limit)):
+            self._wake_one()
+
+    # ---- what is held
+
+    async def extend(self, broker: Broker, every: float, trusted: Callable[[], bool]) -> None:
+        """Keep telling the server that what we hold is in good hands, while that is certain."""
+        clock = broker.clock
+        while True:
+            await clock.sleep(every / 3)
+            if not broker.connected or not trusted():
+                continue
+            now = clock.monotonic()
+            with contextlib.suppress(errors.NotConnected):
+                for held in list(self.held.values()):
+                    if now - held.extended >= every * 2 / 3 and not held.lost:
+                        held.extended = now
+                        await held.message.extend()
+
+    def index(self, now: float) -> tuple[HeldRun, ...]:
+        """What this node has held for longer than a moment, for whoever must give it back."""
+        claimed, unclaimed = [], []
+        for held in self.held.values():
+            if held.lost or held.since >= now - INDEX_SECONDS:
+                continue
+            if held.claim is not None:
+                claimed.append(HeldRun(held.run, held.claim.revision, held.message.reply))
+            elif held.job.spec.restart == "immediately":
+                unclaimed.append(HeldRun("", 0, held.message.reply))
+        return (*claimed, *unclaimed[:INDEX_UNCLAIMED])
+
+    def claim_lost(self, run: str) -> None:
+        """Somebody else holds a run: nothing more may be sent about its message."""
+        for held in self.held.values():
+            if held.run == run and isinstance(held.message, Delivery):
+                held.message.abandon()
+
+    def executed_by(self, task: asyncio.Task[Any] | None) -> tuple[str, str]:
+        """The run and the job that a task executes; called from another thread."""
+        for held in list(self.held.values()):
+            if task is not None and held.call is not None and held.call.task is task:
+                return held.run, held.job.spec.name
+        return "", ""
+
+    def given_back(self, before: float) -> Iterator[Held]:
+        """Take out of the backlogs what came before an instant; all of it where nothing can start.
+
+        Lanes keep the order of arrival, so the oldest is always the first.
+        """
+        for lane in self.lanes.values():
+            hopeless = lane.blocked or self.reserved
+            while lane.backlog and (hopeless or lane.backlog[0].since < before):
+                yield lane.backlog.popleft()
+
+    # ---- the end
+
+    def interrupt_all(self) -> None:
+        """The grace period is over: stop what still runs and give it back."""
+        for held in list(self.held.values()):
+            held.interrupt(Interrupt.SHUTDOWN)
+
+    async def wait_idle(self, limit: float) -> bool:
+        """Wait for what runs; False when it took longer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                while self.busy:
+                    self._all_ended.clear()
+                    await self._all_ended.wait()
+        return not self.busy
+
+    async def close(self) -> None:
+        """End every place at once; a run that is being interrupted is settled first.
+
+        A handler that cannot be stopped is left behind: it ends with the process.
+        """
+        self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+        if not self.failure.done():
+            self.failure.cancel()
+        elif not self.failure.cancelled():
+            self.failure.exception()  # retrieved, so that asyncio does not complain
