@@ -107,7 +107,10 @@ class ScheduleOptions(JobOptions, RuleOptions, total=False):
 
 
 class Job(Generic[P, R]):
-    """A registered function with its contract."""
+    """A function registered with `@app.job`, and its contract.
+
+    Call it as the plain function that it is, or `enqueue` it to have a worker run it.
+    """
 
     def __init__(self, app: Holdfast, func: Callable[P, R], spec: JobSpec) -> None:
         self.app = app
@@ -123,6 +126,7 @@ class Job(Generic[P, R]):
 
     @property
     def name(self) -> str:
+        """The name under which it is sent and shown."""
         return self.spec.name
 
     def configured(self, restart: str, by_group: Mapping[str, str]) -> Job[P, R]:
@@ -226,7 +230,16 @@ class JobWithOptions(Generic[R]):
 
 
 class Holdfast:
-    """The jobs of one program."""
+    """An app: the jobs and schedules of one program, and its connection to send them.
+
+    app = Holdfast("shop")
+
+    @app.job
+    async def resize(image: int) -> None: ...
+
+    async with app:
+        await resize.enqueue(42)
+    """
 
     def __init__(
         self, name: str, *, nats_url: str | None = None, namespace: str | None = None

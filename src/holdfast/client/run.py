@@ -158,6 +158,7 @@ class RunStatus:
 
     @classmethod
     def of(cls, run: str, record: RunRecord) -> RunStatus:
+        """What a run's record says."""
         return cls(
             run,
             record.state,
@@ -172,7 +173,7 @@ class RunStatus:
 
 
 class Run(Generic[T]):
-    """One accepted run."""
+    """The handle on an accepted run: its status, its result, its cancellation."""
 
     def __init__(
         self, backend: Backend, spec: JobSpec, group: str, enqueued: Enqueued, returns: Any = Any

@@ -78,32 +78,38 @@ class Server:
 
     @property
     def port(self) -> int:
+        """The port that clients connect to."""
         if not self._ports[0]:
             raise ServerError("the port is not chosen yet: start the server first")
         return self._ports[0]
 
     @property
     def url(self) -> str:
+        """The address that clients connect to."""
         return f"nats://{HOST}:{self.port}"
 
     @property
     def monitor_url(self) -> str:
+        """The address of its monitoring pages."""
         if not self._ports[1]:
             raise ServerError("the server has no monitor port, or was not started yet")
         return f"http://{HOST}:{self._ports[1]}"
 
     @property
     def store(self) -> Path:
+        """Where its streams are kept."""
         if self._store is None:
             raise ServerError("the temporary store is made at start: start the server first")
         return self._store
 
     @property
     def log_path(self) -> Path:
+        """Where its log is."""
         return self.store / "nats-server.log"
 
     @property
     def running(self) -> bool:
+        """Whether its process is alive."""
         return self._process is not None and not self._process.exited.is_set()
 
     @property
@@ -114,6 +120,7 @@ class Server:
 
     @property
     def pid(self) -> int:
+        """The id of its process."""
         if self._process is None or not self.running:
             raise ServerError(f"the nats-server {self.name!r} is not running")
         return self._process.pid

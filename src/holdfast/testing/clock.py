@@ -39,9 +39,11 @@ class FakeClock:
         return f"<FakeClock {datetime.fromtimestamp(self.utc(), UTC).isoformat()}>"
 
     def monotonic(self) -> float:
+        """Seconds since the clock was made."""
         return _NEVER_ZERO + self._passed
 
     def utc(self) -> float:
+        """Seconds since 1970, by this clock."""
         return self._start + self._passed
 
     async def sleep(self, seconds: float) -> None:
