@@ -34,8 +34,7 @@ from holdfast.broker.upkeep import Upkeep
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, CoordinatorConfig, RecordConfig
 from holdfast.coordinator.detection import Detection
-from holdfast.coordinator.inboxes import DeadInboxes
-from holdfast.coordinator.recovery import Recovery
+from holdfast.coordinator.recovery import DeadInboxes, Recovery
 from holdfast.coordinator.view import NodeView, Seen
 from holdfast.durations import text
 from holdfast.errors import BrokerError, Conflict
