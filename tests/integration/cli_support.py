@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import functools
 import json
 import os
+import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from holdfast import Holdfast
+from tests.integration import prefork
 
 
 @dataclass(frozen=True)
@@ -26,27 +33,72 @@ class Ended:
         return json.loads(self.out)
 
 
+def clean_environment() -> dict[str, str]:
+    """Our environment without what configures Holdfast."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_")}
+
+
 def environment(app: Holdfast) -> dict[str, str]:
     """The environment in which a command finds the app's namespace."""
     config = app.connection_config()
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_")}
-    return kept | {"HOLDFAST_NATS_URL": config.nats_url, "HOLDFAST_NAMESPACE": config.namespace}
+    return clean_environment() | {
+        "HOLDFAST_NATS_URL": config.nats_url,
+        "HOLDFAST_NAMESPACE": config.namespace,
+    }
 
 
 async def holdfast(app: Holdfast, *arguments: str | bytes, stdin: bytes = b"") -> Ended:
     """Run `holdfast …` against the app's namespace and wait for its end."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "holdfast",
-        *arguments,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment(app),
-    )
-    out, err = await process.communicate(stdin)
-    assert process.returncode is not None
-    ended = Ended(process.returncode, out.decode(), err.decode())
+    return await run_command(*arguments, env=environment(app), stdin=stdin)
+
+
+async def run_command(
+    *arguments: str | bytes, env: Mapping[str, str], cwd: Path | None = None, stdin: bytes = b""
+) -> Ended:
+    """Run `holdfast …` in a process and wait for its end; a traceback is a failure."""
+    with tempfile.TemporaryDirectory(prefix="hf-") as name:
+        files = [Path(name) / part for part in ("in", "out", "err")]
+        for file, content in zip(files, (stdin, b"", b""), strict=True):
+            file.write_bytes(content)
+        wanted = {
+            "arguments": [os.fsdecode(a) for a in arguments],
+            "env": dict(env),
+            "cwd": str(cwd or Path.cwd()),
+            "files": [str(file) for file in files],
+        }
+        reader, writer = await asyncio.open_unix_connection(_forking())
+        try:
+            writer.write(json.dumps(wanted).encode() + b"\n")
+            answer = await reader.readline()
+        finally:
+            writer.close()
+            await writer.wait_closed()
+        ended = Ended(int(answer), files[1].read_bytes().decode(), files[2].read_bytes().decode())
     assert "Traceback" not in ended.err, ended.err
     return ended
+
+
+@functools.cache
+def _forking() -> str:
+    """The address of the process that forks commands; one for each process of pytest."""
+    folder = tempfile.TemporaryDirectory(prefix="hf-")
+    address = f"{folder.name}/commands"
+    process = subprocess.Popen(
+        [sys.executable, "-m", prefork.__name__, address],
+        cwd=Path(__file__).parents[2],
+        env=clean_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin
+    assert process.stdout
+    assert process.stdout.readline() == b"ready\n"
+    process.stdout.close()
+
+    def end() -> None:
+        process.stdin.close()
+        process.wait(60)
+        folder.cleanup()
+
+    atexit.register(end)
+    return address

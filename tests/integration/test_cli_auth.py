@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import stat
-import sys
 from pathlib import Path
 
 from holdfast.broker import Broker
 from holdfast.config import ConnectionConfig
 from holdfast.errors import NotConnected
-from tests.integration.cli_support import Ended
+from tests.integration.cli_support import Ended, clean_environment, run_command
 from tests.integration.command import Command
 from tests.support import until
 
 
 async def holdfast(folder: Path, *arguments: str, **env: str) -> Ended:
     """Run a command in a folder."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_")}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "holdfast", *arguments),
-        cwd=folder,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=kept | env,
-    )
-    out, err = await process.communicate()
-    assert process.returncode is not None
-    ended = Ended(process.returncode, out.decode(), err.decode())
-    assert "Traceback" not in ended.err, ended.err
-    return ended
+    return await run_command(*arguments, env=clean_environment() | env, cwd=folder)
 
 
 async def test_auth_from_init_to_revoke(tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+"""A process that has the command line loaded, and forks one for each command.
+
+Half a second of each `holdfast …` is imports. A command that is forked here has its own process,
+arguments, environment, directory, input, output and exit code, as one that is started afresh;
+what a fresh interpreter does is shown by `test_cli_frame` and by every `Command`.
+
+    connect ──► one line: the command, as JSON ──► (fork, run, wait) ──► one line: its exit code
+
+It ends when its standard input does, which is when the process that started it has ended.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import selectors
+import signal
+import socket
+import sys
+
+PACKAGES = ("holdfast.cli", "holdfast.client", "holdfast.broker", "holdfast.status")
+"""What nearly every command imports; the modules of a role load when it starts."""
+
+
+def load() -> None:
+    """Import the command line, and keep the collector from touching what all forks share."""
+    for name in PACKAGES:
+        package = importlib.import_module(name)
+        for module in pkgutil.iter_modules(package.__path__, f"{name}."):
+            importlib.import_module(module.name)
+    importlib.import_module("uvloop")
+    gc.collect()
+    gc.freeze()
+
+
+def serve(path: str) -> None:
+    """Fork for each connection until standard input ends."""
+    with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
+        listener.bind(path)
+        listener.listen(64)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps those who answer
+        selector.register(listener, selectors.EVENT_READ)
+        selector.register(sys.stdin, selectors.EVENT_READ)
+        os.write(1, b"ready\n")
+        while not any(key.fileobj is sys.stdin for key, _ in selector.select()):
+            connection, _ = listener.accept()
+            with connection:
+                if os.fork() == 0:
+                    answer(connection)
+
+
+def answer(connection: socket.socket) -> None:
+    """Run the command of a connection in a process below this one, and say how it ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    with connection.makefile("rw") as stream:
+        wanted = json.loads(stream.readline())
+        if (pid := os.fork()) == 0:
+            run(**wanted)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        stream.write(f"{code}\n")
+    os._exit(0)
+
+
+def run(arguments: list[str], env: dict[str, str], cwd: str, files: list[str]) -> None:
+    """Become the command: never returns."""
+    from holdfast.cli import main
+
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    for number, (file, flags) in enumerate(
+        zip(files, (os.O_RDONLY, os.O_WRONLY, os.O_WRONLY), strict=True)
+    ):
+        os.dup2(os.open(file, flags), number)
+    sys.argv[1:] = arguments
+    main()
+
+
+if __name__ == "__main__":
+    load()
+    serve(sys.argv[1])
