@@ -179,4 +179,4 @@ async def test_lists_are_bounded_and_filtered_by_time(app: Holdfast, seen: Seen)
         )
         ended = await holdfast(app, "runs", "list", "--since", "yesterday")
         assert ended.code == 1
-        assert "--since 'yesterday' is not readable" in ended.err
+        assert "--since 'yesterday' is not a time" in ended.err

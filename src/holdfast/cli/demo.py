@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.common import Cli, say
-from holdfast.cli.demo_tally import Tally, Watch
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.app import Holdfast
+    from holdfast.cli.demo_tally import Tally, Watch
     from holdfast.server import Server
     from holdfast.worker.supervisor import Keeper, Spec, Supervisor
 
@@ -110,6 +110,7 @@ class Demo:
 
     async def run(self) -> int:
         """Run to the end; returns the exit code."""
+        from holdfast.cli.demo_tally import Tally, Watch
         from holdfast.cli.dev import WEB_HOST, has_web, web_port_of
         from holdfast.cli.loading import load_app
         from holdfast.process import handle_signals
