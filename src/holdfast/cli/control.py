@@ -1,95 +1,113 @@
-"""`holdfast control [APP]`: the control roles together in one process, each as if it were alone.
+"""`holdfast control [APP]`: scheduler, coordinator and dispatcher in one process, or each alone.
 
-A role that cannot go on ends them all, with exit code 1, so that an orchestrator restarts the
-process; nothing is lost meanwhile, since other control processes go on.
+A role that cannot continue ends them all, with exit code 1, so that an orchestrator restarts the
+process; nothing is lost meanwhile, since other control processes carry on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.common import Cli, connection_given
-from holdfast.cli.dispatcher import SeedFile, make_dispatcher
-from holdfast.cli.scheduler import HealthHost, HealthPort, OptionalApp, ReadyFile, Release
-from holdfast.cli.worker import LogFormat, LogLevel, start_logging
+from holdfast.cli.common import Cli
+from holdfast.cli.roles import Made, ReadyFile, app_and_connection, role_command
 
-if TYPE_CHECKING:
-    from holdfast.coordinator import Coordinator
-    from holdfast.role import Role
-    from holdfast.scheduler import Scheduler
-    from holdfast.telemetry import Telemetry
+OptionalApp = Annotated[
+    str,
+    typer.Argument(
+        metavar="[APP]",
+        help="Register the schedules of this app (shop:app) first.",
+        show_default=False,
+    ),
+]
+Release = Annotated[
+    str | None,
+    typer.Option("--release", metavar="N", help="Release of the app: 41, 1.10.2."),
+]
+SeedFile = Annotated[
+    str | None,
+    typer.Option("--seed", metavar="FILE", help="Sign commands with the account seed in FILE."),
+]
 
 
 def register(app: Cli) -> None:
-    """Add `holdfast control`."""
-    app.command("control")(control)
+    """Add `holdfast control`, and its roles as commands."""
+    for command in (scheduler, coordinator, dispatcher, control):
+        app.command(command.__name__)(role_command(command))
 
 
 def control(
+    served: dict[str, Any],
     app: OptionalApp = "",
     release: Release = None,
     seed: SeedFile = None,
     ready_file: ReadyFile = None,
-    health_port: HealthPort = None,
-    health_host: HealthHost = None,
-    log_level: LogLevel = None,
-    log_format: LogFormat = None,
-) -> None:
+) -> Made:
     """Run scheduler, coordinator and dispatcher in one process, until SIGTERM or Ctrl-C.
 
-    Run two or more.
+    Run two or more. It is ready while all three are.
 
-    Exit codes: 0 after a signal, 1 when one of them cannot go on, 128 + signal when told twice.
+    Exit codes: 0 after a signal, 1 when one of them cannot continue, 128 + signal after a second
+    signal.
     """
-    from holdfast.process import run_role
     from holdfast.role import Together
     from holdfast.telemetry import Telemetry
 
-    start_logging(log_level, log_format)
     telemetry = Telemetry()
-    roles: list[Callable[[], Role]] = [
-        make_scheduler(
-            app,
-            telemetry,
-            release=release,
-            ready_file=ready_file,
-            health_port=health_port,
-            health_host=health_host,
-        ),
-        _make_coordinator(telemetry),
-        make_dispatcher(telemetry, seed_file=seed),
+    roles = [
+        scheduler(served, app, release, ready_file),
+        coordinator({}),
+        dispatcher({}, seed),
     ]
-    raise typer.Exit(run_role(lambda: Together([make() for make in roles])))
+    return lambda: Together([make(telemetry=telemetry) for make in roles])
 
 
-def make_scheduler(
-    target: str, telemetry: Telemetry | None = None, **given: Any
-) -> Callable[[], Scheduler]:
-    """Check everything that can be wrong with the configuration, and return the way to make one."""
-    from holdfast.cli.loading import load_app
-    from holdfast.config import ConnectionConfig, RecordConfig, SchedulerConfig, load
+def scheduler(
+    served: dict[str, Any],
+    app: OptionalApp = "",
+    release: Release = None,
+    ready_file: ReadyFile = None,
+) -> Made:
+    """Fire every slot that is due, until SIGTERM or Ctrl-C, which hands the lead over.
+
+    Exit codes: 0 after a signal, 1 when it cannot continue, 128 + signal after a second signal.
+    """
+    from holdfast.config import RecordConfig, SchedulerConfig, load
     from holdfast.scheduler import Scheduler
 
-    app = load_app(target) if target else None
-    config = load(SchedulerConfig, **given)
-    if app is not None:
-        connection = app.connection_config(**connection_given())
-    else:
-        connection = load(ConnectionConfig, **connection_given())
-    records = load(RecordConfig)
-    return lambda: Scheduler(
-        app, config, connection=connection, records=records, telemetry=telemetry
-    )
+    loaded, connection = app_and_connection(app)
+    config = load(SchedulerConfig, release=release, ready_file=ready_file, **served)
+    return partial(Scheduler, loaded, config, connection=connection, records=load(RecordConfig))
 
 
-def _make_coordinator(telemetry: Telemetry) -> Callable[[], Coordinator]:
-    from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig, load
+def coordinator(served: dict[str, Any]) -> Made:
+    """Notice nodes that have died, and give back what they held. Any number may run.
+
+    Exit codes: 0 after a signal, 1 when it cannot continue, 128 + signal after a second signal.
+    """
+    from holdfast.config import CoordinatorConfig, LivenessConfig, RecordConfig, load
     from holdfast.coordinator import Coordinator
     from holdfast.model.liveness import from_config
 
-    connection = load(ConnectionConfig, **connection_given())
-    records, liveness = load(RecordConfig), from_config(load(LivenessConfig))
-    return lambda: Coordinator(connection, records=records, liveness=liveness, telemetry=telemetry)
+    _, connection = app_and_connection(None)
+    config = load(CoordinatorConfig, **served)
+    liveness = from_config(load(LivenessConfig))
+    return partial(Coordinator, connection, config, records=load(RecordConfig), liveness=liveness)
+
+
+def dispatcher(served: dict[str, Any], seed: SeedFile = None) -> Made:
+    """Send commands to agents and collect what they return. Any number may run, all active.
+
+    SIGTERM hands over what is not finished. Exit codes: 0 after a signal, 1 when it cannot
+    continue, 128 + signal after a second signal.
+    """
+    from holdfast.config import DispatcherConfig, LivenessConfig, RecordConfig, load
+    from holdfast.dispatcher import Dispatcher
+    from holdfast.model.liveness import from_config
+
+    _, connection = app_and_connection(None)
+    config = load(DispatcherConfig, seed_file=seed, **served)
+    liveness = from_config(load(LivenessConfig))
+    return partial(Dispatcher, connection, config, records=load(RecordConfig), liveness=liveness)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.cli.common import Cli, connected, emit, given, note, say
-from holdfast.cli.worker import AppArgument, LogFormat, LogLevel, start_logging
+from holdfast.cli.roles import AppArgument, LogFormat, LogLevel, start_logging
 
 OUT = Path("deploy") / "rendered"
 STORE = Path(".holdfast") / "local"

@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.common import note, say
+from holdfast.cli.roles import AppArgument, LogFormat, LogLevel, start_logging
 from holdfast.cli.server import LAST_PORT, PORT, flush, monitor_port_of
-from holdfast.cli.worker import SOCKET_VARIABLE, AppArgument, LogFormat, LogLevel, start_logging
+from holdfast.cli.worker import SOCKET_VARIABLE
 
 if TYPE_CHECKING:
     from holdfast.server import Server

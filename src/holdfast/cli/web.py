@@ -3,68 +3,69 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
+from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.common import Cli, connection_given, emit, given, note, say
-from holdfast.cli.worker import LogFormat, LogLevel, start_logging
-
-if TYPE_CHECKING:
-    from holdfast.app import Holdfast
-    from holdfast.config import WebConfig
-    from holdfast.web.serve import WebServer
+from holdfast.cli.common import Cli, emit, given, note, say
+from holdfast.cli.roles import Made, ReadyFile, app_and_connection, role_command
 
 
 def register(app: Cli) -> None:
     """Add `holdfast web`."""
     noun = app.noun("web", help=inspect.getdoc(web) or "")
-    noun.root(web, invoke_without_command=True, no_args_is_help=False)
+    noun.root(role_command(web), invoke_without_command=True, no_args_is_help=False)
     noun.command("token")(token)
 
 
 def web(
+    served: dict[str, Any],
     context: typer.Context,
     host: Annotated[
-        str | None, typer.Option("--host", help="Address to listen on.", metavar="HOST")
+        str | None, typer.Option("--host", metavar="HOST", help="Address to listen on.")
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", help="Port to listen on; 0: any that is free.")
+        int | None, typer.Option("--port", help="Port to listen on; 0 means any free port.")
     ] = None,
     app: Annotated[
         str | None,
-        typer.Option("--app", metavar="APP", help="Your app: payloads are checked by its jobs."),
+        typer.Option("--app", metavar="APP", help="Check payloads by the jobs of this app."),
     ] = None,
-    health_port: Annotated[
-        int | None, typer.Option("--health-port", help="Serve health and metrics here; 0: nowhere.")
-    ] = None,
-    health_host: Annotated[
-        str | None, typer.Option("--health-host", help="Address of --health-port.", metavar="HOST")
-    ] = None,
-    ready_file: Annotated[
-        Path | None,
-        typer.Option("--ready-file", metavar="FILE", help="Exists while it serves."),
-    ] = None,
-    log_level: LogLevel = None,
-    log_format: LogFormat = None,
-) -> None:
+    ready_file: ReadyFile = None,
+) -> Made | None:
     """Serve the API and the pages until SIGTERM or Ctrl-C. Any number may run.
 
-    Without tokens it listens on this machine only. Whatever has no flag here is in
+    Without tokens it listens on this machine only. Options without a flag are in
     docs/configuration.md.
     """
     if context.invoked_subcommand:
-        return
-    from holdfast.config import WebConfig, load
-    from holdfast.process import run_role
+        return None
+    from holdfast.config import LivenessConfig, RecordConfig, WebConfig, load
+    from holdfast.model.liveness import from_config
 
-    start_logging(log_level, log_format)
-    loaded = _load(app) if app else None
-    config = load(WebConfig, host=host, port=port, health_port=health_port, health_host=health_host)
-    _module("serve").check_reachable(config)
-    raise typer.Exit(run_role(lambda: _server(config, loaded, ready_file)))
+    loaded, connection = app_and_connection(app)
+    config = load(WebConfig, host=host, port=port, **served)
+    serve = _module("serve")
+    serve.check_reachable(config)
+    return partial(
+        serve.WebServer,
+        config,
+        connection,
+        app=loaded,
+        records=load(RecordConfig),
+        liveness=from_config(load(LivenessConfig)),
+        started=None if ready_file else _say_address,  # whoever waits for the file says it
+        ready_file=ready_file or "",
+    )
+
+
+def _say_address(url: str) -> None:
+    import sys
+
+    say(f"holdfast web is on {url}")
+    sys.stdout.flush()
 
 
 def _module(name: str) -> ModuleType:
@@ -81,39 +82,6 @@ def _module(name: str) -> ModuleType:
         raise ConfigError(
             f"the web needs {error.name}, which is not installed: pip install 'holdfast[web]'"
         ) from None
-
-
-def _load(target: str) -> Holdfast:
-    from holdfast.cli.loading import load_app
-
-    return load_app(target)
-
-
-def _server(config: WebConfig, app: Holdfast | None, ready_file: Path | None) -> WebServer:
-    from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig, load
-    from holdfast.model.liveness import from_config
-    from holdfast.web.serve import WebServer
-
-    if app:
-        connection = app.connection_config(**connection_given())
-    else:
-        connection = load(ConnectionConfig, **connection_given())
-    return WebServer(
-        config,
-        connection,
-        app=app,
-        records=load(RecordConfig),
-        liveness=from_config(load(LivenessConfig)),
-        started=_say_address if not ready_file else None,  # whoever waits for the file says it
-        ready_file=str(ready_file or ""),
-    )
-
-
-def _say_address(url: str) -> None:
-    import sys
-
-    say(f"holdfast web is on {url}")
-    sys.stdout.flush()
 
 
 def token(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.common import complain, connection_given, given
+from holdfast.cli.common import Cli, complain, connection_given
+from holdfast.cli.roles import AppArgument, role_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,56 +21,44 @@ if TYPE_CHECKING:
 SOCKET_VARIABLE = "HOLDFAST_INTERNAL_SOCKET"
 """Set by a supervisor for its processes: where to serve health. Not for users."""
 STOP_MARGIN_SECONDS = 10.0
-"""What a process may take beyond its grace period to give runs back and say goodbye."""
-
-AppArgument = Annotated[
-    str, typer.Argument(metavar="APP", help="The app, as module:object (shop:app).")
-]
-LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error.")]
-LogFormat = Annotated[str | None, typer.Option("--log-format", help="text or json.")]
+"""What a process may take beyond its grace period to give runs back and leave."""
 
 
-def register(app: typer.Typer) -> None:
-    app.command("worker")(worker)
+def register(app: Cli) -> None:
+    """Add `holdfast worker`."""
+    app.command("worker")(role_command(worker))
 
 
 def worker(
+    served: dict[str, Any],
     app: AppArgument,
     group: Annotated[
-        str | None, typer.Option("--group", help="Group whose jobs it runs.", metavar="NAME")
+        str | None, typer.Option("--group", metavar="NAME", help="Run the jobs of this group.")
     ] = None,
     concurrency: Annotated[
         int | None, typer.Option("--concurrency", help="Runs that one process executes at a time.")
     ] = None,
     processes: Annotated[
-        int | None, typer.Option("--processes", help="Processes that share the work.")
+        int | None, typer.Option("--processes", help="Number of processes that share the work.")
     ] = None,
     max_runs: Annotated[
         int | None,
-        typer.Option("--max-runs", help="Runs after which a process is replaced; 0: never."),
+        typer.Option("--max-runs", help="Replace a process after this many runs; 0 means never."),
     ] = None,
     grace: Annotated[
         str | None,
-        typer.Option("--grace", help="How long handlers may go on after SIGTERM.", metavar="TIME"),
+        typer.Option("--grace", metavar="TIME", help="Time for handlers to finish after SIGTERM."),
     ] = None,
-    health_port: Annotated[
-        int | None, typer.Option("--health-port", help="Serve health and metrics here; 0: nowhere.")
-    ] = None,
-    health_host: Annotated[
-        str | None, typer.Option("--health-host", help="Address of --health-port.", metavar="HOST")
-    ] = None,
-    log_level: LogLevel = None,
-    log_format: LogFormat = None,
-) -> None:
+) -> int:
     """Execute the runs of one group until SIGTERM or Ctrl-C.
 
-    The first signal drains: what runs may finish within the grace period, the rest is given back.
-    A second one exits at once. Exit codes: 0 after a drain or after --max-runs, 1 when it cannot go
-    on, 128 + signal when it was told twice. Whatever has no flag here is in docs/configuration.md.
+    The first signal drains: handlers may finish within the grace period, the rest is given back. A
+    second one exits at once. Exit codes: 0 after a drain or after --max-runs, 1 when it cannot
+    continue, 128 + signal after a second signal. Options without a flag are in
+    docs/configuration.md.
     """
     from holdfast.config import WorkerConfig, load
 
-    start_logging(log_level, log_format)
     config = load(
         WorkerConfig,
         group=group,
@@ -77,22 +66,12 @@ def worker(
         processes=processes,
         max_runs=max_runs,
         grace_seconds=grace,
-        health_port=health_port,
-        health_host=health_host,
+        **served,
     )
     socket = os.environ.pop(SOCKET_VARIABLE, "")
     if config.processes > 1 and not socket:
-        raise typer.Exit(_supervise(config))
-    raise typer.Exit(_work(app, config, socket))
-
-
-def start_logging(level: str | None, style: str | None) -> None:
-    """Log as flags, environment and file say."""
-    from holdfast.config import LogConfig, load
-    from holdfast.telemetry import configure_logging
-
-    config = load(LogConfig, level=level or ("debug" if given().verbose else None), format=style)
-    configure_logging(config.level, config.format)
+        return _supervise(config)
+    return _work(app, config, socket)
 
 
 def _work(target: str, config: WorkerConfig, socket: str) -> int:
@@ -127,7 +106,7 @@ def _work(target: str, config: WorkerConfig, socket: str) -> int:
         return run_role(lambda: worker)
     except Exception:
         # A hook of the user's, or a bug: either way somebody has to see where.
-        logging.getLogger("holdfast.worker").exception("the worker cannot go on")
+        logging.getLogger("holdfast.worker").exception("the worker cannot continue")
         return 1
 
 
