@@ -66,7 +66,7 @@ def _read_text(text: str, what: str) -> float:
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
-def instant(value: object, what: str) -> float:
+def instant(value: object, what: str, latest: float = LATEST) -> float:
     """Read a point in time as seconds since 1970; refuse one without a time zone."""
     if isinstance(value, str):
         try:
@@ -82,7 +82,7 @@ def instant(value: object, what: str) -> float:
                 "datetime(..., tzinfo=ZoneInfo('Europe/Paris'))"
             )
         value = value.timestamp()
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < LATEST:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < latest:
         raise InvalidInput(
             f"{what} must be a time between 1970 and 2100: a datetime with a time zone, or seconds "
             "since 1970"

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import math
 import os
 import sys
 import traceback
@@ -276,7 +277,8 @@ def instant(text: str | None, client: Client, what: str) -> float:
     try:
         return client.broker.server_now() - durations.seconds(text, what)
     except InvalidInput:
-        return durations.instant(text, what)
+        # A filter may name any time; one that is far off only finds nothing.
+        return durations.instant(text, what, latest=math.inf)
 
 
 # ---- printing
