@@ -25,6 +25,7 @@ from holdfast.settings.records import (
     Report,
     Revision,
     Sealed,
+    claimed,
     decode,
     sha256,
     signers,
@@ -65,6 +66,18 @@ class Store:
         """The signed revision; None when nothing was ever published."""
         entry = await self.settings.peek(SETTINGS_REVISION)
         return entry.value if entry else None
+
+    async def shown_revision(self) -> Revision | None:
+        """The revision for people to look at; None if there is none, or it cannot be read."""
+        entry = await self.settings.peek(SETTINGS_REVISION)
+        if entry is None:
+            return None
+        try:
+            return claimed(entry.value)
+        except SettingsError as error:
+            note = self._broker.unreadable.note
+            note(self.settings.name, entry.key, error, entry.value)
+            return None
 
     async def manifest(self, hash: str) -> Manifest:
         """A manifest that fits its name."""

@@ -14,7 +14,7 @@ from holdfast.durations import seconds
 from holdfast.errors import InvalidInput, NotFound, Unavailable
 from holdfast.model.fleet import FleetRequest, Return
 from holdfast.names import check_run
-from holdfast.settings.records import Report, Revision, claimed
+from holdfast.settings.records import Report, Revision
 from holdfast.settings.store import Store
 from holdfast.status.agents import AgentInfo
 from holdfast.status.fleet import FleetInfo
@@ -261,10 +261,9 @@ async def show_settings(request: Request, access: ViewerAccess) -> Response:
 
 async def _revision(store: Store) -> Revision | None:
     try:
-        data = await store.revision()
+        return await store.shown_revision()
     except (NotFound, Unavailable):
         return None  # nothing has been published
-    return claimed(data) if data else None
 
 
 def _is_current(report: Report, current: Revision | None) -> bool:

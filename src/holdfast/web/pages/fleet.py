@@ -17,7 +17,7 @@ from holdfast.client.fleet import new_run
 from holdfast.errors import InvalidInput, NotFound, Unavailable
 from holdfast.model.fleet import FleetRequest, FleetRun, Return
 from holdfast.names import check_name
-from holdfast.settings.records import Report, claimed
+from holdfast.settings.records import Report
 from holdfast.settings.store import Store
 from holdfast.status.agents import AgentInfo
 from holdfast.status.fleet import FleetInfo
@@ -104,10 +104,9 @@ async def settings_of(page: PageRequest) -> SettingsGlance:
     async def read() -> SettingsGlance:
         store = Store(page.client.broker)
         try:
-            data, reports = await store.revision(), await store.reports()
+            revision, reports = await store.shown_revision(), await store.reports()
         except (NotFound, Unavailable):  # nothing has been published
             return SettingsGlance(0, 0.0, {}, 0, [])
-        revision = claimed(data) if data else None
         if revision is None:
             return SettingsGlance(0, 0.0, reports, 0, [])
         current = sum((r.born, r.number) == revision.order for r in reports.values())
