@@ -61,6 +61,10 @@ H_ROLE = "Hf-Role"
 H_KEY = "Hf-Key"
 H_CERTIFICATES = "Hf-Certificates"
 H_NONCE = "Hf-Nonce"
+H_QUEUE = "Hf-Queue"
+"""On a dead letter of a taskiq queue: its stream. It is sent again as it is, not as a run."""
+H_TASK = "Hf-Task"
+H_TASK_ID = "Hf-Task-Id"
 H_KV_OPERATION = "KV-Operation"
 H_MARKER = "Nats-Marker-Reason"
 
@@ -323,8 +327,28 @@ def parse_slot_key(key: str) -> tuple[str, str] | None:
 
 
 def marker_key(schedule: str, slot: str) -> str:
-    """The key of the marker of a taskiq schedule's slot."""
+    """A taskiq schedule's slot, as message ids have it and earlier versions marked it as sent."""
     return f"{encode(schedule)}.{encode(slot)}"
+
+
+def sent_keys(leader_key: str) -> str:
+    """The first part of the keys of what the taskiq schedulers of a leader key have sent."""
+    return f"sent.{encode(leader_key)}"
+
+
+def sent_key(leader_key: str, schedule: str) -> str:
+    """The key of the last slot of a taskiq schedule that was sent."""
+    return f"{sent_keys(leader_key)}.{encode(schedule)}"
+
+
+def attempts_key(stream: str, consumer: str, sequence: int) -> str:
+    """The key of the attempts at a taskiq message that was delivered more than once."""
+    return f"attempts.{encode(stream)}.{encode(consumer)}.{sequence}"
+
+
+def floor_key(stream: str, consumer: str) -> str:
+    """The key that says up to where a taskiq queue was acknowledged."""
+    return f"floor.{encode(stream)}.{encode(consumer)}"
 
 
 def term_key(role: str) -> str:
@@ -489,7 +513,7 @@ class Names:
 
     @property
     def taskiq_dead(self) -> str:
-        """The stream for what was given up of a taskiq queue."""
+        """The stream for what earlier versions gave up of a taskiq queue."""
         return self._stream("TASKIQ_DEAD")
 
     def taskiq_dead_letter(self, subject: str = "") -> str:
@@ -498,8 +522,13 @@ class Names:
 
     @property
     def taskiq_slots(self) -> str:
-        """The bucket of the markers of taskiq's slots."""
+        """The bucket that says which slots of taskiq's schedules were sent."""
         return self.bucket("taskiq_slots")
+
+    @property
+    def taskiq_queues(self) -> str:
+        """The bucket of attempts and acknowledged positions of taskiq queues."""
+        return self.bucket("taskiq_queues")
 
     def job(self, group: str, job: str) -> str:
         return f"{self.namespace}.job.{group}.{job}"

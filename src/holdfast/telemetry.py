@@ -60,6 +60,13 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "Time from a message being stored to its first attempt, by the server's clock.",
         _JOB,
     ),
+    Metric(
+        "consuming",
+        "holdfast_taskiq_consuming",
+        "gauge",
+        "1 while messages of a taskiq queue can arrive at this worker.",
+        ("stream",),
+    ),
     Metric("running", "holdfast_attempts_running", "gauge", "Attempts running now."),
     Metric("held", "holdfast_messages_held", "gauge", "Messages held and not started yet."),
     Metric(
@@ -355,6 +362,7 @@ class _Tallies:
 class Telemetry:
     """One process's metrics. `telemetry.dead.labels(group, job, reason).inc()`."""
 
+    consuming: Gauge
     running: Gauge
     held: Gauge
     claims: Counter

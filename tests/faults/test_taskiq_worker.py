@@ -60,7 +60,7 @@ async def test_worker_goes_on_after_the_server_was_killed(
                 first = turn * 1000
                 await sender.send(*range(first, first + 200))
                 restarted = await _restart(server)
-                await until(lambda: sender.broker._connection.connected, 20, "the sender")
+                await until(lambda: sender.broker.connection.connected, 20, "the sender")
                 await sender.send(*range(first + 200, first + 300))
                 await until(lambda n=first: n + 299 in sender.effects(), 40, "the last one")
                 took.append(time.monotonic() - restarted)
@@ -91,7 +91,7 @@ async def test_worker_that_cannot_reconnect_ends_and_is_replaced(
             await until(lambda: "ending this process" in process.text(), 30, "giving up")
             await until(lambda: not Path(f"/proc/{before}").exists(), 30, "the end of it")
             await asyncio.to_thread(server.restart)
-            await until(lambda: sender.broker._connection.connected, 20, "the sender")
+            await until(lambda: sender.broker.connection.connected, 20, "the sender")
             await sender.send(1)
             await until(lambda: 1 in sender.effects(), 60, "the new one")
         await sender.broker.shutdown()

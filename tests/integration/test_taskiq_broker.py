@@ -480,7 +480,7 @@ async def test_partition_costs_nothing_and_repeats_nothing(nats: Server, namespa
             await asyncio.gather(*(task.kiq(n) for n in range(10)))
             await until(lambda: len(seen) == 10, 20, "ten that wait")
             cutting = asyncio.create_task(proxy.cut(1))
-            await until(lambda: not broker._connection.connected, 10, "the cut")
+            await until(lambda: not broker.connection.connected, 10, "the cut")
             gate.set()
             await asyncio.gather(*(task.kiq(n) for n in range(10, 20)))
             await cutting

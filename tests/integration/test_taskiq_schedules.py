@@ -103,11 +103,11 @@ async def test_schedules_stay_while_the_server_does_not_answer(
             await source.add_schedule(schedule(interval=5))
             assert len(await source.get_schedules()) == 1
             cutting = asyncio.create_task(proxy.cut(0.5))
-            await until(lambda: not source._connection.connected, 10, "the cut")
+            await until(lambda: not source.connection.connected, 10, "the cut")
             assert len(await source.get_schedules()) == 1
-            assert "going on with the 1 that were" in caplog.text
+            assert "using the 1 known before" in caplog.text
             await cutting
-            await until(lambda: source._connection.connected, 10, "the connection")
+            await until(lambda: source.connection.connected, 10, "the connection")
             await source.add_schedule(schedule(interval=6))
             assert len(await source.get_schedules()) == 2
 
@@ -205,9 +205,11 @@ class Site:
         return next((n for n, e in enumerate(self.elections) if e.is_leader), -1)
 
     async def fire(self, number: int, task: ScheduledTask) -> None:
-        """What taskiq's loop does when a schedule is due."""
+        """What taskiq's loop does when a schedule is due; returns when it was sent, if it is."""
+        source = self.sources[number]
         loop = asyncio.get_running_loop()
-        await loop.create_task(self.schedulers[number].on_ready(self.sources[number], task))
+        await loop.create_task(self.schedulers[number].on_ready(source, task))
+        await source.idle()
 
 
 @asynccontextmanager
@@ -275,32 +277,43 @@ async def test_slot_due_while_nobody_led_is_made_up_for(nats: Server, namespace:
 
 
 async def test_slot_another_has_sent_is_not_made_up_for(nats: Server, namespace: str) -> None:
-    """A stand-by forgets what it hears a marker of."""
+    """A stand-by comes by a slot after the leader has sent it, and takes over much later."""
     task = schedule(time=datetime.now(UTC) - timedelta(seconds=1), schedule_id="once")
     async with site(nats.url, namespace, task) as fleet:
         leader = fleet.leader
-        await fleet.fire(1 - leader, task)
         await fleet.fire(leader, task)
-        await until(lambda: not fleet.sources[1 - leader]._missed, 10, "the marker is heard")
+        await fleet.fire(1 - leader, task)
         await fleet.elections[leader].resign()
         await until(lambda: fleet.leader == 1 - leader, 10, "the new leader")
+        await until(lambda: not fleet.sources[1 - leader]._due, 10, "it knows")
         await fleet.fire(1 - leader, task)
     assert fleet.sent == [leader]
 
 
+async def test_standby_forgets_what_the_leader_has_sent(nats: Server, namespace: str) -> None:
+    """It asks after a while, so that it need not ask when the record has expired."""
+    task = schedule(interval=3600, schedule_id="hourly")
+    async with site(nats.url, namespace, task) as fleet:
+        leader = fleet.leader
+        await fleet.fire(1 - leader, task)
+        await fleet.fire(leader, task)
+        await until(lambda: not fleet.sources[1 - leader]._due, 20, "the record was seen")
+    assert fleet.sent == [leader]
+
+
 async def test_crash_after_dispatch_stores_the_slot_once(nats: Server, namespace: str) -> None:
-    """Sent and not marked: the successor sends it again, and the server knows the slot."""
+    """Sent and not recorded: the successor sends it again, and the server knows the slot."""
     task = schedule(interval=3600, schedule_id="hourly")
     async with site(nats.url, namespace, task) as fleet:
         leader = fleet.leader
 
         async def crash(task: ScheduledTask) -> None:
-            raise ConnectionError("the process ends here")
+            await asyncio.Event().wait()  # the process ends here
 
         fleet.sources[leader].post_send = crash  # type: ignore[method-assign]
         await fleet.fire(1 - leader, task)
-        with pytest.raises(ConnectionError):
-            await fleet.fire(leader, task)
+        fleet.sources[leader].note(task)
+        await until(lambda: fleet.sent == [leader], 10, "the leader has sent it")
         await fleet.elections[leader].resign()
         await until(lambda: fleet.sent == [leader, 1 - leader], 10, "the successor")
     assert await stored(nats.url, namespace) == 1
@@ -309,16 +322,23 @@ async def test_crash_after_dispatch_stores_the_slot_once(nats: Server, namespace
 async def test_crash_before_dispatch_is_a_gap_only_if_preferred(
     nats: Server, namespace: str
 ) -> None:
-    """`prefer="gap"` marks first: what was marked and not sent is never sent."""
+    """`prefer="gap"` records first: what was recorded and not sent is never sent."""
     task = schedule(interval=3600, schedule_id="hourly")
     async with site(nats.url, namespace, task, prefer="gap") as fleet:
         leader = fleet.leader
         await fleet.fire(1 - leader, task)
-        await asyncio.get_running_loop().create_task(fleet.sources[leader].pre_send(task))
+
+        async def crash(task: ScheduledTask) -> None:
+            await asyncio.Event().wait()  # the process ends here
+
+        fleet.sources[leader]._send = crash
+        fleet.sources[leader].note(task)
+        progress = fleet.sources[leader]._progress
+        await until(progress.all, 10, "it is recorded")
         await fleet.elections[leader].resign()
         await until(lambda: fleet.leader == 1 - leader, 10, "the new leader")
         await fleet.fire(1 - leader, task)
-        assert not fleet.sources[1 - leader]._missed
+        await until(lambda: not fleet.sources[1 - leader]._due, 10, "it knows")
     assert fleet.sent == []
 
 

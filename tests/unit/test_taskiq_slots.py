@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from taskiq import ScheduledTask
 
-from holdfast.integrations.taskiq.slots import identities, slot_of
+from holdfast.integrations.taskiq.slots import Slot, identities, slot_of, unsent
 
 
 def schedule(**rule: object) -> ScheduledTask:
@@ -27,7 +27,7 @@ def test_slot_every_process_comes_by_each_window_once(
     """Whatever second it counts from, and a moment early or late: no window twice or left out."""
     task = schedule(interval=interval)
     ticks = [1_700_000_000 + phase + n * interval + delay for n, delay in enumerate(late)]
-    windows = [int(slot_of(task, "s", now).window.partition("x")[2]) for now in ticks]
+    windows = [int(slot_of(task, "s", now).at) // interval for now in ticks]
     assert windows == list(range(windows[0], windows[0] + len(ticks)))
 
 
@@ -61,3 +61,32 @@ def test_schedule_with_an_id_is_known_by_it() -> None:
     """Two schedules that say the same and have ids are two."""
     tasks = [schedule(interval=5, schedule_id="a"), schedule(interval=5, schedule_id="b")]
     assert identities(tasks, by_content=False) == {"a": "a", "b": "b"}
+
+
+NOON = int(datetime(2026, 11, 16, 12, tzinfo=UTC).timestamp())
+
+
+def test_slots_left_out_by_an_interval_are_made_up() -> None:
+    """From the last one sent to the newest, as far back as allowed and as long as it is known."""
+    task, newest = schedule(interval=2), Slot("s", NOON, 2)
+    assert [s.at - NOON for s in unsent(task, newest, NOON - 6, 0)] == [-4, -2, 0]
+    assert [s.at - NOON for s in unsent(task, newest, NOON - 6, NOON - 3)] == [-2, 0]
+    assert len(unsent(task, newest, NOON - 3600, 0)) == 60
+    assert unsent(task, newest, None, 0) == [newest]
+    assert unsent(task, newest, NOON, 0) == []
+
+
+def test_minutes_left_out_by_a_cron_schedule_are_made_up_if_they_match() -> None:
+    """Only those that the rule means, in its own time zone."""
+    newest = Slot("s", NOON + 60, 60)
+    every, hourly = schedule(cron="* * * * *"), schedule(cron="1 * * * *")
+    assert [s.at - NOON for s in unsent(every, newest, NOON - 60, 0)] == [0, 60]
+    assert [s.at - NOON for s in unsent(hourly, newest, NOON - 3540, 0)] == [60]
+
+
+def test_one_off_is_sent_unless_it_was_this_instant() -> None:
+    """An id that is used again for another instant is another slot, also for an earlier one."""
+    newest = Slot("s", NOON)
+    task = schedule(time=datetime.fromtimestamp(NOON, UTC))
+    assert unsent(task, newest, NOON + 60, 0) == [newest]
+    assert unsent(task, newest, NOON, 0) == []

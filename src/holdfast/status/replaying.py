@@ -19,6 +19,7 @@ from __future__ import annotations
 import secrets
 from typing import Final
 
+from holdfast.broker import Broker
 from holdfast.broker.wire import header_bytes
 from holdfast.client import Client
 from holdfast.errors import Conflict, OutcomeUnknown, PayloadTooLarge
@@ -26,7 +27,7 @@ from holdfast.model import run as runs
 from holdfast.model.message import RunMessage, next_message
 from holdfast.model.replay import MARK, Refused, again, decide_replay
 from holdfast.model.run import RunRecord
-from holdfast.names import H_REASON
+from holdfast.names import H_MSG_ID, H_QUEUE, H_REASON, H_SUBJECT
 from holdfast.status.finding import Finder
 from holdfast.status.messages import Kept
 
@@ -43,6 +44,25 @@ def is_gone(letter: Kept) -> bool:
     return letter.headers.get(H_REASON) == GONE
 
 
+def foreign_refusal(broker: Broker, letter: Kept) -> str:
+    """Why a message of a taskiq queue cannot be sent again; empty when it can.
+
+    Its subject is only text in a header: it must not be one of the server's or of the namespace.
+    """
+    subject = letter.headers.get(H_SUBJECT, "")
+    reserved = subject.startswith(("$", f"{broker.names.namespace}."))
+    return "it does not say which queue it came from" if not subject or reserved else ""
+
+
+async def resend(broker: Broker, letter: Kept, body: bytes) -> str:
+    """Send a message of a taskiq queue back there; the server drops the second of two repeats."""
+    why = foreign_refusal(broker, letter)
+    if not why:
+        id = f"replay.{broker.names.namespace}.{letter.sequence}-{letter.stored_ns}"
+        await broker.store(letter.headers[H_SUBJECT], body, letter.user_headers | {H_MSG_ID: id})
+    return why
+
+
 class Replayer:
     """Sends given-up runs again."""
 
@@ -54,6 +74,8 @@ class Replayer:
 
     async def refusal(self, letter: Kept) -> str:
         """Why a letter would be refused as things stand now; empty when it would not."""
+        if H_QUEUE in letter.headers:
+            return foreign_refusal(self._broker, letter)
         if is_gone(letter):
             return PAYLOAD_GONE
         record, _ = await self._finder.record(letter.run)
@@ -62,6 +84,8 @@ class Replayer:
 
     async def replay(self, letter: Kept, group: str, job: str, body: bytes) -> str:
         """Send it again; returns why not, or nothing."""
+        if H_QUEUE in letter.headers:
+            return await resend(self._broker, letter, body)
         if is_gone(letter) and not body:
             return PAYLOAD_GONE
         self._check_size(self._message(letter, group, job, body, ROOMY_NUMBER, self._token))

@@ -1,9 +1,9 @@
-"""What has arrived and waits for taskiq's receiver to ask for it.
+"""Messages that have arrived and wait for taskiq's receiver.
 
-The receiver asks only when it has a free place, so what waits here is what was asked for too early.
-That is at most the batch, or a tenth of a second of recent speed if that is more: enough to never
-wait for the server while functions are short. When they turn long, what is more than the batch and
-has waited for a second is given back, so that other workers get it.
+The receiver asks only when it has a free place, so what waits here was pulled early: at most the
+batch, or a tenth of a second of recent speed if that is more, so that short functions never wait
+for the server. When functions turn long, what exceeds the batch and has waited for a second is
+given back, so that other workers get it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from holdfast.clock import Clock
 from holdfast.integrations.taskiq.deliveries import Deliveries
 
 WINDOW_SECONDS: Final = 0.1
+"""Longer than a round trip to a distant server, so the next batch arrives before this one is used
+up."""
 MOST: Final = 500
+"""What a worker that dies holds of others' work: redelivered after `ack_wait`."""
 STALE_SECONDS: Final = 1.0
+"""How long messages may wait behind a function that turned long, before others get them."""
 
 
 class Buffer:
-    """The waiting room of one listener."""
+    """What one listener has pulled and not handed on."""
 
     def __init__(self, deliveries: Deliveries, batch: int, clock: Clock) -> None:
         self.arrived: deque[Delivery] = deque()
@@ -36,18 +40,18 @@ class Buffer:
         self._last_taken = self._since
 
     def put(self, delivery: Delivery) -> None:
-        """It has arrived."""
+        """Add a message that has arrived."""
         self._deliveries.hold(delivery)
         self.arrived.append(delivery)
         self._wake.set()
 
     def get(self) -> Delivery:
-        """The oldest; there must be one."""
+        """Take the oldest; there must be one."""
         self._taken += 1
         return self.arrived.popleft()
 
     def want(self) -> int:
-        """How many more may come; none until half of the room is free."""
+        """How many more to pull; none until half of the room is free."""
         now = self._clock.monotonic()
         if now - self._since >= WINDOW_SECONDS:
             pace = int(self._taken * WINDOW_SECONDS / (now - self._since))
@@ -63,7 +67,7 @@ class Buffer:
         return len(self.arrived) <= self._room // 2
 
     async def wait(self) -> None:
-        """Until something has arrived, or `wake` is called."""
+        """Wait until something has arrived, or `wake` is called."""
         self._wake.clear()
         if not self.arrived:
             await self._wake.wait()
@@ -73,7 +77,7 @@ class Buffer:
         self._wake.set()
 
     async def keep_small(self) -> None:
-        """Give back what nobody asks for."""
+        """Give back what waits for too long."""
         while True:
             await self._clock.sleep(STALE_SECONDS)
             self.want()

@@ -1,26 +1,31 @@
-"""How the arguments of taskiq-nats become a connection of ours.
+"""How the arguments of taskiq-nats become one of our connections.
 
 `servers` and the keyword arguments are those of the NATS client; its callbacks are called as
-before, beside our own. What is fixed: nothing is buffered while disconnected, since a message that
-leaves minutes later may act on something that has changed hands.
+before, next to our own. One thing is fixed: nothing is buffered while disconnected, because a
+message that leaves minutes later may act on something that has changed hands.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from holdfast.broker import Broker
 from holdfast.config import ConnectionConfig
-from holdfast.errors import NotConnected, OutcomeUnknown, Unavailable
+from holdfast.errors import NotConnected
 from holdfast.names import DEFAULT_NAMESPACE
+from holdfast.retrying import PATIENCE_SECONDS, retrying
 
 CONNECT_SECONDS: Final = 10.0
-PATIENCE_SECONDS: Final = 30.0
-PAUSE_SECONDS: Final = 0.1
+"""taskiq restarts a worker that does not start, so a server that is away is noticed soon."""
+STEP_SECONDS: Final = 5.0
+"""For a write or read that a caller waits for: longer than the election of a stream's leader."""
 
 Servers = str | Sequence[str]
 T = TypeVar("T")
+
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 async def connect(
@@ -31,7 +36,7 @@ async def connect(
     namespace: str = DEFAULT_NAMESPACE,
     check: bool = False,
 ) -> Broker:
-    """Connect; `check` refuses a server that would silently ignore TTLs."""
+    """Connect; `check` rejects a server that would silently ignore TTLs."""
     urls = [servers] if isinstance(servers, str) else list(servers)
     config = ConnectionConfig(
         nats_url=",".join(url if "://" in url else f"nats://{url}" for url in urls),
@@ -41,21 +46,50 @@ async def connect(
     broker = Broker(config, name=name, options=options)
     try:
         await broker.open(check=check)
-    except NotConnected as error:  # the address is the caller's, and in no variable of ours
+    except NotConnected as error:  # the address is the caller's, not one of our variables
         text = str(error).replace("set HOLDFAST_NATS_URL", "give another address (servers)")
         raise NotConnected(text) from None
     return broker
 
 
-async def patiently(
-    broker: Broker, step: Callable[[], Awaitable[T]], seconds: float = PATIENCE_SECONDS
+async def surely(
+    broker: Broker, step: Callable[[], Awaitable[T]], what: str, seconds: float = STEP_SECONDS
 ) -> T:
-    """Do what may be done again, while streams have no leader or the connection is away."""
-    deadline = broker.clock.monotonic() + seconds
-    while True:
+    """Retry an idempotent step while a stream has no leader or the connection is down."""
+    until = broker.closed.is_set
+    return await retrying(step, clock=broker.clock, what=what, seconds=seconds, until=until)
+
+
+class Connected:
+    """What has one connection between `startup` and `shutdown`."""
+
+    _broker: Broker | None = None
+
+    @property
+    def connection(self) -> Broker:
+        """The connection to NATS."""
+        if self._broker is None:
+            raise NotConnected(f"{type(self).__name__} is not started: await startup() first")
+        return self._broker
+
+    async def _open(
+        self,
+        prepare: Callable[[Broker], Awaitable[object]],
+        servers: Servers,
+        options: Mapping[str, Any],
+        **given: Any,
+    ) -> Broker:
+        """Connect and prepare what is needed; disconnect again if that fails."""
+        broker = self._broker = await connect(servers, options, **given)
         try:
-            return await step()
-        except (NotConnected, Unavailable, OutcomeUnknown):
-            if broker.clock.monotonic() > deadline or broker.closed.is_set():
-                raise
-            await broker.clock.sleep(PAUSE_SECONDS)
+            await surely(broker, lambda: prepare(broker), "starting", PATIENCE_SECONDS)
+        except BaseException:
+            await broker.close()
+            raise
+        return broker
+
+
+def plain_name(text: str) -> str:
+    """A task or stream as one of our names, for metrics and dead letters: `a.b:c` is `a_b_c`."""
+    name = _NOT_IN_NAMES.sub("_", text).lstrip("_-")[-64:].lstrip("_-")
+    return name or "unknown"

@@ -1,8 +1,10 @@
-"""Dead letters of taskiq queues: the untouched bytes, with the story in the headers.
+"""Dead letters of taskiq queues, stored with those of Holdfast's own jobs.
 
-One stream for all queues of a namespace, made when the first letter is written. It is not
-Holdfast's own: what `holdfast dead replay` sends is a run of a job, and these are messages of
-taskiq. `DeadLetters` lists them, sends them again to where they came from, and drops them.
+`holdfast dead` and the pages show them: the queue's stream as group, the task as job (`a.b:c` is
+`a_b_c`). A letter keeps the untouched bytes and labels; replaying it sends them to the queue again.
+`DeadLetters` does the same from Python.
+
+Earlier versions kept them in a stream of their own, which `DeadLetters` still reads.
 """
 
 from __future__ import annotations
@@ -14,57 +16,53 @@ from typing import Any, Final
 
 from taskiq.message import TaskiqMessage
 
-from holdfast.broker import Broker, Delivery, Received
-from holdfast.broker.kv import direct_batch
+from holdfast.broker import Broker, Delivery
 from holdfast.broker.objects import Objects
-from holdfast.broker.streams import DAY, NANO, Topology
+from holdfast.broker.streams import DAY, Topology, stream_configs
 from holdfast.config import RecordConfig
-from holdfast.errors import BrokerError, NotFound, PayloadTooLarge, Unreadable
-from holdfast.integrations.taskiq.connection import Servers, connect, patiently
-from holdfast.model.dead import TEXT, dead_headers
+from holdfast.errors import NotFound, PayloadTooLarge
+from holdfast.integrations.taskiq.connection import Connected, Servers, connect, plain_name, surely
+from holdfast.model.dead import dead_headers
+from holdfast.model.message import user_headers
 from holdfast.names import (
     DEFAULT_NAMESPACE,
-    H_ERROR,
     H_MSG_ID,
     H_OBJECT,
-    H_REASON,
+    H_QUEUE,
     H_SUBJECT,
-    H_TRACEBACK,
-    OWN_HEADERS,
-    SERVER_HEADERS,
+    H_TASK,
+    H_TASK_ID,
+    dead_object,
     sequence_run,
 )
+from holdfast.status.dead import read_letter
+from holdfast.status.messages import Kept, delete, oldest
+from holdfast.status.replaying import resend
+from holdfast.telemetry import Telemetry
 
-DEAD_DAYS: Final = 30
-STORE_SECONDS: Final = 5.0
-
-H_TASK: Final = f"{OWN_HEADERS}Task"
-H_TASK_ID: Final = f"{OWN_HEADERS}Task-Id"
-
-
-def is_own(header: str) -> bool:
-    """Whether a header belongs to the system and not to the message."""
-    return header.startswith((OWN_HEADERS, SERVER_HEADERS))
+RECORDS: Final = RecordConfig()
 
 
-class Grave:
+class DeadLetterStore:
     """Where one process puts what was given up."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, queue: str, telemetry: Telemetry) -> None:
         self._broker = broker
-        self._made = False
+        self._queue = queue
+        self._telemetry = telemetry
+        self._is_there = False
 
-    async def bury(
+    async def put(
         self,
         delivery: Delivery,
         message: TaskiqMessage | None,
         reason: str,
         why: str,
         error: BaseException | None = None,
+        failures: int = 0,
     ) -> None:
-        """Store a dead letter; repeated, it is stored once."""
-        headers = {k: v for k, v in delivery.headers.items() if not is_own(k)}
-        headers |= dead_headers(
+        """Store a dead letter; a repeat is stored once."""
+        headers = user_headers(delivery.headers) | dead_headers(
             run=sequence_run(delivery.sequence, delivery.stored_ns),
             message=delivery.deliveries,
             subject=delivery.subject,
@@ -72,38 +70,31 @@ class Grave:
             error=why,
             now=self._broker.clock.utc(),
             story="".join(traceback.format_exception(error)) if error else "",
-            failures=delivery.deliveries,
+            failures=failures,
         )
+        headers[H_QUEUE] = self._queue
+        job = "unreadable"
         if message is not None:
             headers |= {H_TASK: message.task_name, H_TASK_ID: message.task_id}
-        await patiently(self._broker, lambda: self._store(delivery, headers), seconds=STORE_SECONDS)
+            job = plain_name(message.task_name)
+        group = plain_name(self._queue)
+        subject = self._broker.names.dead_letter(group, job)
+        step = "storing a dead letter"
+        await surely(self._broker, lambda: self._store(subject, delivery.body, headers), step)
+        self._telemetry.dead.labels(group, job, reason).inc()
 
-    async def _store(self, delivery: Delivery, headers: dict[str, str]) -> None:
-        await self._ensure()
-        subject = self._broker.names.taskiq_dead_letter(delivery.subject)
+    async def _store(self, subject: str, body: bytes, headers: dict[str, str]) -> None:
+        if not self._is_there:
+            topology, names = Topology(self._broker, RECORDS), self._broker.names
+            configs = stream_configs(names, RECORDS, await topology.wanted_replicas())
+            await topology.ensure_stream(next(c for c in configs if c["name"] == names.dead))
+            self._is_there = True
         try:
-            await self._broker.store(subject, delivery.body, headers)
+            await self._broker.store(subject, body, headers)
         except PayloadTooLarge:
-            name = f"taskiq/{headers[H_MSG_ID]}"
-            await Objects(self._broker, ttl=DEAD_DAYS * DAY).put(name, delivery.body)
+            name = dead_object(headers[H_MSG_ID])
+            await Objects(self._broker, ttl=RECORDS.dead_days * DAY).put(name, body)
             await self._broker.store(subject, b"", headers | {H_OBJECT: name})
-
-    async def _ensure(self) -> None:
-        if self._made:
-            return
-        names, topology = self._broker.names, Topology(self._broker, RecordConfig())
-        await topology.ensure_stream(
-            {
-                "name": names.taskiq_dead,
-                "subjects": [names.taskiq_dead_letter()],
-                "storage": "file",
-                "retention": "limits",
-                "max_age": DEAD_DAYS * DAY * NANO,
-                "num_replicas": await topology.wanted_replicas(),
-                "allow_direct": True,
-            }
-        )
-        self._made = True
 
 
 @dataclass(frozen=True)
@@ -114,16 +105,18 @@ class DeadLetter:
     task: str
     task_id: str
     subject: str
-    """Where it was sent to, and `replay` sends it again."""
+    """Where it was sent to; `replay` sends it there again."""
     reason: str
-    """`failed`, `invalid` (unreadable) or `crashed` (delivered again and again)."""
+    """`failed`, `invalid` (unreadable) or `crashed` (started again and again, and never ended)."""
     error: str
     traceback: str
     labels: dict[str, str]
     body: bytes
+    kept: Kept
+    stream: str
 
 
-class DeadLetters:
+class DeadLetters(Connected):
     """The dead letters of every taskiq queue of a namespace. Use it as `async with`."""
 
     def __init__(
@@ -132,64 +125,54 @@ class DeadLetters:
         self._servers = servers
         self._namespace = namespace
         self._options = connection
-        self._broker: Broker
 
     async def __aenter__(self) -> DeadLetters:
         self._broker = await connect(
             self._servers, self._options, name="taskiq-dead", namespace=self._namespace
         )
-        self._stream = self._broker.names.taskiq_dead
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._broker.close()
+        await self.connection.close()
 
     async def list(self) -> AsyncIterator[DeadLetter]:
         """Every letter, oldest first."""
-        everything = self._broker.names.taskiq_dead_letter()
-        try:
-            await self._broker.api(f"STREAM.INFO.{self._stream}")
-        except NotFound:
-            return  # nothing was ever given up
-        async for message in direct_batch(self._broker, self._stream, everything):
-            yield await self._letter(message)
+        broker, names = self.connection, self.connection.names
+        streams = {
+            names.taskiq_dead: names.taskiq_dead_letter(),
+            names.dead: names.dead_letter("*", "*"),
+        }
+        for stream, subject in streams.items():
+            try:
+                await broker.api(f"STREAM.INFO.{stream}")
+            except NotFound:
+                continue  # nothing was given up yet
+            async for kept in oldest(broker, stream, subject):
+                if H_QUEUE in kept.headers or stream == names.taskiq_dead:
+                    yield await self._letter(kept, stream)
 
-    async def _letter(self, message: Received) -> DeadLetter:
-        headers, body = message.headers, message.body
-        if kept := headers.get(H_OBJECT):
-            body = await Objects(self._broker).get(kept)
+    async def _letter(self, kept: Kept, stream: str) -> DeadLetter:
+        found, headers = read_letter(kept, self.connection.names), kept.headers
+        body = await Objects(self.connection).get(found.object) if found.object else kept.body
         return DeadLetter(
-            int(headers["Nats-Sequence"]),
+            found.id,
             headers.get(H_TASK, ""),
             headers.get(H_TASK_ID, ""),
             headers.get(H_SUBJECT, ""),
-            headers.get(H_REASON, ""),
-            _text(headers.get(H_ERROR, "")),
-            _text(headers.get(H_TRACEBACK, "")),
-            {k: v for k, v in headers.items() if not is_own(k)},
+            found.reason,
+            found.error,
+            found.traceback,
+            found.headers,
             body,
+            kept,
+            stream,
         )
 
     async def replay(self, letter: DeadLetter) -> None:
-        """Send it again to where it came from, and drop the letter; told twice, sent once."""
-        headers = letter.labels | {H_MSG_ID: f"replay.{self._namespace}.{letter.id}"}
-        await self._broker.store(letter.subject, letter.body, headers)
+        """Send it to its queue again and drop the letter; a repeated call sends it once."""
+        await resend(self.connection, letter.kept, letter.body)
         await self.drop(letter)
 
     async def drop(self, letter: DeadLetter) -> None:
-        """Remove a letter for good; it not being there is fine."""
-        try:
-            await self._broker.api(f"STREAM.MSG.DELETE.{self._stream}", {"seq": letter.id})
-        except NotFound:
-            return
-        except BrokerError as error:
-            if "no message found" not in str(error):
-                raise
-
-
-def _text(text: str) -> str:
-    """Texts are JSON in the headers, so that any of them is one line."""
-    try:
-        return TEXT.decode(text.encode("utf-8", "surrogateescape")) if text else ""
-    except Unreadable:
-        return text
+        """Remove a letter for good; that it is gone already is fine."""
+        await delete(self.connection, letter.stream, letter.id)

@@ -1,25 +1,29 @@
-"""What this process holds of a taskiq queue, and how each of them ends.
+"""What this process holds of a taskiq queue, and how each message ends.
 
     arrived ──► taken by a receiver ──► executed ──► taskiq acknowledges, by its ack type
                   │                       │            done      ack
                   │                       │            failed    nak(wait), or dead letter and ack
                   │                       └─ acknowledged before (when_received): dead letter
                   ├─ unreadable: dead letter · not known here: nak(wait), another may know it
-                  └─ ended without a word (manual, an error of a middleware): as if it had failed
+                  └─ ended without an ack (manual, an error of a middleware): as if it had failed
 
-taskiq tells a broker nothing but "ack", and that for failures too. What really happened is learned
-on the way: its receiver handles each message in one asyncio task, reads `ack` from the message at
-the start of it, and calls formatter and middlewares inside it. So the asyncio task says which
-message is meant, and its end that nobody will say anything more.
+taskiq tells a broker only "ack", also for failures. What really happened is learned on the way: its
+receiver handles each message in one asyncio task, reads `ack` from the message at the start of it,
+and calls formatter and middlewares inside it. So the asyncio task says which message is meant, and
+its end says that nothing more will come.
 
-Everything held, also what waits in a buffer, is extended in time, so that a long function is never
-run twice because it is long. What was finished here is known by its place in the stream: a second
-delivery of it, as after a restart of the server that lost the acknowledgement, is acknowledged and
-not executed; a second delivery of what is still running here only renews the right to acknowledge.
+An attempt is a function that was started, not a delivery (see `queue`). A message is given up when
+its attempts have failed, when it has been started `CRASHES` times without ever ending, or when the
+server would not deliver it again because of the consumer's `max_deliver`.
+
+Everything held, also in a buffer, is extended in time, so a long function never runs twice because
+it is long. What was finished here is recognised by its place in the stream: a second delivery, as
+after a restart of the server that lost the acknowledgement, is acknowledged and not executed; a
+second delivery of what still runs here only renews the right to acknowledge.
 
 Not guaranteed: that nobody else runs it. A process cut off for longer than `ack_wait` is taken for
-dead by the server, and its messages are delivered to others. That is at least once; what must not
-be repeated needs Holdfast's own jobs and their claims.
+dead by the server, and its messages are delivered to others. Delivery is at least once; what must
+not be repeated needs Holdfast's own jobs and their claims.
 """
 
 from __future__ import annotations
@@ -35,35 +39,47 @@ from taskiq.message import TaskiqMessage
 from holdfast.broker import Broker, Delivery
 from holdfast.broker.pull import ACK, IN_PROGRESS, nak_body
 from holdfast.errors import BrokerError, NotConnected
-from holdfast.integrations.taskiq.dead import Grave
+from holdfast.integrations.taskiq.connection import plain_name, surely
+from holdfast.integrations.taskiq.dead import DeadLetterStore
+from holdfast.integrations.taskiq.queue import Queue
 from holdfast.model.backoff import Backoff
+from holdfast.model.message import user_headers
+from holdfast.names import H_MSG_ID, sequence_run
+from holdfast.telemetry import Tally, Telemetry
 
 log = logging.getLogger("holdfast.taskiq")
 
 REMEMBERED: Final = 20_000
-"""Messages finished here that are known again."""
+"""Messages finished here that are recognised: what a few seconds of full speed can finish between
+an acknowledgement that the server lost and its next delivery."""
 GATHER_SECONDS: Final = 0.005
 """How long an acknowledgement may wait for others to go with: a write costs more than all else."""
-UNBURIED_SECONDS: Final = 5.0
-"""When a message comes back whose dead letter could not be stored."""
+UNSTORED_SECONDS: Final = 5.0
+"""When a message comes back whose dead letter could not be stored: after a leader was elected."""
 CRASHES: Final = 10
-"""Deliveries beyond the attempts after which a message is taken for one that kills its worker."""
+"""Starts that never ended after which a message is taken for one that kills its worker. More than
+the restarts that bad luck brings, few enough that such a message does not stop a fleet for long."""
+CLOSE_SECONDS: Final = 5.0
+"""How long a shutdown waits for dead letters and counts that are being written."""
 
 Place = tuple[int, int]
-"""Where and when the stream stored a message: one that nothing else ever has."""
+"""Where and when the stream stored a message: unique for ever."""
 
 
 class Held:
     """A message that was delivered to this process and has not ended."""
 
     __slots__ = (
+        "began",
         "delivery",
         "executing",
+        "failed",
         "failure",
         "final",
         "message",
         "place",
         "resent",
+        "retries",
         "taken",
         "unread",
     )
@@ -75,11 +91,16 @@ class Held:
         self.unread: BaseException | None = None
         self.taken = False
         self.executing = False
+        self.began = 0.0
+        self.failed = 0
+        """How many attempts have failed, this one included; 0: not counted yet."""
         self.failure: BaseException | None = None
         self.final = False
         """No further attempt, whatever the policy says."""
         self.resent = False
         """Somebody sent the same request again: a retry middleware, or the function itself."""
+        self.retries: object = None
+        """The label in which retry middlewares count, before they saw this message."""
 
 
 class HeldMessage(AckableMessage):
@@ -104,15 +125,25 @@ setattr(HeldMessage, "ack", property(_ack_of))  # noqa: B010 - pydantic takes fi
 class Deliveries:
     """Everything held by one broker."""
 
-    def __init__(self, broker: Broker, grave: Grave, retry: Backoff) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        queue: Queue,
+        retry: Backoff,
+        dead: DeadLetterStore,
+        telemetry: Telemetry,
+    ) -> None:
         self._broker = broker
-        self._grave = grave
+        self._queue = queue
         self._retry = retry
+        self._dead = dead
+        self._telemetry = telemetry
+        self._tallies: dict[str, Tally] = {}
         self._held: dict[Place, Held] = {}
         self._handled: dict[asyncio.Task[Any], Held] = {}
         self._finished: dict[Place, None] = {}
         self._unsent: dict[str, bytes] = {}
-        """By reply subject: what is to be said soon, or as soon as the connection is back."""
+        """By reply subject: answers to be sent soon, or as soon as the connection is back."""
         self._said = 0.0
         self._gathering: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
@@ -142,8 +173,9 @@ class Deliveries:
         if held is None or held.delivery is not delivery or held.taken:
             return None  # given back meanwhile, or still running here
         held.taken = True
-        if delivery.deliveries > self._retry.attempts + CRASHES:
-            await self._bury(held, "crashed", "delivered again and again, and never ended")
+        if delivery.deliveries > CRASHES and await self._crashes(held):
+            why = f"started more than {CRASHES} times, and never ended"
+            await self._give_up(held, "crashed", why)
             return None
         return HeldMessage.of(delivery.body, lambda: self._bind(held))
 
@@ -160,6 +192,62 @@ class Deliveries:
         task = asyncio.current_task()
         return self._handled.get(task) if task is not None else None
 
+    # ---- attempts
+
+    async def _crashes(self, held: Held) -> bool:
+        """Whether it was started too often without ever ending."""
+        try:
+            _, found = await self._queue.attempts(*held.place)
+        except BrokerError as error:
+            log.debug("attempts not known: %s", error)
+            return False
+        return found.started - found.failed > CRASHES
+
+    async def start(self, held: Held) -> None:
+        """A function is about to be called for what was delivered before: count that."""
+        try:
+            await self._queue.count(held.delivery, failed=False)
+        except BrokerError as error:
+            log.debug("a start was not counted: %s", error)
+
+    async def fail(self, held: Held) -> None:
+        """An attempt has failed: count it, once."""
+        if held.failed:
+            return
+        step = "counting a failed attempt"
+        try:
+            count = await surely(
+                self._broker, lambda: self._queue.count(held.delivery, failed=True), step
+            )
+            held.failed = count.failed
+        except BrokerError as error:  # one attempt too many is better than one too few
+            log.warning("a failed attempt was not counted: %s", error)
+            held.failed = 1
+
+    def wait(self, held: Held) -> float | None:
+        """Seconds until the next attempt; None when there is none."""
+        if held.final or self._is_last(held.delivery):
+            return None
+        return self._retry.wait(held.failed)
+
+    def _is_last(self, delivery: Delivery) -> bool:
+        """Whether the server would not deliver it again."""
+        return 0 < self._queue.max_deliver <= delivery.deliveries
+
+    def tally(self, message: TaskiqMessage) -> Tally:
+        """The counts of one task."""
+        name = message.task_name
+        found = self._tallies.get(name)
+        if found is None:
+            group = plain_name(self._queue.stream)
+            found = self._tallies[name] = self._telemetry.tally(group, plain_name(name))
+        return found
+
+    def _tell(self, held: Held, outcome: str) -> None:
+        if held.message is not None and held.began:
+            seconds = self._broker.clock.monotonic() - held.began
+            self.tally(held.message).finish(outcome, seconds)
+
     # ---- ending
 
     async def settle(self, held: Held) -> None:
@@ -167,7 +255,7 @@ class Deliveries:
         if held.place not in self._held:
             return
         if held.unread is not None:
-            await self._bury(held, "invalid", f"unreadable: {held.unread}", held.unread)
+            await self._give_up(held, "invalid", f"unreadable: {held.unread}", held.unread)
         elif held.failure is not None:
             await self._failed(held, held.failure)
         elif held.message is not None and not held.executing:
@@ -175,50 +263,80 @@ class Deliveries:
             await self._failed(held, unknown)
         else:
             self._forget(held, finished=True)
+            self._tell(held, "done")
             await self._say(held.delivery.reply, ACK)
 
     async def _failed(self, held: Held, error: BaseException) -> None:
+        await self.fail(held)
+        self._tell(held, "failed")
         wait = self.wait(held)
         if wait is None:
-            await self._bury(held, "failed", f"{type(error).__name__}: {error}", error)
+            await self._give_up(held, "failed", f"{type(error).__name__}: {error}", error)
         else:
             await self._give_back(held, wait)
 
-    def wait(self, held: Held) -> float | None:
-        """Seconds until the next attempt; None when there is none."""
-        return None if held.final else self._retry.wait(held.delivery.deliveries)
-
-    async def _bury(
+    async def _give_up(
         self, held: Held, reason: str, why: str, error: BaseException | None = None
     ) -> None:
-        """A dead letter first, then the ack; what cannot be buried comes back later."""
+        """A dead letter first, then the ack; what cannot be stored comes back later."""
         self._forget(held, finished=True)
-        try:
-            await self._grave.bury(held.delivery, held.message, reason, why, error)
-        except BrokerError as trouble:
-            log.error("a dead letter could not be stored (%s): the message comes back", trouble)
+        if await self.keep_copy(held, reason, why, error):
+            await self._say(held.delivery.reply, ACK)
+        else:
             self._finished.pop(held.place, None)
-            await self._say(held.delivery.reply, nak_body(UNBURIED_SECONDS))
-            return
-        await self._say(held.delivery.reply, ACK)
+            await self._say(held.delivery.reply, nak_body(UNSTORED_SECONDS))
 
-    async def bury_copy(self, held: Held) -> None:
-        """It failed after it had been acknowledged: nothing is left but to keep a copy."""
-        error = held.failure
+    async def keep_copy(
+        self, held: Held, reason: str, why: str, error: BaseException | None = None
+    ) -> bool:
+        """Store a dead letter; False when that failed."""
+        delivery = held.delivery
         try:
-            await self._grave.bury(held.delivery, held.message, "failed", repr(error), error)
+            await self._dead.put(delivery, held.message, reason, why, error, held.failed)
         except BrokerError as trouble:
             log.error("a dead letter could not be stored: %s", trouble)
+            return False
+        return True
+
+    async def server_gave_up(self, delivery: Delivery, message: TaskiqMessage | None) -> None:
+        """The server will not deliver it again, and whoever had it last never ended it."""
+        held = Held(delivery)
+        if any(delivery.sequence == known for known, _ in (*self._held, *self._finished)):
+            return
+        held.message = message
+        why = f"delivered {self._queue.max_deliver} times, the consumer's max_deliver, never ended"
+        if await self.keep_copy(held, "crashed", why) and not self._queue.keeps:
+            request = {"seq": delivery.sequence}
+            await self._broker.api(f"STREAM.MSG.DELETE.{self._queue.stream}", request)
 
     async def give_back(self, delivery: Delivery) -> None:
         """Nobody here has begun with it: let others have it."""
         held = self._held.get((delivery.sequence, delivery.stored_ns))
-        if held is not None and not held.taken:
+        if held is not None and not held.taken and not self._is_last(delivery):
             await self._give_back(held)
 
     async def _give_back(self, held: Held, wait: float = 0.0) -> None:
+        if self._is_last(held.delivery):
+            await self._hand_over(held)
+            return
         self._forget(held)
         await self._say(held.delivery.reply, nak_body(wait))
+
+    async def _hand_over(self, held: Held) -> None:
+        """Give back what the server would not deliver again: as a new message, if not started."""
+        delivery = held.delivery
+        if held.executing:
+            why = "its worker stopped in the last delivery that the consumer's max_deliver allows"
+            await self._give_up(held, "crashed", why)
+            return
+        id = f"again.{sequence_run(*held.place)}"
+        headers = user_headers(delivery.headers) | {H_MSG_ID: id}
+        step = "handing a message over"
+        self._forget(held)
+        await surely(
+            self._broker, lambda: self._broker.store(delivery.subject, delivery.body, headers), step
+        )
+        await self._say(delivery.reply, ACK)
 
     def _forget(self, held: Held, *, finished: bool = False) -> None:
         self._held.pop(held.place, None)
@@ -228,11 +346,11 @@ class Deliveries:
                 del self._finished[next(iter(self._finished))]
 
     def is_held(self, held: Held) -> bool:
-        """Whether nothing has been said about it yet."""
+        """Whether the server has had no answer for it yet."""
         return held.place in self._held
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        """The receiver has no more to say: what it did not acknowledge was not done."""
+        """The receiver has ended: what it did not acknowledge was not done."""
         held = self._handled.pop(task, None)
         if held is None or not self.is_held(held):
             return
@@ -243,10 +361,10 @@ class Deliveries:
             step = self._failed(held, error or RuntimeError("it ended and was not acknowledged"))
         self._spawn(step)
 
-    # ---- saying
+    # ---- answering
 
     async def _say(self, reply: str, words: bytes) -> None:
-        """Tell the server; at once when little is said, together with others when much is."""
+        """Tell the server: at once when it is quiet, together with others when it is busy."""
         self._unsent[reply] = words
         now = self._broker.clock.monotonic()
         if now - self._said > GATHER_SECONDS:
@@ -256,7 +374,7 @@ class Deliveries:
             self._gathering = loop.call_later(GATHER_SECONDS, self._reconnected)
 
     async def _flush(self) -> None:
-        """Say all of it; while the connection is away, as soon as it is back."""
+        """Send all answers; while disconnected, as soon as the connection is back."""
         self._gathering = None
         self._said = self._broker.clock.monotonic()
         unsent, self._unsent = self._unsent, {}
@@ -285,9 +403,12 @@ class Deliveries:
         """Give back what has not ended, so that others get it at once."""
         self._stop_listening()
         if self._ending:
-            await asyncio.wait(self._ending, timeout=5)
+            await asyncio.wait(self._ending, timeout=CLOSE_SECONDS)
         for held in list(self._held.values()):
-            await self._give_back(held)
+            try:
+                await self._give_back(held)
+            except BrokerError as error:
+                log.warning("a message could not be given back: %s", error)
         if self._gathering:
             self._gathering.cancel()
         await self._flush()

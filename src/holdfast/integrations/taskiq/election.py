@@ -1,14 +1,15 @@
-"""`LeaderElection`: one of several processes leads, and knows when it must not any more.
+"""`LeaderElection`: one of several processes leads, and knows when it must stop.
 
-Holdfast's election (`ownership.election`) with a connection of its own, for code that has none.
-What it guarantees and what not is said there; in short: a leader stops itself before its lease can
-expire, a process that is gone is replaced within about half a second, one that leaves hands over
-within milliseconds, and nobody may rely on being the *only* one who believes to lead.
+Holdfast's election (`ownership.election`) with its own connection, for code that has none. What it
+guarantees and what not is said there; in short: a leader stops itself before its lease can expire,
+a process that is gone is replaced within about half a second, one that leaves hands over within
+milliseconds, and nobody may rely on being the *only* one who believes to lead.
 
     async with LeaderElection("nats://localhost:4222", "reports") as election:
         await election.wait_until_leader()
 
-Several may share one election (each source of a scheduler does): the last to shut it down ends it.
+Several users may share one election (each source of a scheduler does): the last to shut it down
+ends it.
 """
 
 from __future__ import annotations
@@ -21,23 +22,26 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from holdfast.broker import Broker, Received
-from holdfast.broker.streams import Topology, bucket_config
+from holdfast.broker.streams import Topology
 from holdfast.broker.upkeep import Upkeep
 from holdfast.config import RecordConfig
-from holdfast.errors import NotConnected, Unavailable
-from holdfast.integrations.taskiq.connection import Servers, connect, patiently
+from holdfast.errors import Unavailable
+from holdfast.integrations.taskiq.connection import Connected, Servers
 from holdfast.names import DEFAULT_NAMESPACE, encode
 from holdfast.ownership.election import LeaderElection as Election
 from holdfast.ownership.heartbeat import new_node_id
 from holdfast.process import handle_signals
+from holdfast.telemetry import Telemetry
 
 log = logging.getLogger("holdfast.taskiq")
 
 ROLE_SECONDS: Final = 30.0
+"""How long to wait for a role at the start: the lease of a process that is gone expires earlier."""
 LOOK_SECONDS: Final = 0.01
+"""Between two looks at the role at the start, which takes a few round trips."""
 
 
-class LeaderElection:
+class LeaderElection(Connected):
     """A candidate for one role."""
 
     def __init__(
@@ -54,7 +58,7 @@ class LeaderElection:
         """`leader_key` names the role: candidates with the same one compete.
 
         `handle_sigterm`: SIGTERM and SIGINT cancel the asyncio task that calls `startup`, so that
-        it ends in good order; and a connection that is closed for good ends the process.
+        it shuts down cleanly; and a connection that is closed for good ends the process.
         """
         self.leader_key = leader_key
         self.node = new_node_id("taskiq")
@@ -63,8 +67,8 @@ class LeaderElection:
         self._namespace = namespace
         self._lease = (ttl_seconds, renew_seconds)
         self._handle_sigterm = handle_sigterm
+        self.telemetry = Telemetry()
         self._users = 0
-        self._broker: Broker | None = None
         self._election: Election | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._listeners: list[Callable[[], None]] = []
@@ -83,26 +87,19 @@ class LeaderElection:
 
     @property
     def epoch(self) -> int:
-        """The number of the current term, while leading; it only grows."""
+        """The number of the current term while leading; it only grows."""
         return self._election.epoch if self._election else 0
 
     @property
     def established(self) -> bool:
-        """Whether this process is connected and knows its place: leading, or behind a leader."""
+        """Whether this process is connected, and leads or knows who does."""
         election, broker = self._election, self._broker
         if election is None or broker is None or not broker.connected:
             return False
         return election.leader or (election.established and election.holder != self.node)
 
-    @property
-    def connection(self) -> Broker:
-        """The connection to NATS."""
-        if self._broker is None:
-            raise NotConnected("the election has not been started: await startup() first")
-        return self._broker
-
     def on_change(self, listener: Callable[[], None]) -> None:
-        """Call back when this process begins or ceases to lead, or another one does."""
+        """Call back when the leader changes."""
         self._listeners.append(listener)
 
     async def wait_until_leader(self) -> None:
@@ -132,11 +129,15 @@ class LeaderElection:
             return
         if self._handle_sigterm:
             self._catch_signals()
-        broker = self._broker = await connect(
-            self._servers, self._options, name=self.node, namespace=self._namespace, check=True
+        broker = await self._open(
+            lambda broker: Topology(broker, RecordConfig()).ensure_buckets("leases"),
+            self._servers,
+            self._options,
+            name=self.node,
+            namespace=self._namespace,
+            check=True,
         )
         try:
-            await patiently(broker, lambda: ensure_bucket(broker, "leases"))
             await broker.subscribe(broker.names.node(self.node, "ping"), self._answer)
             self._begin(broker)
             async with asyncio.timeout(ROLE_SECONDS):
@@ -154,6 +155,7 @@ class LeaderElection:
             self.node,
             ttl_seconds=ttl,
             renew_seconds=renew,
+            telemetry=self.telemetry,
             on_change=self._changed,
         )
         self._tasks = [
@@ -177,7 +179,7 @@ class LeaderElection:
             await self._election.resign()
 
     async def shutdown(self) -> None:
-        """Hand over and disconnect, when nobody else uses this election any more."""
+        """Hand over and disconnect, if this was the last user of the election."""
         self._users -= 1
         if self._users == 0:
             await self._end()
@@ -194,36 +196,30 @@ class LeaderElection:
     # ---- callbacks
 
     def _changed(self) -> None:
+        self.telemetry.leading.labels(self.leader_key).set(self.is_leader)
         for listener in list(self._listeners):
             listener()
 
     async def _answer(self, message: Received) -> None:
-        """Who asks whether this process is there gets an answer while it is."""
+        """Candidates ping the leader to see whether its process still exists."""
         if message.reply:
             await self.connection.publish(message.reply, b"{}")
 
     async def _watch(self, broker: Broker) -> None:
         await broker.closed.wait()
-        self._give_up("the connection to NATS is closed for good")
+        self.give_up("the connection to NATS is closed for good")
 
     async def _keep(self, broker: Broker) -> None:
-        """Buckets that somebody deletes are made again."""
-        topology = Topology(broker, RecordConfig())
-        upkeep = Upkeep(topology, core=False, buckets=["leases"], optional=["taskiq_slots"])
+        """A bucket that somebody deletes is created again."""
+        upkeep = Upkeep(Topology(broker, RecordConfig()), core=False, buckets=["leases"])
         try:
             await upkeep.run()
         except Unavailable as error:
-            self._give_up(str(error))
+            self.give_up(str(error))
 
-    def _give_up(self, why: str) -> None:
+    def give_up(self, why: str) -> None:
+        """End this process, if it handles signals: whatever started it starts another."""
         self._changed()
         if self._handle_sigterm:
             log.critical("%s, ending this process", why)
             os.kill(os.getpid(), signal.SIGTERM)
-
-
-async def ensure_bucket(broker: Broker, noun: str) -> None:
-    """Make one of the namespace's buckets unless it is there."""
-    topology = Topology(broker, RecordConfig())
-    replicas = await topology.wanted_replicas()
-    await topology.ensure_stream(bucket_config(broker.names, noun, replicas))

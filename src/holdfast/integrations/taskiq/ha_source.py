@@ -1,20 +1,19 @@
 """`HAScheduleSource`: any taskiq schedule source, in as many scheduler processes as you like.
 
-    pre_send   not the leader?            cancelled, and remembered
-               slot marked?               cancelled: a leader before has sent it
-    (taskiq sends)
-    post_send  slot marked, as sent
+    taskiq's loop says: due ──► remembered, by every process ──► the leader sends what is not sent
+                                                                 and records it (`slots`)
 
-The marker is written *after* the dispatch: a crash between the two gives a duplicate, never a gap.
-With `ResilientPullBroker` that duplicate is dropped by the server: the slot is the message id.
-`prefer="gap"` writes it *before*, by a write of which only one can succeed: then a crash between
-the two loses the slot, and nothing is ever sent twice, on any broker.
+taskiq's loop only notes what is due and never waits: a send that hangs would make it leave out the
+next slots. A task of our own for each schedule sends them in order.
 
-What fell due while this process did not lead is remembered until its marker is heard of. Whoever
-becomes leader sends what has none: so nothing is missed that was due while nobody led, or that a
-dying leader had before it and did not send. For that the source must know the scheduler: a
-`K8sScheduler` attaches itself, another calls `attach`. Of a long time without any leader, the last
-minute is made up for, and the newest slot of each schedule however old.
+`prefer="duplicate"` records a slot *after* it was sent: a crash between the two sends it again, and
+loses nothing. `ResilientPullBroker` sends the slot as message id, so the server drops the repeat.
+`prefer="gap"` records it *before*: a crash between the two loses the slot, and nothing is ever sent
+twice, on any broker. A slot that is lost to an error, not to a crash, is named in the log.
+
+What fell due while this process did not lead stays remembered until it is recorded. So a new leader
+sends what its predecessor left undone. That needs the scheduler: `K8sScheduler` attaches itself,
+others call `attach`. Without it, slots are only let through or held back as taskiq's loop asks.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import Final, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from taskiq import ScheduledTask, ScheduleSource
 from taskiq.exceptions import ScheduledTaskCancelledError
@@ -31,32 +31,52 @@ from taskiq.schedule_sources import LabelScheduleSource
 from taskiq.scheduler.scheduler import TaskiqScheduler
 from taskiq.utils import maybe_awaitable
 
-from holdfast.broker import Received
+from holdfast.broker.streams import Topology
+from holdfast.broker.upkeep import Upkeep
+from holdfast.config import RecordConfig
 from holdfast.errors import BrokerError, ConfigError
-from holdfast.integrations.taskiq.connection import patiently
-from holdfast.integrations.taskiq.election import LeaderElection, ensure_bucket
-from holdfast.integrations.taskiq.pull_broker import message_id
-from holdfast.integrations.taskiq.slots import Markers, Slot, identities, slot_of
-from holdfast.names import H_KV_OPERATION, H_MARKER, encode
+from holdfast.integrations.taskiq.connection import surely
+from holdfast.integrations.taskiq.election import LeaderElection
+from holdfast.integrations.taskiq.pull_broker import ResilientPullBroker, message_id
+from holdfast.integrations.taskiq.slots import Progress, Slot, identities, slot_of, unsent
+from holdfast.names import encode
+from holdfast.retrying import repeating
 
 log = logging.getLogger("holdfast.taskiq")
 
-REMEMBERED_SECONDS: Final = 60.0
-AGAIN_SECONDS: Final = 1.0
-MARK_SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 1.0
+"""How often the leader tries again what it could not send: taskiq's own pace."""
+CONFIRM_SECONDS: Final = 3.0
+"""After this long a process that does not lead asks whether a slot was sent."""
+REPEAT_SECONDS: Final = 100.0
+"""How long a marked slot is sent again under its message id. The server recognises a repeat for
+two minutes; after that it could be stored twice."""
+FINISH_SECONDS: Final = 5.0
+"""How long a shutdown waits for what is being sent: a send gives up after that."""
 
 Prefer = Literal["duplicate", "gap"]
 
-_due: ContextVar[Slot | None] = ContextVar("due", default=None)
-"""The slot that is made up for, when it is not the present one."""
-_slot: ContextVar[Slot | None] = ContextVar("slot", default=None)
-"""For which slot the calling asyncio task dispatches."""
 
+@dataclass
+class _Due:
+    """The newest due slot of a schedule; older ones are found by what was sent last."""
 
-class _Missed(NamedTuple):
     task: ScheduledTask
     slot: Slot
-    at: float
+    since: float
+    """Since when it waits, on the monotonic clock; anew whenever the leader makes progress."""
+    sent: float = 0.0
+    """The last slot sent, as last seen."""
+
+
+@dataclass
+class _Sending:
+    slot: Slot
+    is_sent: bool = False
+
+
+_sending: ContextVar[_Sending | None] = ContextVar("sending", default=None)
+"""What the calling asyncio task is sending; None when taskiq's loop calls."""
 
 
 class HAScheduleSource(ScheduleSource):
@@ -70,10 +90,10 @@ class HAScheduleSource(ScheduleSource):
         prefer: Prefer = "duplicate",
         same_by: Literal["id", "content"] | None = None,
     ) -> None:
-        """`same_by`: how two processes know the same schedule: by its id, or by what it says.
+        """`same_by`: whether processes recognise a schedule by its id or by its content.
 
-        By itself: by what it says for `LabelScheduleSource`, whose ids differ from start to start;
-        by id for every other.
+        Default: by content for `LabelScheduleSource`, whose ids change with each start; by id for
+        every other source.
         """
         if prefer not in ("duplicate", "gap"):
             raise ConfigError(f"prefer is 'duplicate' or 'gap', not {prefer!r}")
@@ -83,13 +103,45 @@ class HAScheduleSource(ScheduleSource):
         labels = isinstance(source, LabelScheduleSource)
         self._by_content = same_by == "content" or (same_by is None and labels)
         self._send: Callable[[ScheduledTask], Awaitable[None]] | None = None
+        self._repeatable = False
         self._names: dict[str, str] = {}
-        self._missed: dict[str, _Missed] = {}
-        """By the key of the slot's marker, oldest first."""
+        self._known: dict[str, float] = {}
+        """By schedule: since when this process knows it."""
+        self._due: dict[str, _Due] = {}
+        self._sent: dict[str, float] = {}
+        """What this process sent last, should the record be lost."""
+        self._marking: dict[str, tuple[ScheduledTask, Slot]] = {}
+        """Slots that are being marked first: if the answer is lost, they may be ours to send."""
+        self._at_work: dict[str, asyncio.Task[None]] = {}
+        self._trouble = ""
+        self._upkeep: Upkeep | None = None
 
     def attach(self, scheduler: TaskiqScheduler) -> None:
-        """Send what was missed through this scheduler."""
+        """Send through this scheduler."""
         self._send = lambda task: scheduler.on_ready(self, task)
+        self._repeatable = isinstance(scheduler.broker, ResilientPullBroker)
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether the caller sends a slot, as opposed to taskiq's loop saying that one is due."""
+        return _sending.get() is not None
+
+    @property
+    def problems(self) -> list[str]:
+        """Why slots cannot be sent right now."""
+        missing = self._upkeep.problems if self._upkeep else []
+        return [*missing, *([self._trouble] if self._trouble else [])]
+
+    @property
+    def count(self) -> int:
+        """How many schedules the source has."""
+        return len(self._names)
+
+    @property
+    def overdue_seconds(self) -> float:
+        """How long the oldest slot that is due has not been sent, by anybody."""
+        now = self.election.connection.clock.monotonic()
+        return max((now - due.since for due in self._due.values()), default=0.0)
 
     # ---- life
 
@@ -102,144 +154,234 @@ class HAScheduleSource(ScheduleSource):
             await self.source.shutdown()
             raise
         broker = self.election.connection
-        await patiently(broker, lambda: ensure_bucket(broker, "taskiq_slots"))
-        self._markers = Markers(broker)
-        heard = broker.names.changed(broker.names.taskiq_slots, ">")
-        await broker.subscribe(heard, self._heard)
+        topology = Topology(broker, RecordConfig())
+        await topology.ensure_buckets("taskiq_slots")
+        node, key = self.election.node, self.election.leader_key
+        self._progress = Progress(broker, key, node, kept=self._by_content)
+        self._upkeep = Upkeep(topology, core=False, buckets=["taskiq_slots"])
         self._wake = asyncio.Event()
         self.election.on_change(self._wake.set)
-        self._tending = asyncio.create_task(self._tend(), name="holdfast-taskiq-missed")
+        looking = repeating(
+            self._look,
+            clock=broker.clock,
+            every=LOOK_SECONDS,
+            what="sending slots",
+            wake=self._wake,
+        )
+        self._tasks = [
+            asyncio.create_task(looking, name="holdfast-taskiq-slots"),
+            asyncio.create_task(self._keep_bucket(), name="holdfast-taskiq-bucket"),
+        ]
+
+    async def _keep_bucket(self) -> None:
+        assert self._upkeep is not None
+        try:
+            await self._upkeep.run()
+        except BrokerError as error:
+            self.election.give_up(str(error))
 
     async def shutdown(self) -> None:
-        """Leave the election, and stop the source."""
-        self._tending.cancel()
-        await asyncio.gather(self._tending, return_exceptions=True)
+        """Finish what is being sent, leave the election, and stop the source."""
+        await self.finish()
         await self.election.shutdown()
         await self.source.shutdown()
 
-    # ---- the source's own
+    async def finish(self) -> None:
+        """Begin nothing more, and let what is being sent end."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.idle()
+        for task in self._at_work.values():
+            task.cancel()
+
+    async def idle(self) -> None:
+        """Wait until nothing is being sent, for a few seconds at most."""
+        if self._at_work:
+            await asyncio.wait(list(self._at_work.values()), timeout=FINISH_SECONDS)
+
+    # ---- as the source does
 
     async def get_schedules(self) -> list[ScheduledTask]:
-        """What the source has."""
+        """The source's schedules."""
         found = await self.source.get_schedules()
         self._names = identities(found, by_content=self._by_content)
-        known = set(self._names.values())
-        self._missed = {k: m for k, m in self._missed.items() if m.slot.schedule in known}
+        now = self._now()
+        self._known = {name: self._known.get(name, now) for name in self._names.values()}
+        self._due = {name: due for name, due in self._due.items() if name in self._known}
         return found
 
     async def add_schedule(self, schedule: ScheduledTask) -> None:
-        """As the source does."""
+        """Add a schedule to the source."""
         await self.source.add_schedule(schedule)
 
     async def delete_schedule(self, schedule_id: str) -> None:
-        """As the source does."""
+        """Delete a schedule from the source."""
         await self.source.delete_schedule(schedule_id)
 
-    # ---- the gate
+    # ---- what taskiq's scheduler calls
 
     async def pre_send(self, task: ScheduledTask) -> None:
-        """Let the leader through, once for each slot."""
-        slot = _due.get() or self._slot_of(task)
-        _slot.set(slot)
-        self._check_leader(task, slot)
-        if await self._is_marked(slot):
-            self._missed.pop(slot.key, None)
-            raise ScheduledTaskCancelledError
+        """Before each dispatch. Called by taskiq's loop, this only notes what is due."""
+        sending = _sending.get()
+        if sending is None:
+            slot = self.note(task)
+            if self._send is not None or not await self._may_send(slot):
+                raise ScheduledTaskCancelledError
+            sending = _Sending(slot)
+            _sending.set(sending)
         await maybe_awaitable(self.source.pre_send(task))
-        self._check_leader(task, slot)
-        if self.prefer == "gap":
-            await self._mark_first(task, slot)
-        message_id.set((task.schedule_id, f"{encode(self.election.leader_key)}.{slot.key}"))
+        key = encode(self.election.leader_key)
+        message_id.set((task.schedule_id, f"{key}.{sending.slot.id}"))
 
     async def post_send(self, task: ScheduledTask) -> None:
-        """It was sent: mark the slot."""
-        slot = _slot.get() or self._slot_of(task)
-        self._missed.pop(slot.key, None)
-        if self.prefer == "duplicate":
-            await self._mark(slot)
+        """After each dispatch: record the slot."""
+        sending = _sending.get()
+        if sending is not None:
+            sending.is_sent = True
+            self._sent[sending.slot.schedule] = sending.slot.at
+            if self.prefer == "duplicate":
+                await self._record(sending.slot)
         await maybe_awaitable(self.source.post_send(task))
 
-    def _slot_of(self, task: ScheduledTask) -> Slot:
+    def note(self, task: ScheduledTask) -> Slot:
+        """A schedule is due."""
         name = self._names.get(task.schedule_id)
         if name is None:
             name = identities([task], by_content=self._by_content)[task.schedule_id]
-        return slot_of(task, name, self.election.connection.clock.utc())
+        slot = slot_of(task, name, self._now())
+        known = self._due.get(name)
+        if known is None:
+            now = self.election.connection.clock.monotonic()
+            self._due[name] = _Due(task, slot, now)
+        elif slot.at >= known.slot.at:
+            known.task, known.slot = task, slot
+        self._begin(name)
+        return slot
 
-    def _check_leader(self, task: ScheduledTask, slot: Slot) -> None:
+    def _now(self) -> float:
+        return self.election.connection.clock.utc()
+
+    async def _may_send(self, slot: Slot) -> bool:
+        """For a scheduler that is not attached: send or hold back, and nothing is made up."""
+        self._due.pop(slot.schedule, None)
         if not self.election.is_leader:
-            self.remember(task, slot)
-            raise ScheduledTaskCancelledError
-
-    async def _is_marked(self, slot: Slot) -> bool:
-        """Whether it was sent; when nobody can say, as is preferred."""
-        try:
-            return await self._markers.has(slot)
-        except BrokerError as error:
-            log.warning("whether slot %s was sent is not known: %s", slot.key, error)
             return False
-
-    async def _mark_first(self, task: ScheduledTask, slot: Slot) -> None:
         try:
-            won = await self._markers.set(slot, self.election.node)
+            _, sent = await self._progress.read(slot)
+            if not slot.is_after(sent):
+                return False
+            return self.prefer == "duplicate" or await self._progress.mark(slot)
         except BrokerError as error:
-            log.warning("slot %s is not sent, it could not be marked: %s", slot.key, error)
-            won = False
-        if not won:
-            raise ScheduledTaskCancelledError
+            log.warning("whether slot %s was sent is not known: %s", slot.id, error)
+            return self.prefer == "duplicate"
 
-    async def _mark(self, slot: Slot) -> None:
-        broker, node = self.election.connection, self.election.node
-        try:
-            await patiently(broker, lambda: self._markers.set(slot, node), seconds=MARK_SECONDS)
-        except BrokerError as error:
-            log.warning("slot %s was sent and could not be marked: %s", slot.key, error)
+    # ---- sending
 
-    # ---- what was due and not sent
+    async def _look(self) -> None:
+        """Send what waits, if this process leads; otherwise ask whether it was sent."""
+        for name in [*self._marking, *self._due]:
+            self._begin(name)
+        if not self.election.is_leader:
+            await self._confirm()
 
-    def remember(self, task: ScheduledTask, slot: Slot | None = None) -> None:
-        """It is due and cannot be sent now."""
-        slot = slot or _due.get() or _slot.get() or self._slot_of(task)
-        now = self.election.connection.clock.monotonic()
-        self._missed.setdefault(slot.key, _Missed(task, slot, now))
-        newest = {m.slot.schedule: key for key, m in self._missed.items()}
-        self._missed = {
-            key: m
-            for key, m in self._missed.items()
-            if now - m.at < REMEMBERED_SECONDS or newest[m.slot.schedule] == key
-        }
-
-    async def _heard(self, message: Received) -> None:
-        """The server repeats each write to the markers: what another has sent is done."""
-        if H_KV_OPERATION in message.headers or H_MARKER in message.headers:
+    def _begin(self, name: str) -> None:
+        """Send the due slots of a schedule, in a task of its own."""
+        wanted = self.election.is_leader or name in self._marking
+        if self._send is None or name in self._at_work or not wanted:
             return
-        names = self.election.connection.names
-        prefix = names.changed(names.taskiq_slots, "")
-        self._missed.pop(message.subject.removeprefix(prefix), None)
+        task = asyncio.create_task(self._work(name), name=f"holdfast-taskiq-{name}")
+        self._at_work[name] = task
+        task.add_done_callback(lambda _: self._at_work.pop(name, None))
 
-    async def _tend(self) -> None:
+    async def _work(self, name: str) -> None:
+        try:
+            if name in self._marking:
+                await self._send_slot(*self._marking[name])
+            while self.election.is_leader and (due := self._due.get(name)):
+                newest = due.slot
+                await self._send_until(due.task, newest)
+                if due.slot is newest and self.election.is_leader:
+                    self._due.pop(name, None)
+        except Exception as error:  # noqa: BLE001 - whatever a user's broker or source raises
+            self._trouble = f"schedule {name}: a slot cannot be sent: {error!r}"
+            log.warning("%s; trying again", self._trouble)
+        else:
+            self._trouble = ""
+
+    async def _send_until(self, task: ScheduledTask, newest: Slot) -> None:
+        """Send the newest slot, and those before it that nobody has sent."""
+        name = newest.schedule
+        _, recorded = await self._progress.read(newest)
+        last = max((at for at in (self._sent.get(name), recorded) if at is not None), default=None)
+        for slot in unsent(task, newest, last, self._known.get(name, newest.at)):
+            if self.election.is_leader:
+                await self._send_slot(task, slot)
+
+    async def _send_slot(self, task: ScheduledTask, slot: Slot) -> None:
+        if self.prefer == "gap":
+            self._marking[slot.schedule] = task, slot
+            broker = self.election.connection
+            if await surely(broker, lambda: self._progress.mark(slot), f"marking {slot.id}"):
+                await self._send_marked(task, slot)
+            del self._marking[slot.schedule]
+            return
+        sending = await self._dispatch(task, slot)
+        if not sending.is_sent:  # the source did not want it
+            await self._record(slot)
+
+    async def _send_marked(self, task: ScheduledTask, slot: Slot) -> None:
+        """Send a slot that is this process's alone, whoever leads meanwhile."""
+        clock = self.election.connection.clock
+        deadline = clock.monotonic() + REPEAT_SECONDS
+        self._sent[slot.schedule] = slot.at
         while True:
             try:
-                async with asyncio.timeout(AGAIN_SECONDS):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-            self._wake.clear()
-            if self.election.is_leader and self._missed and self._send:
-                await self._make_up(self._send)
+                await self._dispatch(task, slot)
+                return
+            except Exception as error:  # whatever a user's broker raises
+                if not self._repeatable or clock.monotonic() > deadline:
+                    log.exception(
+                        "slot %s of %s is lost: it is recorded as sent, as prefer='gap' asks, and "
+                        "sending it failed",
+                        slot.id,
+                        task.task_name,
+                    )
+                    return
+                self._trouble = f"slot {slot.id} cannot be sent: {error!r}"
+            await clock.sleep(LOOK_SECONDS)
 
-    async def _make_up(self, send: Callable[[ScheduledTask], Awaitable[None]]) -> None:
-        for key, missed in list(self._missed.items()):
-            if not self.election.is_leader:
-                return
-            if await self._is_marked(missed.slot):
-                self._missed.pop(key, None)
+    async def _dispatch(self, task: ScheduledTask, slot: Slot) -> _Sending:
+        assert self._send is not None
+        sending = _Sending(slot)
+        _sending.set(sending)
+        try:
+            await self._send(task)
+        finally:
+            _sending.set(None)
+        telemetry = self.election.telemetry
+        telemetry.slots.labels("dispatched" if sending.is_sent else "skipped").inc()
+        telemetry.slot_delay.observe(max(0.0, self._now() - slot.at))
+        return sending
+
+    async def _record(self, slot: Slot) -> None:
+        broker = self.election.connection
+        try:
+            await surely(broker, lambda: self._progress.mark(slot), f"recording {slot.id}")
+        except BrokerError as error:
+            log.warning("slot %s was sent and could not be recorded: %s", slot.id, error)
+
+    async def _confirm(self) -> None:
+        """Forget what the leader has sent."""
+        now = self.election.connection.clock.monotonic()
+        if self.overdue_seconds < CONFIRM_SECONDS:
+            return
+        recorded = await self._progress.all()
+        for name, due in list(self._due.items()):
+            sent = recorded.get(encode(name))
+            if sent is None:
                 continue
-            log.info("sending slot %s, which fell due while this process did not lead", key)
-            _due.set(missed.slot)
-            try:
-                await send(missed.task)
-            except Exception:
-                log.exception("slot %s could not be sent, trying again", key)
-                return
-            finally:
-                _due.set(None)
+            if not due.slot.is_after(sent):
+                self._due.pop(name, None)
+            elif sent > due.sent:
+                due.sent, due.since = sent, now

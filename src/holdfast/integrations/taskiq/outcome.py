@@ -1,10 +1,12 @@
 """What taskiq's receiver lets a broker see: messages being read, executed, and failing.
 
-Both classes are put in by the broker when it starts and taken out when it stops.
+The broker adds both classes when it starts and removes them when it stops.
 """
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+from time import monotonic
 from typing import Any, Final
 
 import msgspec
@@ -14,11 +16,12 @@ from taskiq.abc.middleware import TaskiqMiddleware
 from taskiq.exceptions import NoResultError, TaskRejectedError
 from taskiq.formatters.proxy_formatter import ProxyFormatter
 from taskiq.message import BrokerMessage, TaskiqMessage
+from taskiq.middlewares import SmartRetryMiddleware
 from taskiq.result import TaskiqResult
 from taskiq.serializers.json_serializer import JSONSerializer
 
 from holdfast.errors import Unreadable
-from holdfast.integrations.taskiq.deliveries import Deliveries
+from holdfast.integrations.taskiq.deliveries import Deliveries, Held
 from holdfast.model.codec import Codec
 
 RETRIES_LABEL: Final = "_retries"
@@ -38,17 +41,28 @@ _WIRE: Final = Codec[_Wire](_Wire, "a taskiq message")
 
 
 class OutcomeMiddleware(TaskiqMiddleware):
-    """First of the middlewares, so that it hears of errors when all others have had their say."""
+    """First of the middlewares, so that it hears of errors after all others have reacted."""
 
     def __init__(self, deliveries: Deliveries) -> None:
         super().__init__()
         self._deliveries = deliveries
 
-    def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
-        """It is about to be executed."""
-        if held := self._deliveries.current():
-            held.message = message
-            held.executing = True
+    def pre_execute(
+        self, message: TaskiqMessage
+    ) -> TaskiqMessage | Coroutine[Any, Any, TaskiqMessage]:
+        """An attempt begins."""
+        held = self._deliveries.current()
+        if held is None:
+            return message
+        held.message = message
+        held.executing = True
+        held.began = monotonic()
+        held.retries = message.labels.get(RETRIES_LABEL)
+        self._deliveries.tally(message).started += 1
+        return self._started(held, message) if held.delivery.deliveries > 1 else message
+
+    async def _started(self, held: Held, message: TaskiqMessage) -> TaskiqMessage:
+        await self._deliveries.start(held)
         return message
 
     async def on_error(
@@ -56,19 +70,43 @@ class OutcomeMiddleware(TaskiqMiddleware):
     ) -> None:
         """Note a failure that nobody else takes care of; no result while attempts are left."""
         held = self._deliveries.current()
-        settled = isinstance(result.error, NoResultError) or isinstance(exception, NoResultError)
-        if held is None or settled or held.resent:
+        if held is None or self._is_settled(held, message, result, exception):
             return
         held.failure = exception
         held.final = isinstance(exception, TaskRejectedError) or RETRIES_LABEL in message.labels
         if not self._deliveries.is_held(held):
-            await self._deliveries.bury_copy(held)
-        elif self._deliveries.wait(held) is not None:
+            await self._deliveries.keep_copy(held, "failed", repr(exception), exception)
+            return
+        await self._deliveries.fail(held)
+        if self._deliveries.wait(held) is not None:
             result.error = NoResultError()
+
+    def _is_settled(
+        self,
+        held: Held,
+        message: TaskiqMessage,
+        result: TaskiqResult[Any],
+        exception: BaseException,
+    ) -> bool:
+        """Whether a retry middleware sends it again, now or through a schedule source.
+
+        A send passes through the broker. One through a source does not; then the middleware has
+        counted the retry in the labels of the very message that it got.
+        """
+        counted = message.labels.get(RETRIES_LABEL) != held.retries
+        resent = held.resent or (counted and self._retries_by_schedule())
+        no_result = isinstance(result.error, NoResultError) or isinstance(exception, NoResultError)
+        return resent or no_result
+
+    def _retries_by_schedule(self) -> bool:
+        return any(
+            isinstance(other, SmartRetryMiddleware) and other.schedule_source is not None
+            for other in self.broker.middlewares
+        )
 
 
 class WatchingFormatter(TaskiqFormatter):
-    """The broker's own formatter, and what came of reading each message."""
+    """The broker's formatter, and what came of reading each message."""
 
     def __init__(self, broker: AsyncBroker, deliveries: Deliveries) -> None:
         self.inner = broker.formatter
@@ -77,11 +115,11 @@ class WatchingFormatter(TaskiqFormatter):
         self._read = self._quickly if usual else self.inner.loads
 
     def dumps(self, message: TaskiqMessage) -> BrokerMessage:
-        """As the broker's own."""
+        """As the broker's formatter."""
         return self.inner.dumps(message)
 
     def loads(self, message: bytes) -> TaskiqMessage:
-        """As the broker's own; a failure is remembered."""
+        """As the broker's formatter; a failure is remembered."""
         held = self._deliveries.current()
         try:
             found = self._read(message)
@@ -94,7 +132,7 @@ class WatchingFormatter(TaskiqFormatter):
         return found
 
     def _quickly(self, message: bytes) -> TaskiqMessage:
-        """What taskiq's default does, in a third of the time; what is unusual goes there."""
+        """As taskiq's default in a third of the time; it still reads what is unusual."""
         try:
             wire = _WIRE.decode(message)
         except Unreadable:

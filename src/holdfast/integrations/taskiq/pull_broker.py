@@ -2,16 +2,16 @@
 
 It takes the same arguments, works on the same streams and consumers, and sends the same messages:
 one line of code changes. What it adds:
-- it goes on after a restart of the server, a partition, a consumer or stream deleted under it; when
-  it cannot, it ends the process with SIGTERM, so that an orchestrator starts a new one;
-- what a failure, a long function, a crash or an unreadable message come to: see `deliveries`;
-- sending is repeated until it is confirmed, under one message id, so nothing is stored twice;
+- it keeps consuming after a restart of the server, a partition, or the deletion of its consumer or
+  stream; when it cannot, it ends the process with SIGTERM, and an orchestrator starts a new one;
+- it handles failures, long functions, crashes and unreadable messages: see `deliveries`;
+- a send is retried until it is confirmed, under one message id, so nothing is stored twice;
 - the user's connection callbacks are called as before.
 
-`pull_consume_batch` is how many messages may wait here for a free place; as in Holdfast's worker, a
-tenth of a second of recent speed may wait too, so that a batch of one is no round trip per message.
-`pull_consume_timeout` has no meaning here: a pull that
-nobody answers is noticed by its missing heartbeats within two seconds.
+`pull_consume_batch` is how many messages may wait here for a free place; as in Holdfast's worker,
+a tenth of a second of recent speed may wait too, so that a batch of one is no round trip per
+message. `pull_consume_timeout` has no effect: a pull that nobody answers is noticed by its missing
+heartbeats within two seconds.
 """
 
 from __future__ import annotations
@@ -26,27 +26,35 @@ from collections.abc import AsyncGenerator
 from contextvars import ContextVar
 from typing import Any, Final
 
+import msgspec
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage
+from taskiq.message import TaskiqMessage
 
-from holdfast.broker import Broker, Pull
-from holdfast.errors import BrokerError, HoldfastError, NotConnected
-from holdfast.health import ReadyFile
+from holdfast.broker import Pull, Received
+from holdfast.errors import BrokerError, HoldfastError, NotConnected, NotFound
 from holdfast.integrations.taskiq.buffer import Buffer
-from holdfast.integrations.taskiq.connection import Servers, connect, patiently
-from holdfast.integrations.taskiq.dead import Grave
+from holdfast.integrations.taskiq.connection import Connected, Servers, surely
+from holdfast.integrations.taskiq.dead import DeadLetterStore
 from holdfast.integrations.taskiq.deliveries import Deliveries
+from holdfast.integrations.taskiq.monitor import Monitor
 from holdfast.integrations.taskiq.outcome import OutcomeMiddleware, WatchingFormatter
 from holdfast.integrations.taskiq.queue import Queue
 from holdfast.model.backoff import Backoff
 from holdfast.names import DEFAULT_NAMESPACE, H_MSG_ID, IdMaker
+from holdfast.retrying import repeating
+from holdfast.telemetry import Telemetry
 
 log = logging.getLogger("holdfast.taskiq")
 
-SEND_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 1.0
-FLOOR_LOOKS: Final = 5
-"""How many looks pass between two questions how far the consumer has come."""
+"""How often the connection is looked at, and the floor written down: what one lost consumer may
+repeat of other workers' work."""
+EXTEND_SECONDS: Final = 10.0
+"""The longest time between two extensions, however long `ack_wait` is."""
 RETRY: Final = Backoff.exponential(first="1s", last="1m", attempts=3)
+"""taskiq's retry middlewares make three attempts by default."""
+ADVISORY: Final = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
+"""Where the server says that it has given a message up."""
 
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
 
@@ -54,7 +62,7 @@ message_id: ContextVar[tuple[str, str]] = ContextVar("message_id", default=("", 
 """A schedule and the id of the message that is sent for it: the slot's, so it is stored once."""
 
 
-class ResilientPullBroker(AsyncBroker):
+class ResilientPullBroker(Connected, AsyncBroker):
     """A broker over a JetStream pull consumer that keeps consuming."""
 
     def __init__(
@@ -71,14 +79,16 @@ class ResilientPullBroker(AsyncBroker):
         *,
         retry: Backoff = RETRY,
         ready_file: str = "",
+        health_port: int = 0,
         namespace: str = DEFAULT_NAMESPACE,
         **connection_kwargs: Any,
     ) -> None:
-        """As taskiq-nats' own; and:
+        """The arguments of taskiq-nats' broker, and:
 
         `retry`: attempts and waits of a function that fails; `Backoff.never()` for none.
         `ready_file`: exists while messages can arrive, for probes that look at files.
-        `namespace`: where Holdfast keeps the dead letters.
+        `health_port`: port for health and metrics; each further worker process takes the next one.
+        `namespace`: where Holdfast keeps dead letters and attempts.
         """
         super().__init__()
         self.servers: Final = servers
@@ -93,10 +103,10 @@ class ResilientPullBroker(AsyncBroker):
         self.stream_name: Final = self._queue.stream
         self.durable: Final = self._queue.consumer
         self._retry = retry
-        self._ready = ReadyFile(ready_file)
+        self.telemetry = Telemetry()
+        self._monitor = Monitor(ready_file, health_port, self.telemetry, self._problems)
         self._namespace = namespace
         self._ids = IdMaker()
-        self._broker: Broker | None = None
         self._pulls: set[Pull] = set()
         self._shutting_down = False
 
@@ -105,7 +115,7 @@ class ResilientPullBroker(AsyncBroker):
     @property
     def client(self) -> Any:
         """The NATS client."""
-        return self._connection.client
+        return self.connection.client
 
     @property
     def js(self) -> Any:
@@ -114,22 +124,21 @@ class ResilientPullBroker(AsyncBroker):
 
     @property
     def consuming(self) -> bool:
-        """Whether messages can arrive: the consumer's leader was heard of on this connection."""
+        """Whether messages can arrive: the consumer's leader was heard from on this connection."""
         return bool(self._pulls) and all(pull.healthy for pull in self._pulls)
 
-    @property
-    def _connection(self) -> Broker:
-        if self._broker is None:
-            raise NotConnected("the broker has not been started: await broker.startup() first")
-        return self._broker
+    def _problems(self) -> list[str]:
+        self.telemetry.consuming.labels(self.stream_name).set(self.consuming)
+        self.telemetry.held.set(len(self._deliveries))
+        return [] if self.consuming else [f"consumer {self.durable} gives no messages"]
 
     # ---- life
 
     async def startup(self) -> None:
-        """Connect, and make stream and consumer unless they are there.
+        """Connect, and create stream and consumer unless they exist.
 
-        A process of `taskiq worker` that cannot says why in one line of its log, and ends; taskiq
-        starts another one.
+        A process of `taskiq worker` that cannot logs why in one line and ends; taskiq starts
+        another one.
         """
         try:
             await self._start()
@@ -142,24 +151,33 @@ class ResilientPullBroker(AsyncBroker):
     async def _start(self) -> None:
         await super().startup()
         self._shutting_down = False
-        broker = self._broker = await connect(
-            self.servers, self.connection_kwargs, name="taskiq", namespace=self._namespace
+        broker = await self._open(
+            self._queue.prepare,
+            self.servers,
+            self.connection_kwargs,
+            name="taskiq",
+            namespace=self._namespace,
         )
-        try:
-            await patiently(broker, lambda: self._queue.prepare(broker))
-        except BaseException:
-            await broker.close()
-            raise
-        self._deliveries = Deliveries(broker, Grave(broker), self._retry)
-        self.middlewares.insert(0, OutcomeMiddleware(self._deliveries))
+        dead = DeadLetterStore(broker, self.stream_name, self.telemetry)
+        self._deliveries = Deliveries(broker, self._queue, self._retry, dead, self.telemetry)
+        if 0 < self._queue.max_deliver < self._retry.attempts:
+            log.warning(
+                "consumer %s has max_deliver=%d: a message gets no more attempts than that",
+                self.durable,
+                self._queue.max_deliver,
+            )
+        outcome = OutcomeMiddleware(self._deliveries)
+        outcome.set_broker(self)
+        self.middlewares.insert(0, outcome)
         self.formatter = WatchingFormatter(self, self._deliveries)
 
     async def shutdown(self) -> None:
-        """Give back what is held, and disconnect; quiet, because it is wanted."""
+        """Give back what is held, and disconnect."""
         self._shutting_down = True
-        self._ready.set(False)
+        await self._monitor.stop()
         if self._broker is not None:
             await self._deliveries.close()
+            await self._write_floor()
             await self._broker.close()
             self.middlewares = [m for m in self.middlewares if not isinstance(m, OutcomeMiddleware)]
             if isinstance(self.formatter, WatchingFormatter):
@@ -169,8 +187,8 @@ class ResilientPullBroker(AsyncBroker):
     # ---- sending
 
     async def kick(self, message: BrokerMessage) -> None:
-        """Send; returns when the stream has it, and raises when that is not known in time."""
-        broker = self._connection
+        """Send; returns when the stream has it, and raises when that is not confirmed in time."""
+        broker = self.connection
         held = self._deliveries.current()
         if held is not None and held.message and held.message.task_id == message.task_id:
             held.resent = True
@@ -178,27 +196,27 @@ class ResilientPullBroker(AsyncBroker):
         schedule, slot = message_id.get()
         is_slot = bool(slot) and message.labels.get("schedule_id") == schedule
         headers.setdefault(H_MSG_ID, slot if is_slot else self._ids("t"))
-        await patiently(
-            broker,
-            lambda: broker.store(self.subject, message.message, headers),
-            seconds=SEND_SECONDS,
-        )
+        step = "sending a message"
+        await surely(broker, lambda: broker.store(self.subject, message.message, headers), step)
 
     # ---- receiving
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
         """Messages, for as long as the process lives."""
-        broker, deliveries = self._connection, self._deliveries
+        broker, deliveries = self.connection, self._deliveries
         buffer = Buffer(deliveries, self.pull_consume_batch, broker.clock)
         pull = Pull(
             broker,
             self.stream_name,
             self.durable,
-            ensure=lambda: self._queue.ensure(broker),
+            ensure=self._queue.ensure,
             deliver=buffer.put,
             want=buffer.want,
         )
         self._pulls.add(pull)
+        await self._monitor.start()
+        advisory = f"{ADVISORY}.{self.stream_name}.{self.durable}"
+        listening = await broker.subscribe(advisory, self._server_gave_up, queue="holdfast")
         tending = asyncio.create_task(self._tend(pull, buffer), name="holdfast-taskiq")
         try:
             while True:
@@ -215,43 +233,67 @@ class ResilientPullBroker(AsyncBroker):
             self._pulls.discard(pull)
             tending.cancel()
             await asyncio.gather(tending, return_exceptions=True)
+            await broker.unsubscribe(listening)
 
     async def _tend(self, pull: Pull, buffer: Buffer) -> None:
-        """Pull, extend what is held, tell whether it works; end the process when it cannot."""
+        """Pull, extend what is held, write the floor down; end the process when pulling fails."""
+        clock = self.connection.clock
+        steps = (
+            pull.run(),
+            buffer.keep_small(),
+            self._watch(),
+            repeating(self._deliveries.extend, clock=clock, every=self._pace, what="extending"),
+            repeating(self._write_floor, clock=clock, every=LOOK_SECONDS, what="the floor"),
+        )
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(pull.run())
-                group.create_task(self._extend())
-                group.create_task(self._watch())
-                group.create_task(buffer.keep_small())
+                for step in steps:
+                    group.create_task(step)
         except* HoldfastError as trouble:
             self._give_up(str(trouble.exceptions[0]))
             raise trouble.exceptions[0] from None
         finally:
             buffer.wake()
 
-    async def _extend(self) -> None:
-        while True:
-            await asyncio.sleep(min(self._queue.ack_wait / 3, 10.0))
-            await self._deliveries.extend()
+    def _pace(self) -> float:
+        return min(self._queue.ack_wait / 3, EXTEND_SECONDS)
 
     async def _watch(self) -> None:
-        """Once a second: is anything arriving at all, and how far has the consumer come?"""
-        broker, looks = self._connection, 0
-        while True:
-            if broker.closed.is_set() and not self._shutting_down:
-                raise NotConnected("the connection to NATS is closed for good")
-            self._ready.set(self.consuming)
-            looks += 1
-            if looks % FLOOR_LOOKS == 0 and self.consuming:
-                try:
-                    await self._queue.look(broker)
-                except BrokerError as error:
-                    log.debug("the consumer was not seen: %s", error)
-            await asyncio.sleep(LOOK_SECONDS)
+        await self.connection.closed.wait()
+        if not self._shutting_down:
+            raise NotConnected("the connection to NATS is closed for good")
+
+    async def _write_floor(self) -> None:
+        try:
+            await self._queue.look()
+        except BrokerError as error:
+            log.debug("how far the consumer has come was not written down: %s", error)
+
+    async def _server_gave_up(self, message: Received) -> None:
+        """A worker died with the last delivery that `max_deliver` allows: keep a dead letter."""
+        try:
+            said = msgspec.json.decode(message.body)
+            sequence, count = int(said["stream_seq"]), int(said["deliveries"])
+        except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
+            log.warning("an advisory of the server was not understood: %s", error)
+            return
+        try:
+            lost = await surely(
+                self.connection, lambda: self._queue.read(sequence, count), "reading a message"
+            )
+            await self._deliveries.server_gave_up(lost, self._read(lost.body))
+        except NotFound:
+            return  # it was acknowledged, or removed
+        except BrokerError as error:
+            log.error("message %d was given up by the server and is not kept: %s", sequence, error)
+
+    def _read(self, body: bytes) -> TaskiqMessage | None:
+        try:
+            return self.formatter.loads(body)
+        except Exception:  # noqa: BLE001 - whatever a user's formatter raises
+            return None
 
     def _give_up(self, why: str) -> None:
         if not self._shutting_down:
-            self._ready.set(False)
-            log.critical("cannot consume any more, ending this process: %s", why)
+            log.critical("cannot consume messages, ending this process: %s", why)
             os.kill(os.getpid(), signal.SIGTERM)

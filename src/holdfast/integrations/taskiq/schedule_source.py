@@ -3,13 +3,13 @@
 It takes the arguments of `NATSKeyValueScheduleSource` and keeps its keys, `<prefix>.<schedule id>`.
 Values are JSON; taskiq-nats reads them with `serializer=JSONSerializer()`.
 
-How it reads. The view in memory is brought up to date at every call, by leader reads of what was
-written since: no consumer, no watch, so nothing that can call a full bucket empty. The list of keys
-that the server has is compared with the view, so what vanished without a trace (a purge, an expiry)
-goes too, and is told. While the server does not answer, the view stays as it was: an outage makes
-no schedule disappear. An entry that cannot be read is named, and the others are there.
+Every call updates a view in memory by leader reads of what was written since: no consumer and no
+watch, so nothing that can take a full bucket for an empty one. The keys that the server has are
+compared with the view, so what vanished without a trace (a purge, an expiry) is removed and logged.
+While the server does not answer the view stays as it was: an outage makes no schedule disappear. An
+entry that cannot be read is logged and skipped.
 
-Not done: watching between two calls. taskiq asks every `--update-interval` seconds.
+Nothing is watched between two calls: taskiq asks every `--update-interval` seconds.
 """
 
 from __future__ import annotations
@@ -23,20 +23,18 @@ from taskiq.abc.serializer import TaskiqSerializer
 
 from holdfast.broker import Broker, Bucket
 from holdfast.broker.kv import Change, State
-from holdfast.errors import BrokerError, InvalidName, NotConnected, NotFound, Unreadable
-from holdfast.integrations.taskiq.connection import Servers, connect, patiently
+from holdfast.errors import BrokerError, InvalidName, NotFound, Unreadable
+from holdfast.integrations.taskiq.connection import Connected, Servers, surely
 from holdfast.integrations.taskiq.plain import PlainSerializer, readable
 from holdfast.names import kv_stream, kv_subject
 
 log = logging.getLogger("holdfast.taskiq")
 
-WRITE_SECONDS: Final = 5.0
-
 View = dict[str, tuple[int, ScheduledTask]]
 """By key: the revision, and what it says."""
 
 
-class ResilientNATSScheduleSource(ScheduleSource):
+class ResilientNATSScheduleSource(Connected, ScheduleSource):
     """Schedules in a bucket."""
 
     def __init__(
@@ -49,48 +47,34 @@ class ResilientNATSScheduleSource(ScheduleSource):
         read_pickled: bool = False,
         **connect_options: Any,
     ) -> None:
-        """As taskiq-nats' own; and `read_pickled`: also read what it has pickled."""
+        """The arguments of taskiq-nats; `read_pickled`: also read what it has pickled."""
         self.servers: Final = servers
         self.bucket_name: Final = bucket_name
         self.prefix: Final = prefix
         self.serializer = serializer or PlainSerializer(read_pickled=read_pickled)
         self.connect_options: Final = connect_options
-        self._broker: Broker | None = None
         self._view: View = {}
         self._created = ""
         self._seen = 0
 
-    @property
-    def _connection(self) -> Broker:
-        if self._broker is None:
-            raise NotConnected("the schedule source has not been started: await startup() first")
-        return self._broker
-
     # ---- life
 
     async def startup(self) -> None:
-        """Connect, make the bucket unless it is there, and read it."""
-        broker = self._broker = await connect(
-            self.servers, self.connect_options, name="taskiq-schedules"
-        )
+        """Connect, create the bucket unless it exists, and read it."""
+        await self._open(self._prepare, self.servers, self.connect_options, name="taskiq-schedules")
+
+    async def _prepare(self, broker: Broker) -> None:
+        stream = kv_stream(self.bucket_name)
         try:
-            await patiently(broker, self._ensure)
-            await patiently(broker, self._refresh)
-        except BaseException:
-            await broker.close()
-            raise
+            await broker.api(f"STREAM.INFO.{stream}")
+        except NotFound:
+            await broker.api(f"STREAM.CREATE.{stream}", self._bucket())
+        await self._refresh()
 
     async def shutdown(self) -> None:
         """Disconnect."""
         if self._broker is not None:
             await self._broker.close()
-
-    async def _ensure(self) -> None:
-        stream = kv_stream(self.bucket_name)
-        try:
-            await self._connection.api(f"STREAM.INFO.{stream}")
-        except NotFound:
-            await self._connection.api(f"STREAM.CREATE.{stream}", self._bucket())
 
     def _bucket(self) -> dict[str, Any]:
         """As taskiq-nats makes it."""
@@ -109,17 +93,17 @@ class ResilientNATSScheduleSource(ScheduleSource):
     # ---- writing
 
     async def add_schedule(self, schedule: ScheduledTask) -> None:
-        """Store a schedule, or replace the one of that id."""
+        """Store a schedule, replacing one with the same id."""
         subject = self._subject(schedule.schedule_id)
         value = self.serializer.dumpb(schedule.model_dump(mode="json"))
-        broker = self._connection
-        await patiently(broker, lambda: broker.store(subject, value), seconds=WRITE_SECONDS)
+        broker = self.connection
+        await surely(broker, lambda: broker.store(subject, value), "storing a schedule")
 
     async def delete_schedule(self, schedule_id: str) -> None:
-        """Remove a schedule; it not being there is fine."""
-        subject, broker = self._subject(schedule_id), self._connection
+        """Remove a schedule, if it exists."""
+        subject, broker = self._subject(schedule_id), self.connection
         gone = {"KV-Operation": "DEL"}
-        await patiently(broker, lambda: broker.store(subject, b"", gone), seconds=WRITE_SECONDS)
+        await surely(broker, lambda: broker.store(subject, b"", gone), "deleting a schedule")
 
     async def post_send(self, task: ScheduledTask) -> None:
         """Remove a one-off that was sent."""
@@ -129,19 +113,19 @@ class ResilientNATSScheduleSource(ScheduleSource):
     def _subject(self, schedule_id: str) -> str:
         if not schedule_id or any(c.isspace() or c in ".*>" for c in schedule_id):
             raise InvalidName(
-                f"schedule id {schedule_id!r} is not usable: no spaces and none of . * >"
+                f"schedule id {schedule_id!r} cannot be used: no spaces and none of . * >"
             )
         return kv_subject(self.bucket_name, f"{self.prefix}.{schedule_id}")
 
     # ---- reading
 
     async def get_schedules(self) -> list[ScheduledTask]:
-        """Every schedule there is; while the server does not answer, every one there was."""
+        """All schedules; while the server does not answer, those known before."""
         try:
             await self._refresh()
         except BrokerError as error:
             log.warning(
-                "schedules could not be read (%s): going on with the %d that were",
+                "schedules could not be read (%s): using the %d known before",
                 error,
                 len(self._view),
             )
@@ -149,7 +133,7 @@ class ResilientNATSScheduleSource(ScheduleSource):
 
     async def _refresh(self) -> None:
         """Bring the view up to date; it changes only when everything could be read."""
-        bucket, keys = Bucket(self._connection, self.bucket_name), f"{self.prefix}.*"
+        bucket, keys = Bucket(self.connection, self.bucket_name), f"{self.prefix}.*"
         state = await bucket.state(keys)
         anew = state.created != self._created or state.last < self._seen
         view = {} if anew else dict(self._view)
@@ -168,19 +152,19 @@ class ResilientNATSScheduleSource(ScheduleSource):
         try:
             found = ScheduledTask.model_validate(readable(self.serializer, change.value))
         except (Unreadable, ValidationError) as error:
-            notes = self._connection.unreadable
+            notes = self.connection.unreadable
             notes.note(self.bucket_name, change.key, error, change.value)
         else:
             view[change.key] = (change.revision, found)
 
     def _drop_vanished(self, view: View, state: State) -> None:
-        """What the server had not when it was asked, and has not got since."""
+        """Remove what the server did not have when it was asked, and has not got since."""
         vanished = [k for k, (at, _) in view.items() if k not in state.keys and at <= state.last]
         for key in vanished:
             del view[key]
         if vanished:
             log.warning(
-                "%d schedules are gone from bucket %s without having been deleted, such as %s",
+                "%d schedules vanished from bucket %s without being deleted, such as %s",
                 len(vanished),
                 self.bucket_name,
                 vanished[0],

@@ -1,12 +1,16 @@
-"""Slots of taskiq's schedules: which due instant a dispatch is for, and the markers of those sent.
+"""Slots of taskiq's schedules: the due instants, and the record of what was sent.
 
-taskiq remembers in memory when it last sent what, each process for itself, and counts from its own
-start. So a slot is a window of the clock: the minute of a cron schedule, the n-th interval since
-1970, the instant of a one-off. Every process comes by each window once, whatever its phase, and
-names it the same. The marker's key has the window in it: it never stands in the way of the next.
+taskiq remembers in memory when it last sent what, each process for itself, counted from its own
+start. Here a slot is a window of the clock: the minute of a cron schedule, the n-th interval since
+1970, the instant of a one-off. Every process comes by each window once and names it the same,
+whatever its phase and however far its clock is off.
 
-A schedule is known by its id; one from a task's labels gets a new id at every start of taskiq, so
-it is known by what it says.
+For each schedule of a leader key one record says which slot was sent last. It is written by
+compare-and-swap, so of two leaders one wins, and it outlives every process: a slot is never sent
+again because somebody forgot it. Apps with different leader keys do not see each other's.
+
+A schedule is known by its id. One from a task's labels gets a new id each time taskiq starts, so it
+is known by its content.
 """
 
 from __future__ import annotations
@@ -14,64 +18,95 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
+import msgspec
 from taskiq import ScheduledTask
+from taskiq.cli.scheduler.run import CronValueError, is_cron_task_now
 
 from holdfast.broker import Broker, Bucket
 from holdfast.errors import Conflict
-from holdfast.names import marker_key
+from holdfast.model.codec import Codec, Instant
+from holdfast.names import marker_key, sent_key, sent_keys
 
 EARLY_SECONDS: Final = 0.05
 """A timer may ring a moment before the second that it was set to."""
-MINUTE: Final = 60.0
-KEPT_SECONDS: Final = 120.0
-"""A marker outlives its window by this much, for processes that come late."""
-ONCE_SECONDS: Final = 86_400.0
+MINUTE: Final = 60
+MADE_UP_SECONDS: Final = 120
+"""How far back slots are made up: far enough for a failover or a restart of NATS, and too short
+for a burst of old work after a long outage."""
+RECURRING_SECONDS: Final = 400 * 86_400
+"""How long the record of a schedule is kept after its last slot: a yearly rule needs a year."""
+ONCE_SECONDS: Final = 86_400
+"""The same for a one-off with an id: its source deletes it once it was sent."""
 
 
 class Slot(NamedTuple):
     """One due instant of one schedule."""
 
     schedule: str
-    window: str
-    seconds: float
-    """How long the window lasts."""
+    at: float
+    """When its window begins, by the clock of whoever names it."""
+    period: int = 0
+    """Seconds; 0 for a one-off."""
 
     @property
-    def key(self) -> str:
-        """The key of its marker."""
-        return marker_key(self.schedule, self.window)
+    def id(self) -> str:
+        """As message ids have it, since the first version: two versions send one message."""
+        window = f"{self.period:g}x{int(self.at) // self.period}" if self.period else self._once
+        return marker_key(self.schedule, window)
 
     @property
-    def kept_seconds(self) -> float:
-        """How long its marker is needed."""
-        return self.seconds + KEPT_SECONDS
+    def _once(self) -> str:
+        return f"at{self.at:.3f}"
+
+    def is_after(self, sent: float | None) -> bool:
+        """Whether it is still to be sent when `sent` was the last one."""
+        return sent is None or (self.at > sent if self.period else self.at != sent)
 
 
 def slot_of(task: ScheduledTask, schedule: str, now: float) -> Slot:
-    """The slot that a dispatch at `now` is for."""
+    """The slot that is due at `now`."""
     periods = [MINUTE] if task.cron is not None else []
     if task.interval is not None:
         gap = task.interval
-        periods.append(gap.total_seconds() if isinstance(gap, timedelta) else float(gap))
-    if not periods:
-        return Slot(schedule, _instant(task), ONCE_SECONDS)
-    period = min(periods)
-    return Slot(schedule, f"{period:g}x{int((now + EARLY_SECONDS) // period)}", period)
+        periods.append(int(gap.total_seconds() if isinstance(gap, timedelta) else gap))
+    if periods:
+        period = min(periods)
+        return Slot(schedule, int(now + EARLY_SECONDS) // period * period, period)
+    assert task.time is not None  # taskiq accepts no schedule without any of the three
+    aware = task.time if task.time.tzinfo else task.time.replace(tzinfo=UTC)
+    return Slot(schedule, round(aware.timestamp(), 3))
 
 
-def _instant(task: ScheduledTask) -> str:
-    time = task.time
-    if time is None:
-        return "once"
-    aware = time if time.tzinfo else time.replace(tzinfo=UTC)
-    return f"at{aware.timestamp():.3f}"
+def unsent(task: ScheduledTask, newest: Slot, sent: float | None, known: float) -> list[Slot]:
+    """The slots up to the newest that are not sent, oldest first.
+
+    taskiq's loop leaves out a slot when it is late or still busy with the one before, and nobody
+    may have led for a moment. What lies between the last one sent and the newest is made up, for
+    `MADE_UP_SECONDS` and not from before this process knew the schedule.
+    """
+    if not newest.is_after(sent):
+        return []
+    if sent is None or not newest.period:
+        return [newest]
+    first = max(sent, known, newest.at - MADE_UP_SECONDS)
+    begin = (int(first) // newest.period + 1) * newest.period
+    between = range(begin, int(newest.at), newest.period)
+    found = [newest._replace(at=at) for at in between if task.interval or _is_due(task, at)]
+    return [*found, newest]
+
+
+def _is_due(task: ScheduledTask, at: int) -> bool:
+    try:
+        return is_cron_task_now(task.cron or "", datetime.fromtimestamp(at, UTC), task.cron_offset)
+    except CronValueError:
+        return False
 
 
 def identities(tasks: list[ScheduledTask], *, by_content: bool) -> dict[str, str]:
-    """By schedule id: under which name every process knows the schedule."""
+    """By schedule id: the name under which every process knows the schedule."""
     if not by_content:
         return {task.schedule_id: task.schedule_id for task in tasks}
     seen: Counter[str] = Counter()
@@ -84,26 +119,65 @@ def identities(tasks: list[ScheduledTask], *, by_content: bool) -> dict[str, str
 
 
 def content_of(task: ScheduledTask) -> str:
-    """A short text that is the same for schedules that say the same."""
+    """A short text that is the same for schedules with the same content."""
     said = task.model_dump(mode="json", exclude={"schedule_id", "task_id", "labels"})
     text = json.dumps(said, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-class Markers:
-    """The slots that were dispatched."""
+class SentRecord(msgspec.Struct, frozen=True):
+    """The last slot of a schedule that was sent."""
 
-    def __init__(self, broker: Broker) -> None:
+    at: Instant
+    by: str = ""
+
+
+SENT: Final[Codec[SentRecord]] = Codec(SentRecord, "record of sent slots")
+
+
+class Progress:
+    """What was sent, for the schedules of one leader key."""
+
+    def __init__(self, broker: Broker, leader_key: str, node: str, *, kept: bool) -> None:
+        """`kept`: also one-offs are remembered for long, because their source keeps them."""
         self._bucket = Bucket(broker, broker.names.taskiq_slots)
+        self._leader_key = leader_key
+        self._node = node
+        self._kept = kept
 
-    async def has(self, slot: Slot) -> bool:
-        """Whether a slot was dispatched, as the stream's leader knows it."""
-        return await self._bucket.get(slot.key) is not None
+    async def read(self, slot: Slot) -> tuple[int, float | None]:
+        """The revision for the next write, and the last slot sent, as the stream's leader knows."""
+        revision, entry = await self._bucket.last(sent_key(self._leader_key, slot.schedule))
+        record = self._bucket.read(SENT.decode, entry) if entry else None
+        if record is not None:
+            return revision, record.at
+        # Earlier versions marked each slot: one of them may have sent this one during a rollout.
+        marked = await self._bucket.get(slot.id)
+        return revision, slot.at if marked else None
 
-    async def set(self, slot: Slot, by: str) -> bool:
-        """Mark a slot; False when it is marked already. The server lets one win."""
-        try:
-            await self._bucket.put(slot.key, by.encode(), expected=0, ttl=slot.kept_seconds)
-        except Conflict:
-            return False
-        return True
+    async def mark(self, slot: Slot) -> bool:
+        """Record a slot as sent; False when another process has recorded it or a later one.
+
+        Safe to repeat: a write whose answer was lost is recognised by its node.
+        """
+        record = SENT.encode(SentRecord(slot.at, self._node))
+        ttl = RECURRING_SECONDS if slot.period or self._kept else ONCE_SECONDS
+        key = sent_key(self._leader_key, slot.schedule)
+        while True:
+            revision, entry = await self._bucket.last(key)
+            found = self._bucket.read(SENT.decode, entry) if entry else None
+            if found is not None and not slot.is_after(found.at):
+                return found == SentRecord(slot.at, self._node)
+            try:
+                await self._bucket.put(key, record, expected=revision, ttl=ttl)
+            except Conflict:
+                continue
+            return True
+
+    async def all(self) -> dict[str, float]:
+        """By schedule, encoded as in its key: the last slot sent."""
+        prefix = sent_keys(self._leader_key)
+        return {
+            entry.key.removeprefix(f"{prefix}."): record.at
+            async for entry, record in self._bucket.records(SENT.decode, prefix)
+        }
