@@ -35,7 +35,7 @@ class Rolled:
     """Three servers of the rendered configuration, each of which may get another binary."""
 
     def __init__(self, root: Path, users: UserFolder) -> None:
-        self._project = Project(root, DeployConfig(name="acme"), (), "hf")
+        self._project = Project(root, DeployConfig(name="acme", tls="off"), (), "hf")
         self._ports = free_ports(3)
         self._root = root
         self.users = users

@@ -83,15 +83,19 @@ class MetricsApi:
 
 
 def replicas(spec: dict[str, Any]) -> int:
-    """How many pods a ScaledObject leads to: the trigger that wants most decides."""
+    """How many pods a ScaledObject leads to: by its formula, or the trigger that wants most."""
     kinds = {"nats-jetstream": Jetstream, "metrics-api": MetricsApi}
-    wanted = []
+    wanted, lags = [], {}
     try:
-        for trigger in spec["triggers"]:
+        for number, trigger in enumerate(spec["triggers"]):
             metadata = trigger["metadata"]
             lag = kinds[trigger["type"]](metadata).lag()
+            lags[trigger.get("name", str(number))] = lag
             threshold = int(metadata.get("lagThreshold") or metadata["targetValue"])
             wanted.append(math.ceil(lag / threshold))
+        if modifiers := spec["advanced"].get("scalingModifiers"):
+            total = sum(lags[name] for name in modifiers["formula"].split(" + "))
+            wanted = [math.ceil(total / int(modifiers["target"]))]
     except ScalerError:
         return int(spec["fallback"]["replicas"])
     return min(max(max(wanted), spec["minReplicaCount"]), spec["maxReplicaCount"])

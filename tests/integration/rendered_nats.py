@@ -56,6 +56,7 @@ def server_config_here(
         ":6222": f":{routes}",
         "http_port: 8222": f'http: "{own}:{monitor}"',
         "port: 4222": f'listen: "{own}:{client}"',
+        "client_advertise: $ADVERTISED\n": "",
         "/var/run/nats/nats.pid": str(folder / "nats.pid"),
         "/data/jetstream": str(folder / "jetstream"),
         'include "auth/auth.conf"': 'include "../users/auth.conf"',
@@ -69,7 +70,7 @@ def server_config_here(
 @contextmanager
 def rendered_nats(root: Path) -> Iterator[RenderedNats]:
     """Three servers, ready."""
-    project = Project(root, DeployConfig(name="acme"), (), "hf")
+    project = Project(root, DeployConfig(name="acme", tls="off"), (), "hf")
     users = UserFolder(root / "users")
     users.init("hf")
     client, routes, monitor = free_ports(3)

@@ -187,7 +187,7 @@ async def test_every_panel_is_evaluated_by_a_real_prometheus(
         status, lag = await ask_health(control_port, "/lag/default")
         assert status == 200, lag
         assert json.loads(lag)["jobs"] == ["order", "tick"]
-        asked = [text for board in dashboards().values() for _, text in expressions(board)]
+        asked = [text for board in dashboards("acme").values() for _, text in expressions(board)]
         answers = {text: await values(text) for text in asked}
         rules = await asyncio.to_thread(ask, url, "rules")
         metadata = await asyncio.to_thread(ask, url, "metadata")

@@ -18,8 +18,9 @@ from holdfast.client import Client
 from holdfast.config import ConnectionConfig, DeployConfig, RecordConfig, WorkerConfig
 from holdfast.config.deployment import JobDeployConfig
 from holdfast.deploy.project import JobDirectory, Project, _group
-from holdfast.deploy.register import register
+from holdfast.deploy.register import register, unregister
 from holdfast.deploy.render import Templates
+from holdfast.errors import InvalidInput
 from holdfast.health import Health, HealthServer
 from holdfast.names import Names
 from holdfast.server import Server
@@ -118,6 +119,38 @@ async def parked(broker: Broker) -> bool:
     return sum(later.values()) == 2
 
 
+async def test_several_jobs_of_a_group_share_their_workers(nats: Server, namespace: str) -> None:
+    """Three jobs with a lag of 5 each need as many workers as one with 15."""
+    app = Holdfast("many", nats_url=nats.url, namespace=namespace)
+    for name in ("one", "two", "three"):
+
+        @app.job(name=name, group="many")
+        async def work(what: str) -> None: ...
+
+    config = ConnectionConfig(nats_url=nats.url, namespace=namespace)
+    names = Names(namespace)
+    described = [{"name": job, "on": []} for job in app.jobs]
+    job = JobDirectory("many", JobDeployConfig(), (_group("many", described, names),), ())
+    deployment = DeployConfig(scaler="nats-jetstream", account="$G")
+    files = Templates(Project(Path(), deployment, (job,), namespace)).job(job)
+    spec = yaml.safe_load(files["scaling.yaml"])["spec"]
+    for trigger in spec["triggers"]:
+        monitor = nats.monitor_url.removeprefix("http://")
+        trigger["metadata"]["natsServerMonitoringEndpoint"] = monitor
+    async with app, Broker(config, name="register") as broker:
+        client = Client(broker, RecordConfig())
+        await register(client, app, WorkerConfig())
+        for one in app.jobs.values():
+            await one.enqueue_many([one.request("x") for _ in range(5)])
+        await until(lambda: pods_are(spec, 3), what="3 workers for 15 runs")
+        answer = await Figures(client, Telemetry()).answer("/lag/many/one,two,three")
+        assert answer is not None
+        assert answer["lag"] == 15
+        removed = await unregister(client, "many", ["two"], discard=True)
+        assert removed == ["many=two"]
+        assert await unregister(client, "many", ["two"], discard=True) == []
+
+
 async def test_consumer_that_is_missing_is_an_error(nats: Server, namespace: str) -> None:
     """Zero workers and no registration: KEDA cannot tell, and the fallback starts one."""
     names = Names(namespace)
@@ -157,11 +190,20 @@ async def test_lag_endpoint_tells_the_same(nats: Server, namespace: str) -> None
                 "jobs": ["work"],
                 "waiting": 8,
                 "in_flight": 0,
+                "paused": 0,
                 "lag": 8,
             }
             spec = scaled_object(Names(namespace), "", "$G", url)
             assert await asyncio.to_thread(MetricsApi(spec["triggers"][0]["metadata"]).lag) == 8
             assert await asyncio.to_thread(replicas, spec) == 2
+            await broker.api(
+                f"CONSUMER.PAUSE.{broker.names.jobs}.scaled=work",
+                {"pause_until": "2099-01-01T00:00:00Z"},
+            )
+            answer = await asyncio.to_thread(_json, f"{url}/lag/scaled/work,other")
+            assert (answer["waiting"], answer["paused"], answer["lag"]) == (8, 7, 1)
+            with pytest.raises(InvalidInput, match="8 of scaled/work"):
+                await unregister(client, "scaled", ["work"])
             for path in ("/lag/nobody", "/lag/scaled/nothing", "/lag/", "/laggy"):
                 with pytest.raises(urllib.error.HTTPError, match="404"):
                     await asyncio.to_thread(_json, url + path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import signal
@@ -41,7 +40,7 @@ def port() -> int:
     return free_ports(1)[0]
 
 
-def environment(port: int = 0) -> dict[str, str]:
+def variables(port: int = 0) -> dict[str, str]:
     """As somebody has it who has installed Holdfast into the active environment."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HOLDFAST_", "PYTEST_"))}
     paths = [str(Path(p).resolve()) for p in sys.path if p and Path(p).is_dir()]
@@ -57,7 +56,7 @@ def environment(port: int = 0) -> dict[str, str]:
 def run(folder: Path, *command: str, port: int = 0) -> str:
     """A command that has to work."""
     done = subprocess.run(
-        command, cwd=folder, env=environment(port), capture_output=True, text=True, timeout=SECONDS
+        command, cwd=folder, env=variables(port), capture_output=True, text=True, timeout=SECONDS
     )
     assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
     return done.stdout
@@ -77,7 +76,7 @@ def developing(project: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     log = project / "dev.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command.split(), cwd=project, env=environment(port), stdout=out, stderr=out,
+            command.split(), cwd=project, env=variables(port), stdout=out, stderr=out,
             start_new_session=True,
         )  # fmt: skip
     deadline = time.monotonic() + SECONDS
@@ -122,23 +121,19 @@ def answers(port: int) -> bool:
 def test_new_job_needs_no_other_edit(project: Path) -> None:
     """A directory more: consumers, manifests and their scaling are there."""
     out = project / "deploy" / "rendered"
-    run(project, "holdfast", "deploy", "render", "--tag", "abc")
+    run(project, "holdfast", "deploy", "render", "--tag", "old", "--tag", "invoice=abc")
     scaled = yaml.safe_load((out / "jobs" / "invoice" / "scaling.yaml").read_text())
     [trigger] = scaled["spec"]["triggers"]
-    assert trigger["metadata"]["consumer"] == "invoice=invoice"
-    resize = yaml.safe_load((out / "jobs" / "image-resize" / "scaling.yaml").read_text())
-    assert [t["metadata"]["consumer"] for t in resize["spec"]["triggers"]] == [
-        "image-resize=image-resize",
-        "image-resize=image-resize=image-downloaded",
-    ]
+    assert trigger["metadata"]["url"].endswith("/lag/invoice/invoice")
     workers = next(yaml.safe_load_all((out / "jobs" / "invoice" / "workers.yaml").read_text()))
     [container] = workers["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "ghcr.io/example/acme-invoice:abc"
-    assert "./apply-job.sh invoice" in (out / "setup.sh").read_text()
+    assert "terminationGracePeriodSeconds: 315" in (out / "jobs/invoice/workers.yaml").read_text()
+    assert "image-resize invoice" in (out / "apply.sh").read_text()
 
 
-def test_pipeline_builds_what_changed(project: Path) -> None:
-    """One job for its own directory, all for what is shared, all when the beginning is unknown."""
+def test_image_has_the_commit_that_last_changed_it(project: Path) -> None:
+    """The same tags here and in the pipeline: of its own directory, or of what is shared."""
 
     def git(*words: str) -> str:
         names = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
@@ -150,25 +145,47 @@ def test_pipeline_builds_what_changed(project: Path) -> None:
             file.write("\n")
         git("add", "--all")
         git("commit", "--quiet", "--message", name)
-        return git("rev-parse", "HEAD")
+        return git("rev-parse", "HEAD")[:12]
 
-    def built(before: str, after: str) -> dict[str, object]:
-        lines = run(project, sys.executable, "tools/changed.py", before, after).splitlines()
-        return {key: json.loads(value) for key, _, value in (line.partition("=") for line in lines)}
+    def tags() -> dict[str, str]:
+        words = run(project, sys.executable, "tools/tags.py").split()
+        return dict(word.split("=") for word in words)
 
-    everything = ["image-download", "image-resize", "invoice"]
     git("init", "--quiet")
     start = commit("README.md")
+    parts = ["control", "image-download", "image-resize", "invoice"]
+    assert tags() == dict.fromkeys(parts, start)
     one = commit("jobs/invoice/main.py")
-    docs = commit("docs/more.md")
+    commit("docs/more.md")
+    assert tags() == dict.fromkeys(parts, start) | {"invoice": one}
     shared = commit("shared/settings.py")
     control = commit("deploy/control.Dockerfile")
-    assert built(start, one) == {"jobs": ["invoice"], "control": False}
-    assert built(one, docs) == {"jobs": [], "control": False}
-    assert built(docs, shared) == {"jobs": everything, "control": False}
-    assert built(shared, control) == {"jobs": [], "control": True}
-    assert built("0" * 40, control) == {"jobs": everything, "control": True}
-    assert built("f" * 40, control) == {"jobs": everything, "control": True}
+    assert tags() == dict.fromkeys(parts, shared) | {"control": control}
+    (project / "jobs/invoice/main.py").write_text("changed")
+    assert tags()["invoice"] == f"{shared}-dirty"
+    git("checkout", "--quiet", "jobs/invoice/main.py")
+
+
+@pytest.mark.parametrize("environment", ["production", "staging"])
+def test_overlay_of_an_environment_is_what_is_checked(project: Path, environment: str) -> None:
+    """Render, patch and check as the pipeline does: a patch of the overlay counts."""
+    run(project, "make", "check", f"ENVIRONMENT={environment}")
+    overlay = project / "deploy" / "overlays" / environment / "kustomization.yaml"
+    text = overlay.read_text()
+    patch = "patches:\n  - target: {kind: Deployment, name: control}\n    patch: |\n      - "
+    patch += "{op: replace, path: /spec/template/spec/containers/0/args/0, value: contrl}\n"
+    command = ["holdfast", "deploy", "check", "--environment", environment]
+    try:
+        overlay.write_text(text + patch)
+        done = subprocess.run(command, cwd=project, env=variables(), capture_output=True, text=True)
+        assert done.returncode == 1
+        assert "'holdfast contrl" in done.stdout
+        overlay.write_text(text + "namespace: elsewhere\n")
+        done = subprocess.run(command, cwd=project, env=variables(), capture_output=True, text=True)
+    finally:
+        overlay.write_text(text)
+    if environment == "production":
+        assert "kubernetes_namespace" in done.stderr
 
 
 def test_pipeline_has_no_lasting_token_and_skips_no_verification(project: Path) -> None:
@@ -180,9 +197,9 @@ def test_pipeline_has_no_lasting_token_and_skips_no_verification(project: Path) 
     assert set(re.findall(r"secrets\.\w+", text)) == set()
     for word in ("insecure", "validate=false", "skip-tls", "--force"):
         assert word not in text
-    assert workflow["jobs"]["build"]["env"]["TAG"] == "${{ github.sha }}"
     steps = [step.get("run", "") for step in workflow["jobs"]["deploy"]["steps"]]
-    assert any("apply-job.sh" in step for step in steps)
+    assert any("production/apply.sh" in step for step in steps)
+    assert "workflow_dispatch" in text
     commands = re.findall(r"make ([a-z-]+)", " ".join(steps))
     makefile = (project / "Makefile").read_text()
     assert all(f"\n{name}:" in makefile for name in commands)
@@ -208,7 +225,7 @@ def test_existing_files_are_never_overwritten(tmp_path: Path) -> None:
         new_project("acme", tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["Makefile"]
     (tmp_path / "jobs" / "invoice").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         new_job("invoice", tmp_path)
 
 
@@ -235,10 +252,10 @@ def test_render_names_the_directory_that_cannot_be_loaded(tmp_path: Path) -> Non
     (job / "pyproject.toml").write_text("[project]\nname = 'broken'\n")
     (job / "main.py").write_text("import no_such_module\n")
     command = [sys.executable, "-m", "holdfast", "deploy", "render"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    done = subprocess.run(command, cwd=tmp_path, env=variables(), capture_output=True, text=True)
     assert done.returncode == 1
     assert "jobs/broken" in done.stderr
     assert "no_such_module" in done.stderr
     (job / "pyproject.toml").write_text("[tool.holdfast]\nmax_replica = 3\n")
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    done = subprocess.run(command, cwd=tmp_path, env=variables(), capture_output=True, text=True)
     assert "max_replica is unknown" in done.stderr

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from holdfast.config import DeployConfig
-from holdfast.config.deployment import JobDeployConfig
+from holdfast.config.deployment import JobDeployConfig, PodConfig
 from holdfast.deploy.inventory import Inventory
 from holdfast.deploy.inventory import read as read_inventory
 from holdfast.deploy.project import Consumer, Group, JobDirectory, Project
@@ -28,10 +28,16 @@ def group(name: str, *jobs: str, on: str = "") -> Group:
     return Group(name, jobs, tuple(found))
 
 
-def project(**config: Any) -> Project:
+def project(pods: PodConfig | None = None, **config: Any) -> Project:
     """Two directories: one with a subscription, one with two groups and a schedule."""
     jobs = (
-        JobDirectory("resize", JobDeployConfig(), (group("resize", "resize", on="loaded"),), ()),
+        JobDirectory(
+            "resize",
+            JobDeployConfig(),
+            (group("resize", "resize", on="loaded"),),
+            (),
+            pods or PodConfig(),
+        ),
         JobDirectory(
             "shop",
             JobDeployConfig(max_replicas=9, grace_seconds=120),
@@ -56,9 +62,9 @@ def _rendered(config: tuple[tuple[str, Any], ...]) -> list[dict[str, Any]]:
 
 @functools.cache
 def inventory() -> Inventory:
-    """The usual project, rendered once; change copies of it."""
+    """The usual project with KEDA at the monitor of NATS, rendered once; change copies of it."""
     with tempfile.TemporaryDirectory() as folder:
-        render(project(), Path(folder))
+        render(project(scaler="nats-jetstream"), Path(folder))
         return read_inventory(Path(folder))
 
 
@@ -72,9 +78,16 @@ def read(out: Path) -> list[dict[str, Any]]:
     ]
 
 
-def one(resources: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+def one(
+    resources: list[dict[str, Any]], kind: str, name: str, namespace: str = ""
+) -> dict[str, Any]:
     """The resource of that kind and name."""
-    [found] = [r for r in resources if r["kind"] == kind and r["metadata"]["name"] == name]
+    [found] = [
+        r
+        for r in resources
+        if (r["kind"], r["metadata"]["name"]) == (kind, name)
+        and namespace in ("", r["metadata"].get("namespace"))
+    ]
     return found
 
 

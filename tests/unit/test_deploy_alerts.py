@@ -19,11 +19,19 @@ CONTROL = '{instance="c-0"}'
 LEADS = f'holdfast_leading{CONTROL[:-1]}, role="scheduler"}}'
 
 
+def placed(series: str, namespace: str) -> str:
+    """A series as it is scraped in a namespace of Kubernetes."""
+    label = "exported_namespace" if series.startswith("keda_") else "namespace"
+    name, brace, rest = series.partition("{")
+    return f'{name}{{{label}="{namespace}"{", " if brace else "}"}{rest}'
+
+
 def _case(
     alert: str, series: dict[str, str], at: str, labels: dict[str, str] | None, **more: Any
 ) -> dict[str, Any]:
     """A story, and whether the alert fires at some minute of it."""
     rule = next(r for g in groups() for r in g["rules"] if r["alert"] == alert)
+    space = more.pop("space", "acme")
     fires = [] if labels is None else [{"exp_labels": rule["labels"] | labels}]
     for one in fires:
         one["exp_annotations"] = rule["annotations"] | more
@@ -31,7 +39,9 @@ def _case(
     healthy |= {'up{job="control", instance="c-1"}': STEADY}
     return {
         "interval": "1m",
-        "input_series": [{"series": s, "values": v} for s, v in (healthy | series).items()],
+        "input_series": [
+            {"series": placed(s, space), "values": v} for s, v in (healthy | series).items()
+        ],
         "alert_rule_test": [{"eval_time": at, "alertname": alert, "exp_alerts": fires}],
     }
 
@@ -62,6 +72,14 @@ CASES = {
     "scheduler silent": _case(
         "HoldfastSchedulerSilent", {OVERDUE: "0x10 30x10"}, "15m", {},
         **_summary("A slot is due for 30s and no scheduler has fired it."),
+    ),
+    "production silent beside staging": _case(
+        "HoldfastNobodyLeads", {}, "10m", {}, space="staging",
+        **_summary("No scheduler leads: nothing is fired."),
+    ),
+    "production gone beside staging": _case(
+        "HoldfastControlDown", {}, "10m", {}, space="staging",
+        **_summary("Fewer than two control processes answer: the next loss is a gap."),
     ),
     "scheduler speaks": _case("HoldfastSchedulerSilent", {OVERDUE: "0x10 2x10"}, "15m", None),
     "nobody leads": _case(
@@ -219,8 +237,9 @@ def test_every_alert_has_a_runbook_that_exists() -> None:
     """Who is woken finds the page, and the heading on it."""
     for group in groups():
         for rule in group["rules"]:
-            name, _, anchor = rule["annotations"]["runbook"].partition("#")
-            assert name.startswith("docs/operations")
+            url = rule["annotations"]["runbook_url"]
+            assert url.startswith("https://holdfast.dev/docs/operations")
+            name, _, anchor = url.removeprefix("https://holdfast.dev/").partition("#")
             page = (ROOT / name).read_text(encoding="utf-8")
             headings = {
                 line.lstrip("# ").lower().replace(" ", "-").replace("'", "")
@@ -233,6 +252,6 @@ def test_every_alert_has_a_runbook_that_exists() -> None:
 def test_no_expression_names_a_metric_that_nobody_makes() -> None:
     """Rules and panels, all of them."""
     asked = [rule["expr"] for group in groups() for rule in group["rules"]]
-    asked += [text for board in dashboards().values() for _, text in expressions(board)]
+    asked += [text for board in dashboards("acme").values() for _, text in expressions(board)]
     assert len(asked) > 70
     assert {name for text in asked for name in unknown(text) + unknown_labels(text)} == set()

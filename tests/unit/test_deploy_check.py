@@ -173,6 +173,29 @@ FLAWS: dict[str, tuple[tuple[str, str], Change, str]] = {
         lambda r: r["spec"].update(type="NodePort"),
         "to the outside",
     ),
+    "no tls": (CONF, lambda r: _conf(r, "tls {", "tlz {"), "has no TLS"),
+    "unguarded pipeline": (
+        ("ValidatingAdmissionPolicyBinding", "acme-deployer"),
+        gone,
+        "may mount every secret",
+    ),
+    "secret of another part": (
+        WORKER,
+        lambda r: _main(r)["envFrom"].append({"secretRef": {"name": "holdfast-control"}}),
+        "is not for jobs",
+    ),
+    "runs cut short": (
+        WORKER,
+        lambda r: r["metadata"]["annotations"].update(
+            {"holdfast.dev/longest-timeout-seconds": "300"}
+        ),
+        "would cut runs short",
+    ),
+    "largest lag": (
+        ("ScaledObject", "shop-default"),
+        lambda r: r["spec"]["advanced"].pop("scalingModifiers"),
+        "the largest counts, not the sum",
+    ),
     "clients shut out": (
         ("NetworkPolicy", "nats"),
         lambda r: r["spec"].update(ingress=r["spec"]["ingress"][2:]),

@@ -96,6 +96,13 @@ SCALED_OBJECT = _closed(
             horizontalPodAutoscalerConfig=_closed(
                 [], behavior=_closed([], scaleDown={"type": "object"}, scaleUp={"type": "object"})
             ),
+            scalingModifiers=_closed(
+                ["formula", "target"],
+                formula={"type": "string"},
+                target={"type": "string", "pattern": r"^\d+$"},
+                activationTarget={"type": "string", "pattern": r"^\d+$"},
+                metricType={"enum": ["AverageValue", "Value"]},
+            ),
         ),
         triggers={
             "type": "array",
@@ -149,7 +156,7 @@ def published() -> Callable[[list[dict[str, Any]]], list[list[dict[str, Any]]]] 
 @pytest.fixture
 def scaled() -> list[dict[str, Any]]:
     """Every ScaledObject, for both scalers."""
-    resources = rendered() + rendered(scaler="metrics-api")
+    resources = rendered() + rendered(scaler="nats-jetstream")
     found = [resource for resource in resources if resource["kind"] == "ScaledObject"]
     assert len(found) == 6
     return found

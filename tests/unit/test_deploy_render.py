@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -9,32 +10,39 @@ from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+import msgspec
 import pytest
 import yaml
 
 from holdfast.cli.deploy import parse_command
 from holdfast.config import DeployConfig
-from holdfast.config.deployment import JobDeployConfig
+from holdfast.config.deployment import JobDeployConfig, PodConfig
 from holdfast.deploy.check import KUBERNETES, OWN_IMAGES, check
-from holdfast.deploy.project import JobDirectory
+from holdfast.deploy.project import JobDirectory, load_project
 from holdfast.deploy.render import render
 from holdfast.deploy.scaffold import new_job
 from holdfast.errors import ConfigError
+from holdfast.web.network import Hosts
 from tests.unit.deployment import group, one, project, read, rendered
 
-CRDS = ("keda.sh/v1alpha1", "monitoring.coreos.com/v1")
+CRDS = ("keda.sh/v1alpha1", "monitoring.coreos.com/v1", "cert-manager.io/v1")
 EACH = pytest.mark.parametrize(
     "config",
     [
         {},
         {"scaler": "metrics-api", "web_replicas": 0, "agents": "no", "nats_replicas": 5},
         {"pull_secret": "regcred", "storage_class": "ssd", "release": "41", "web_hosts": "a.b"},
+        {"nats_replicas": 1, "control_replicas": 1, "web_replicas": 1, "tls": "off"},
+        {"tls": "cert-manager", "tls_issuer": "acme", "gitops": "argocd", "monitoring": "files"},
+        {"nats_url": "tls://nats.example.com:4222", "platform_deployer": "me", "gitops": "flux"},
+        {"scaler": "hpa", "monitoring": "none", "client_namespaces": "shop, billing"},
+        {"scaler": "nats-jetstream"},
     ],
-    ids=["default", "lean", "full"],
+    ids=["default", "lean", "full", "small", "cert-manager", "existing", "hpa", "nats-jetstream"],
 )
 
 
-@pytest.mark.parametrize("version", ["1.29", KUBERNETES])
+@pytest.mark.parametrize("version", ["1.30", KUBERNETES])
 def test_core_kinds_pass_kubernetes_schemas(version: str) -> None:
     """Every resource of Kubernetes' own kinds is valid, with no field that it does not know."""
     checked = 0
@@ -97,7 +105,7 @@ def test_environment_names_options_that_exist() -> None:
 
 def test_scaled_object_has_what_keda_needs() -> None:
     """One trigger for the queue and one for each subscription, in an account that is named."""
-    spec = one(rendered(), "ScaledObject", "resize")["spec"]
+    spec = one(rendered(scaler="nats-jetstream"), "ScaledObject", "resize")["spec"]
     assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (0, 5)
     assert (spec["pollingInterval"], spec["cooldownPeriod"]) == (10, 60)
     assert spec["fallback"] == {"failureThreshold": 3, "replicas": 1}
@@ -111,33 +119,40 @@ def test_scaled_object_has_what_keda_needs() -> None:
     assert {m["natsServerMonitoringEndpoint"] for m in metadata} == {
         "nats-headless.acme.svc.cluster.local:8222"
     }
+    named = [trigger["name"] for trigger in spec["triggers"]]
+    assert spec["advanced"]["scalingModifiers"]["formula"] == " + ".join(named)
 
 
 def test_metrics_api_asks_the_control_plane() -> None:
-    """The other scaler reads `/lag` of a service that always runs, one trigger for each job."""
-    spec = one(rendered(scaler="metrics-api"), "ScaledObject", "shop-default")["spec"]
-    assert [t["metadata"]["url"] for t in spec["triggers"]] == [
-        "http://control.acme.svc.cluster.local:8080/lag/default/order",
-        "http://control.acme.svc.cluster.local:8080/lag/default/mail",
-    ]
-    assert {t["metadata"]["valueLocation"] for t in spec["triggers"]} == {"lag"}
+    """KEDA reads `/lag` of a service that always runs: one number for all jobs of a group."""
+    spec = one(rendered(), "ScaledObject", "shop-default")["spec"]
+    [trigger] = spec["triggers"]
+    assert trigger["metadata"]["url"] == (
+        "http://control.acme.svc.cluster.local:8080/lag/default/order,mail"
+    )
+    assert trigger["metadata"]["valueLocation"] == "lag"
 
 
-def test_registration_comes_first_and_is_named_by_what_it_does(tmp_path: Path) -> None:
-    """A Job cannot be changed: another release is another Job; the same one is the same."""
-    render(project(tag="1", release="1"), tmp_path)
-    first, again = read(tmp_path), rendered(tag="1", release="1")
-    later = rendered(tag="2", release="2")
+def test_workers_scale_without_keda() -> None:
+    """`scaler = "hpa"`: no resource of KEDA, an HPA of Kubernetes itself, never to zero."""
+    resources = rendered(scaler="hpa")
+    assert not [r for r in resources if r["apiVersion"].startswith("keda.sh")]
+    spec = one(resources, "HorizontalPodAutoscaler", "resize")["spec"]
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (1, 5)
+    kubernetes_validate.validate(
+        one(resources, "HorizontalPodAutoscaler", "resize"), KUBERNETES, strict=True
+    )
 
-    def names(resources: list[dict[str, Any]]) -> list[str]:
-        return [r["metadata"]["name"] for r in resources if r["kind"] == "Job"]
 
-    assert names(first) == names(again)
-    assert not set(names(first)) & set(names(later))
-    script = (tmp_path / "apply-job.sh").read_text()
-    applied = [script.index(name) for name in ("register.yaml", "workers.yaml", "scaling.yaml")]
-    assert applied == sorted(applied)
-    assert script.index("condition=complete") < script.index("scaling.yaml")
+def test_registration_comes_first_and_replaces_the_last_one(tmp_path: Path) -> None:
+    """A Job cannot be changed, and a failed one must not block the next: it is replaced."""
+    render(project(), tmp_path)
+    script = (tmp_path / "apply.sh").read_text()
+    deleted = script.index("kubectl delete job")
+    assert script.index("register() {") < deleted < script.index("step=register", deleted)
+    job = script[script.index("apply_job() {") :]
+    assert job.index("register") < job.index("workers")
+    assert "*Failed*) break" in script
 
 
 def test_pod_stops_after_its_process() -> None:
@@ -162,9 +177,9 @@ def test_only_the_init_container_sees_all_agents_credentials() -> None:
     """An agent's own container has its own key and not the others'."""
     pod = one(rendered(), "DaemonSet", "agent")["spec"]["template"]["spec"]
     secret = [v["name"] for v in pod["volumes"] if "secret" in v]
-    assert secret == ["issued"]
+    assert secret == ["tls", "issued"]
     mounts = {m["name"] for c in pod["containers"] for m in c["volumeMounts"]}
-    assert not mounts & set(secret)
+    assert "issued" not in mounts
     assert "issued" in {m["name"] for m in pod["initContainers"][0]["volumeMounts"]}
 
 
@@ -200,7 +215,7 @@ def test_render_of_one_job_leaves_the_others(tmp_path: Path) -> None:
         "shop-default": "old",
         "shop-slow": "old",
     }
-    assert "shop" in (tmp_path / "setup.sh").read_text()
+    assert "shop" in (tmp_path / "apply.sh").read_text()
 
 
 def test_job_that_is_gone_is_gone(tmp_path: Path) -> None:
@@ -209,7 +224,7 @@ def test_job_that_is_gone_is_gone(tmp_path: Path) -> None:
     whole = project()
     render(type(whole)(whole.root, whole.config, whole.jobs[:1], "hf"), tmp_path)
     assert sorted(p.name for p in (tmp_path / "jobs").iterdir()) == ["resize"]
-    assert "apply-job.sh shop" not in (tmp_path / "setup.sh").read_text()
+    assert "shop" not in (tmp_path / "apply.sh").read_text()
 
 
 def test_render_refuses_a_directory_of_others(tmp_path: Path) -> None:
@@ -233,7 +248,13 @@ def test_scripts_are_shell(tmp_path: Path) -> None:
     """`sh -n` takes them, they may be executed, and none skips a verification."""
     render(project(), tmp_path)
     scripts = sorted(tmp_path.glob("*.sh"))
-    assert [p.name for p in scripts] == ["apply-job.sh", "clean.sh", "secrets.sh", "setup.sh"]
+    assert [p.name for p in scripts] == [
+        "apply.sh",
+        "certificates.sh",
+        "clean.sh",
+        "grow-nats.sh",
+        "secrets.sh",
+    ]
     for path in scripts:
         subprocess.run(["sh", "-n", str(path)], check=True)
         assert os.access(path, os.X_OK)
@@ -244,14 +265,15 @@ def test_scripts_are_shell(tmp_path: Path) -> None:
 def test_setup_applies_in_the_order_of_dependencies(tmp_path: Path) -> None:
     """Namespace, NATS, control plane, then what depends on them; jobs last."""
     render(project(), tmp_path)
-    script = (tmp_path / "setup.sh").read_text()
+    script = (tmp_path / "apply.sh").read_text()
     order = [
-        "-k base",
-        "get secret",
-        "-k nats",
-        "-k control",
-        "-k monitoring",
-        "apply-job.sh resize",
+        "part=namespace",
+        "part=base",
+        "need_secret acme",
+        "part=nats",
+        "part=control",
+        "part=monitoring",
+        "in resize shop",
     ]
     places = [script.index(word) for word in order]
     assert places == sorted(places)
@@ -265,7 +287,10 @@ def test_setup_applies_in_the_order_of_dependencies(tmp_path: Path) -> None:
         ({"name": "Not_A_Label"}, "is not usable"),
         ({"min_replicas": 6}, "max_replicas"),
         ({"memory": "lots"}, "not a quantity"),
-        ({"control_replicas": 1}, "at least 2"),
+        ({"control_replicas": 0}, "at least 1"),
+        ({"tls": "cert-manager"}, "tls_issuer"),
+        ({"client_namespaces": "Not Good"}, "is not usable"),
+        ({"scaler": "nats-jetstream", "nats_url": "nats://n:4222"}, "metrics-api"),
     ],
 )
 def test_configuration_that_cannot_work_is_refused(config: dict[str, Any], words: str) -> None:
@@ -291,3 +316,195 @@ def test_job_cannot_take_the_name_of_a_part(tmp_path: Path, name: str) -> None:
     (tmp_path / "jobs").mkdir()
     with pytest.raises(ConfigError, match="choose another"):
         new_job(name, tmp_path)
+
+
+PODS = {
+    "env": {
+        "OBJECTS_URL": "s3://pictures?endpoint=https://r2.example.com",
+        "OBJECTS_SECRET": {"secret": "r2", "key": "secret"},
+        "LEVEL": {"config_map": "levels", "key": "resize", "optional": True},
+    },
+    "secrets": ["payments"],
+    "volumes": [
+        {"name": "models", "path": "/models", "claim": "models"},
+        {"name": "work", "path": "/work", "size": "1Gi"},
+        {"name": "license", "path": "/license", "secret": "license"},
+    ],
+    "service_account_annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/resize"},
+    "labels": {"azure.workload.identity/use": "true"},
+    "annotations": {"example.com/team": "pictures"},
+    "node_selector": {"disk": "fast"},
+    "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "priority_class": "batch",
+}
+
+
+def test_job_has_its_own_environment_secrets_volumes_and_places(tmp_path: Path) -> None:
+    """What a job's directory says is in its workers and its registration, and passes the check."""
+    render(project(msgspec.convert(PODS, PodConfig)), tmp_path)
+    assert check(tmp_path, parse_command) == []
+    resources = read(tmp_path)
+    for kind, name in (("Deployment", "resize"), ("Job", "resize-register")):
+        found = one(resources, kind, name)["spec"]["template"]
+        pod, container = found["spec"], found["spec"]["containers"][0]
+        kubernetes_validate.validate(one(resources, kind, name), KUBERNETES, strict=True)
+        env = {v["name"]: v.get("value") or v["valueFrom"] for v in container["env"]}
+        assert env["OBJECTS_URL"] == PODS["env"]["OBJECTS_URL"]  # type: ignore[index]
+        assert env["OBJECTS_SECRET"] == {"secretKeyRef": {"name": "r2", "key": "secret"}}
+        assert {"secretRef": {"name": "payments"}} in container["envFrom"]
+        mounts = {m["mountPath"]: m.get("readOnly", False) for m in container["volumeMounts"]}
+        assert (mounts["/models"], mounts["/work"], mounts["/license"]) == (True, False, True)
+        volumes = {v["name"]: v for v in pod["volumes"]}
+        assert volumes["models"]["persistentVolumeClaim"] == {"claimName": "models"}
+        assert volumes["work"]["emptyDir"] == {"sizeLimit": "1Gi"}
+        assert found["metadata"]["labels"]["azure.workload.identity/use"] == "true"
+        assert found["metadata"]["annotations"]["example.com/team"] == "pictures"
+        assert (pod["nodeSelector"], pod["priorityClassName"]) == ({"disk": "fast"}, "batch")
+        assert pod["tolerations"] == PODS["tolerations"]
+    account = one(resources, "ServiceAccount", "resize")
+    assert account["metadata"]["annotations"] == PODS["service_account_annotations"]
+    other = one(resources, "Deployment", "shop-slow")["spec"]["template"]["spec"]
+    assert "nodeSelector" not in other
+    script = (tmp_path / "apply.sh").read_text()
+    assert all(f'need_secret "$NAMESPACE" {name}' in script for name in ("r2", "payments"))
+
+
+@pytest.mark.parametrize(
+    ("tool", "words"),
+    [
+        ("[tool.holdfast.env]\n1ST = 'a'", "not usable"),
+        ("[tool.holdfast.env]\nA = { key = 'b' }", "either a secret or a config_map"),
+        ("[tool.holdfast.env]\nHOLDFAST_NATS_URL = 'x'", "not usable"),
+        ("[[tool.holdfast.volumes]]\nname='a'\npath='a'\nsize='1Gi'", "must be absolute"),
+        ("[[tool.holdfast.volumes]]\nname='a'\npath='/a'", "exactly one of"),
+        ("[[tool.holdfast.volumes]]\nname='a'\npath='/tmp/'\nsize='1Gi'", "not /etc/holdfast"),
+        ("[[tool.holdfast.tolerations]]\noperator='Maybe'", "neither Equal nor Exists"),
+        ("[tool.holdfast]\nnode_selector = 'fast'", "Expected `object`"),
+        ("[tool.holdfast.labels]\n'holdfast.dev/role' = 'x'", "set by Holdfast"),
+        ("[tool.holdfast]\nnode_selektor = {}", "node_selektor is unknown"),
+    ],
+)
+def test_mistake_in_a_jobs_own_settings_is_told(tmp_path: Path, tool: str, words: str) -> None:
+    """With the file it is in, before anything is rendered."""
+    job = tmp_path / "jobs" / "invoice"
+    job.mkdir(parents=True)
+    (job / "pyproject.toml").write_text(f"[project]\nname = 'invoice'\n{tool}\n")
+    with pytest.raises(ConfigError, match=re.escape(words)) as told:
+        load_project(tmp_path)
+    assert "jobs/invoice/pyproject.toml" in str(told.value)
+
+
+def test_each_image_has_its_own_tag_or_digest() -> None:
+    """A pipeline builds what changed: the others keep what they have."""
+    base = project(tag="old")
+    found = dataclasses.replace(base, tags={"shop": "new", "control": "sha256:" + "a" * 64})
+    assert found.image("resize") == "ghcr.io/example/acme-resize:old"
+    assert found.image("shop") == "ghcr.io/example/acme-shop:new"
+    assert found.image("control") == "ghcr.io/example/acme-control@sha256:" + "a" * 64
+
+
+def test_grace_period_is_as_long_as_the_longest_timeout() -> None:
+    """A rollout lets runs end, within an hour; what was asked for is taken."""
+    assert JobDeployConfig().grace(300.0) == 300
+    assert JobDeployConfig().grace(0.0) == JobDeployConfig().grace(5.0) == 60
+    assert JobDeployConfig().grace(86_400.0) == 3600
+    assert JobDeployConfig(grace_seconds=10).grace(300.0) == 10
+
+
+def test_changed_configuration_restarts_pods() -> None:
+    """A pod reads its configuration once: its template has the hash of it."""
+
+    def marks(**config: Any) -> dict[str, str]:
+        return {
+            r["metadata"]["name"]: r["spec"]["template"]["metadata"]["annotations"][
+                "holdfast.dev/config"
+            ]
+            for r in rendered(**config)
+            if r["kind"] in ("Deployment", "StatefulSet", "DaemonSet")
+        }
+
+    before, after = marks(), marks(nats_replicas=5)
+    assert before.keys() == {
+        "agent",
+        "control",
+        "nats",
+        "resize",
+        "shop-default",
+        "shop-slow",
+        "web",
+    }
+    assert all(before[name] != after[name] for name in before)
+
+
+def test_servers_of_nats_never_share_a_machine() -> None:
+    """One machine must not hold the majority; staging may prefer otherwise."""
+    pod = one(rendered(), "StatefulSet", "nats")["spec"]["template"]["spec"]
+    [term] = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    assert pod["topologySpreadConstraints"][0]["topologyKey"] == "topology.kubernetes.io/zone"
+
+
+def test_web_answers_to_the_name_of_its_service() -> None:
+    """Who asks inside the cluster is not turned away."""
+    container = one(rendered(web_hosts="jobs.example.com"), "Deployment", "web")["spec"][
+        "template"
+    ]["spec"]["containers"][0]
+    [hosts] = [v["value"] for v in container["env"] if v["name"] == "HOLDFAST_WEB_HOSTS"]
+    names = Hosts(hosts, "0.0.0.0")
+    for name in ("web:8000", "web.acme", "web.acme.svc.cluster.local", "jobs.example.com"):
+        assert names.known(name), name
+
+
+def test_clients_of_other_namespaces_get_in_and_have_a_login(tmp_path: Path) -> None:
+    """`client_namespaces` opens NATS to labelled pods there, and puts the client's login there."""
+    render(project(client_namespaces="shop, billing"), tmp_path)
+    rules = one(read(tmp_path), "NetworkPolicy", "nats")["spec"]["ingress"]
+    let_in = [
+        source["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+        for rule in rules
+        for source in rule["from"]
+        if "namespaceSelector" in source and "podSelector" in source
+    ]
+    assert let_in == ["acme-agents", "shop", "billing"]
+    script = (tmp_path / "secrets.sh").read_text()
+    assert "make_secret shop holdfast-client" in script
+    assert "for space in acme acme-agents shop billing" in script
+
+
+def test_existing_nats_is_used(tmp_path: Path) -> None:
+    """No server is rendered, and everybody connects to the one that is named."""
+    render(project(nats_url="tls://n1.example.com:4443,tls://n2.example.com:4443"), tmp_path)
+    assert not (tmp_path / "nats").exists()
+    resources = read(tmp_path)
+    settings = [r["data"] for r in resources if r["metadata"]["name"] == "holdfast" and "data" in r]
+    assert {s["HOLDFAST_NATS_URL"] for s in settings} == {
+        "tls://n1.example.com:4443,tls://n2.example.com:4443"
+    }
+    [rule] = [
+        rule
+        for rule in one(resources, "NetworkPolicy", "quiet", "acme")["spec"]["egress"]
+        if rule["ports"][0]["port"] != 53
+    ]
+    assert rule == {"ports": [{"port": 4443, "protocol": "TCP"}]}
+
+
+def test_gitops_tools_keep_the_order(tmp_path: Path) -> None:
+    """Argo CD gets waves and replaces the registration; Flux may replace it, too."""
+    argo = rendered(gitops="argocd")
+    wave = "argocd.argoproj.io/sync-wave"
+    waves = [
+        int(one(argo, kind, name)["metadata"]["annotations"][wave])
+        for kind, name in (
+            ("StatefulSet", "nats"),
+            ("Deployment", "control"),
+            ("Job", "resize-register"),
+            ("Deployment", "resize"),
+            ("ScaledObject", "resize"),
+        )
+    ]
+    assert waves == sorted(waves)
+    assert len(set(waves)) == 5
+    marks = one(argo, "Job", "resize-register")["metadata"]["annotations"]
+    assert marks["argocd.argoproj.io/hook-delete-policy"] == "BeforeHookCreation"
+    flux = one(rendered(gitops="flux"), "Job", "resize-register")["metadata"]["annotations"]
+    assert flux == {"kustomize.toolkit.fluxcd.io/force": "enabled"}

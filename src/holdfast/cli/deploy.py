@@ -17,6 +17,14 @@ STORE = Path(".holdfast") / "local"
 Folder = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="Where the manifests are.", file_okay=False)
 ]
+Environment = Annotated[
+    str,
+    typer.Option(
+        "--environment",
+        metavar="NAME",
+        help="An environment: a directory in deploy/overlays, with its own holdfast.toml if any.",
+    ),
+]
 Release = Annotated[
     str | None, typer.Option("--release", metavar="N", help="The release: 41, 1.10.2.")
 ]
@@ -28,17 +36,32 @@ def register(app: Cli) -> None:
     noun.command("render")(render)
     noun.command("check")(check)
     noun.command("register")(register_app)
+    noun.command("unregister")(unregister_jobs)
     noun.command("local")(local)
 
 
 def render(
-    out: Folder = OUT,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Where the manifests go; without: deploy/rendered/ENVIRONMENT.",
+            file_okay=False,
+        ),
+    ] = None,
     project: Annotated[
         Path, typer.Option("--project", metavar="DIR", help="The project.", file_okay=False)
     ] = Path(),
     tag: Annotated[
-        str | None, typer.Option("--tag", metavar="TAG", help="Tag of the images.")
+        list[str] | None,
+        typer.Option(
+            "--tag",
+            metavar="[NAME=]TAG",
+            help="Tag of all images, or of one job's (or 'control'); sha256:… is a digest.",
+        ),
     ] = None,
+    environment: Environment = "",
     release: Release = None,
     job: Annotated[
         str, typer.Option("--job", metavar="NAME", help="Only this job; leave the rest alone.")
@@ -51,22 +74,41 @@ def render(
     from holdfast.deploy.project import load_project
     from holdfast.deploy.render import render as write
 
-    found = load_project(project, only=job, tag=tag, release=release)
+    single = dict(word.split("=", 1) for word in tag or [] if "=" in word)
+    common = next((word for word in reversed(tag or []) if "=" not in word), None)
+    found = load_project(
+        project,
+        only=job,
+        environment=environment,
+        tags=single,
+        tag=common,
+        release=release,
+        nats_url=given().nats_url,
+    )
+    out = out or OUT / environment
     written = write(found, out, only=bool(job))
     if given().json:
         emit([str(path) for path in written])
         return
     say(f"{len(written)} files in {out}, for {len(found.jobs)} jobs")
-    note(f"next: holdfast deploy check --out {out}, then {out}/setup.sh")
+    note(f"next: holdfast deploy check --out {out}, then {out}/apply.sh")
 
 
-def check(out: Folder = OUT) -> None:
-    """Say what is wrong with rendered manifests. Exits with 1 when something is."""
+def check(out: Folder = OUT, environment: Environment = "") -> None:
+    """Say what is wrong with rendered manifests. Exits with 1 when something is.
+
+    With --environment, what kustomize makes of its overlay is checked, as it is applied (needs
+    kubectl).
+    """
     from holdfast.deploy.check import check as look
+    from holdfast.deploy.check import check_overlay as look_through
     from holdfast.deploy.check import schemas
     from holdfast.deploy.inventory import Inventory
 
-    problems = look(out, parse_command)
+    if environment:
+        problems = look_through(Path("deploy") / "overlays" / environment, parse_command)
+    else:
+        problems = look(out, parse_command)
     if schemas(Inventory([])) is None:
         note("schemas are not checked: pip install kubernetes-validate")
     if given().json:
@@ -125,6 +167,25 @@ async def register_app(app: AppArgument, release: Release = None) -> None:
         note(f"the schedules of release {done.newer} stay: this release is lower")
     elif done.schedules:
         say(f"{len(done.schedules)} schedules: {', '.join(done.schedules)}")
+
+
+async def unregister_jobs(
+    app: Annotated[str, typer.Argument(metavar="APP", help="Name of the app.")],
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="Group of the jobs.")],
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Jobs to remove.")],
+    discard: Annotated[
+        bool, typer.Option("--discard", help="Also while runs wait: they stay without a worker.")
+    ] = False,
+) -> None:
+    """Remove the consumers of jobs that were deleted; refuses while runs wait for one of them."""
+    from holdfast.deploy.register import unregister
+
+    async with connected() as client:
+        removed = await unregister(client, group, jobs, discard=discard)
+    if given().json:
+        emit(removed)
+        return
+    say(f"{app}: {len(removed)} consumers removed: {', '.join(removed) or 'there were none'}")
 
 
 def local(

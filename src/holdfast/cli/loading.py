@@ -54,6 +54,7 @@ def describe(app: Holdfast) -> dict[str, Any]:
             "group": job.spec.group,
             "parameters": list(job.signature.parameters),
             "on": list(job.spec.on),
+            "timeout": job.spec.timeout_seconds,
         }
         for job in app.jobs.values()
     ]

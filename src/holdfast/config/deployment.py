@@ -2,13 +2,17 @@
 
 Guaranteed: every valid record can be rendered. `JobDeployConfig` is what a directory `jobs/NAME`
 may set for itself in `[tool.holdfast]` of its `pyproject.toml`; anything it does not set comes from
-the project's `[deploy]`.
+the project's `[deploy]`. `PodConfig` is the rest of that table: what only that job's pods have.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 import holdfast.config.roles  # noqa: F401 - these come first on the page
 from holdfast.config.option import Role, option, options
@@ -18,6 +22,14 @@ _LABEL = re.compile(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?")
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[KMGT]i?)?")
 STOP_MARGIN_SECONDS = 15
 """What a pod gets beyond its process's grace period, to give runs back and deregister."""
+LEAST_GRACE_SECONDS, MOST_GRACE_SECONDS = 60, 3600
+"""Bounds of a grace period that follows from timeouts: a rollout should not take hours."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PATH = re.compile(r"/[^:]*")
+RESERVED_PATHS = ("/etc/holdfast", "/tmp")
+"""Where every worker has its login and its scratch space."""
+RESERVED_VARIABLES = ("HOLDFAST_CREDENTIALS_FILE", "HOLDFAST_NATS_URL", "HOLDFAST_NAMESPACE")
+"""What tells a worker who it is and where NATS is: the same for all of a project's processes."""
 
 
 def check_label(value: str, what: str) -> str:
@@ -48,12 +60,19 @@ class Scaling(Role):
     """Number of workers while the lag cannot be read."""
     concurrency: int = option(10, least=1, most=100_000)
     """Runs that one worker executes at a time."""
-    grace_seconds: int = option(60, least=1, most=3600)
-    """How long handlers may continue after SIGTERM; the pod gets 15 s more."""
+    grace_seconds: int = option(0, least=0, most=3600)
+    """How long handlers may continue after SIGTERM; the pod gets 15 s more. 0 means as long as the
+    longest timeout of the group's jobs, at least 60 s and at most an hour."""
+    interruptible: str = option("no", choices=("yes", "no"))
+    """Whether a rollout may cut runs short that need longer than `grace_seconds`."""
     cpu: str = option("200m")
     """CPU limit of a worker."""
     memory: str = option("256Mi")
     """Memory limit of a worker."""
+    cpu_request: str = option("10m")
+    """CPU that is reserved for a worker."""
+    memory_request: str = option("")
+    """Memory that is reserved for a worker; defaults to its limit."""
 
     def _check_relations(self) -> None:
         if self.max_replicas < max(1, self.min_replicas):
@@ -61,11 +80,10 @@ class Scaling(Role):
                 f"max_replicas ({self.max_replicas}) must be at least 1 and not below min_replicas "
                 f"({self.min_replicas})"
             )
-        for name in ("cpu", "memory"):
-            if not _QUANTITY.fullmatch(getattr(self, name)):
-                raise ConfigError(
-                    f"{name} {getattr(self, name)!r} is not a quantity such as 200m or 128Mi"
-                )
+        for name in ("cpu", "memory", "cpu_request", "memory_request"):
+            value = getattr(self, name)
+            if not _QUANTITY.fullmatch(value) and (value or name != "memory_request"):
+                raise ConfigError(f"{name} {value!r} is not a quantity such as 200m or 128Mi")
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,30 +103,47 @@ class DeployConfig(Scaling):
     registry: str = option("ghcr.io/example")
     """Container registry of the images."""
     tag: str = option("dev")
-    """Image tag; the pipeline passes the commit."""
+    """Tag of the images that have no other; `deploy render --tag NAME=TAG` sets one image's."""
     release: str = option("")
     """Release number, e.g. a build number. Schedules of a lower release never replace those of a
     higher one."""
     pull_secret: str = option("")
     """Secret with the registry's credentials, if it needs any."""
     deployer: str = option("github:repo:example/holdfast:environment:production")
-    """Kubernetes user of the deployment pipeline."""
+    """Kubernetes user of the pipeline that deploys jobs. It cannot touch NATS, the control plane or
+    their secrets."""
+    platform_deployer: str = option("")
+    """Kubernetes user of the pipeline that deploys control plane and web; none when empty."""
+    gitops: str = option("none", choices=("none", "argocd", "flux"))
+    """Annotate the resources so that Argo CD or Flux applies them in the same order."""
     account: str = option("")
     """NATS account of the streams, for KEDA; defaults to the one from `holdfast auth init`."""
     nats_image: str = option("nats:2.15.1-alpine")
     """Image of the nats-server, 2.12.6 or newer."""
     exporter_image: str = option("natsio/prometheus-nats-exporter:0.19.1")
     """Image of the exporter beside each nats-server."""
+    reloader_image: str = option("natsio/nats-server-config-reloader:0.21.1")
+    """Image of the process beside each nats-server that makes it reload changed users."""
+    nats_url: str = option("")
+    """Servers of a NATS that exists already; no nats-server is rendered then."""
     nats_replicas: int = option(3, least=1, most=5)
-    """Servers of the NATS cluster: 1, 3 or 5."""
+    """Servers of the NATS cluster: 1, 3 or 5. One server is for staging: a lost machine is a gap, a
+    lost disk loses everything."""
+    nats_spread: str = option("required", choices=("required", "preferred"))
+    """Whether two nats-servers may never share a machine, or only should not."""
+    tls: str = option("files", choices=("files", "cert-manager", "off"))
+    """Encryption between NATS and everything that connects to it. `files`: `secrets.sh` makes an
+    authority and a certificate with openssl. `cert-manager`: `tls_issuer` signs."""
+    tls_issuer: str = option("")
+    """ClusterIssuer of cert-manager that signs the certificates."""
     nats_volume_gib: int = option(20, least=2, most=65_536)
     """Size of each server's volume."""
     nats_max_file_gib: int = option(0, least=0, most=65_536)
     """How much of the volume JetStream may use; 0 means four fifths."""
     storage_class: str = option("")
     """Storage class of the volumes; defaults to the cluster's."""
-    control_replicas: int = option(2, least=2, most=9)
-    """Number of control processes."""
+    control_replicas: int = option(2, least=1, most=9)
+    """Number of control processes. One is for staging: nothing is fired while it restarts."""
     web_replicas: int = option(2, least=0, most=9)
     """Number of web processes; 0 means none."""
     web_hosts: str = option("")
@@ -117,12 +152,22 @@ class DeployConfig(Scaling):
     """Whether every machine runs an agent."""
     keda_namespace: str = option("keda")
     """Namespace of KEDA, which is allowed to read the NATS monitor."""
+    client_namespaces: str = option("")
+    """Other namespaces whose pods may connect to NATS, separated by commas. `secrets.sh` puts the
+    client's login into each."""
+    monitoring: str = option("operator", choices=("operator", "files", "none"))
+    """Whether metrics, alerts and dashboards are resources of the Prometheus operator, plain files
+    for a Prometheus and a Grafana without it, or not rendered."""
     monitoring_namespace: str = option("monitoring")
     """Namespace of Prometheus, which is allowed to scrape."""
+    runbooks_url: str = option("https://holdfast.dev/docs")
+    """Where the runbooks are that alerts link to."""
     monitoring_release: str = option("prometheus")
     """Value of the label `release` that Prometheus and Grafana select on."""
-    scaler: str = option("nats-jetstream", choices=("nats-jetstream", "metrics-api"))
-    """Where KEDA reads the lag: from the NATS monitor, or from the control plane's `/lag`."""
+    scaler: str = option("metrics-api", choices=("metrics-api", "nats-jetstream", "hpa"))
+    """What scales the workers. `metrics-api`: KEDA asks the control plane's `/lag`, which sums the
+    group's jobs and leaves out paused ones. `nats-jetstream`: KEDA reads the monitor of NATS itself
+    (KEDA 2.20 or newer). `hpa`: without KEDA, by CPU, never to zero."""
 
     @property
     def max_file_gib(self) -> int:
@@ -135,6 +180,11 @@ class DeployConfig(Scaling):
         return self.kubernetes_namespace or self.name
 
     @property
+    def clients(self) -> list[str]:
+        """The other namespaces that connect to NATS."""
+        return [name.strip() for name in self.client_namespaces.split(",") if name.strip()]
+
+    @property
     def fleet(self) -> bool:
         """Whether every machine runs an agent."""
         return self.agents == "yes"
@@ -143,6 +193,17 @@ class DeployConfig(Scaling):
         super()._check_relations()
         check_label(self.name, "name")
         check_label(self.namespace, "kubernetes_namespace")
+        for name in self.clients:
+            check_label(name, "client_namespaces")
+        if self.scaler == "hpa" and self.min_replicas == 0:
+            object.__setattr__(self, "min_replicas", 1)  # an HPA cannot start from zero
+        if (self.tls == "cert-manager") != bool(self.tls_issuer):
+            raise ConfigError("tls_issuer belongs to tls = cert-manager: give both or neither")
+        if self.scaler == "nats-jetstream" and self.nats_url:
+            raise ConfigError(
+                "scaler nats-jetstream reads the monitor of the NATS that is rendered: with "
+                "nats_url use metrics-api"
+            )
         if self.nats_replicas % 2 == 0:
             raise ConfigError(f"nats_replicas ({self.nats_replicas}) must be 1, 3 or 5")
         if self.max_file_gib >= self.nats_volume_gib:
@@ -162,8 +223,162 @@ class JobDeployConfig(Scaling):
 
     app: str = option("main:app")
     """The app in the directory."""
+    tag: str = option("")
+    """Image tag of this job, or a digest: `sha256:…`; defaults to the project's."""
+
+    def grace(self, longest_timeout: float) -> int:
+        """The grace period of workers whose jobs have this longest timeout; 0 for none."""
+        if self.grace_seconds:
+            return self.grace_seconds
+        return min(max(int(longest_timeout), LEAST_GRACE_SECONDS), MOST_GRACE_SECONDS)
+
+
+# ---- what one job's pods have
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A table in which a typing error is an error."""
+
+
+class Reference(_Strict, frozen=True):
+    """A value that stands in a Secret or a ConfigMap."""
+
+    key: str
+    secret: str = ""
+    config_map: str = ""
+    optional: bool = False
+
+    def manifest(self) -> dict[str, Any]:
+        """As Kubernetes reads it."""
+        kind = "secretKeyRef" if self.secret else "configMapKeyRef"
+        found: dict[str, Any] = {"name": self.secret or self.config_map, "key": self.key}
+        return {kind: found | ({"optional": True} if self.optional else {})}
+
+
+class Volume(_Strict, frozen=True):
+    """A volume and where it is mounted: a Secret, a ConfigMap, a claim, or scratch space."""
+
+    name: str
+    path: str
+    secret: str = ""
+    config_map: str = ""
+    claim: str = ""
+    size: str = ""
+    """Size of an empty volume that ends with the pod."""
+    writable: bool = False
+    """Whether a claim may be written; scratch space always is."""
+    optional: bool = False
+
+    def manifest(self) -> dict[str, Any]:
+        """The volume as Kubernetes reads it."""
+        optional = {"optional": True} if self.optional else {}
+        if self.secret:
+            return {
+                "name": self.name,
+                "secret": {"secretName": self.secret, "defaultMode": 0o440, **optional},
+            }
+        if self.config_map:
+            return {"name": self.name, "configMap": {"name": self.config_map, **optional}}
+        if self.claim:
+            return {"name": self.name, "persistentVolumeClaim": {"claimName": self.claim}}
+        return {"name": self.name, "emptyDir": {"sizeLimit": self.size}}
+
+    def mount(self) -> dict[str, Any]:
+        """Its mount."""
+        found: dict[str, Any] = {"name": self.name, "mountPath": self.path}
+        return found if self.size or (self.claim and self.writable) else found | {"readOnly": True}
+
+    def flaws(self) -> Iterator[str]:
+        """What is wrong with it."""
+        sources = [s for s in (self.secret, self.config_map, self.claim, self.size) if s]
+        if len(sources) != 1:
+            yield f"volume {self.name!r} needs exactly one of secret, config_map, claim and size"
+        if self.size and not _QUANTITY.fullmatch(self.size):
+            yield f"volume {self.name!r}: size {self.size!r} is not a quantity such as 1Gi"
+        if not _PATH.fullmatch(self.path) or self.path.rstrip("/") in ("", *RESERVED_PATHS):
+            reserved = ", ".join(RESERVED_PATHS)
+            yield f"volume {self.name!r}: path {self.path!r} must be absolute and not {reserved}"
+        if not _LABEL.fullmatch(self.name) or self.name in ("credentials", "tmp", "tls"):
+            yield f"volume name {self.name!r} is not usable: lower case, and not one of ours"
+
+
+class Toleration(_Strict, frozen=True):
+    """A taint that the pods tolerate."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+    seconds: int | None = None
+
+    def manifest(self) -> dict[str, Any]:
+        """As Kubernetes reads it."""
+        found = {"key": self.key, "operator": self.operator, "value": self.value}
+        found["effect"] = self.effect
+        kept: dict[str, Any] = {key: value for key, value in found.items() if value}
+        return kept | ({"tolerationSeconds": self.seconds} if self.seconds is not None else {})
+
+    def flaws(self) -> Iterator[str]:
+        """What is wrong with it."""
+        if self.operator not in ("Equal", "Exists"):
+            yield f"toleration: operator {self.operator!r} is neither Equal nor Exists"
+        if self.operator == "Exists" and self.value:
+            yield f"toleration of {self.key!r}: with operator Exists there is no value"
+        if self.effect not in ("", "NoSchedule", "PreferNoSchedule", "NoExecute"):
+            yield f"toleration: effect {self.effect!r} is no effect of Kubernetes"
+
+
+class PodConfig(_Strict, frozen=True):
+    """What only one job's pods have: the tables of `[tool.holdfast]` in its `pyproject.toml`."""
+
+    env: dict[str, str | Reference] = {}
+    """Environment variables: a text, or `{ secret = NAME, key = KEY }` or `{ config_map = … }`."""
+    secrets: tuple[str, ...] = ()
+    """Secrets whose keys all become environment variables."""
+    volumes: tuple[Volume, ...] = ()
+    service_account_annotations: dict[str, str] = {}
+    """E.g. the cloud role that the pods may take."""
+    labels: dict[str, str] = {}
+    """Labels of the pods, beside ours."""
+    annotations: dict[str, str] = {}
+    """Annotations of the pods."""
+    node_selector: dict[str, str] = {}
+    tolerations: tuple[Toleration, ...] = ()
+    priority_class: str = ""
+
+    def flaws(self) -> Iterator[str]:
+        """What is wrong with it."""
+        for name, value in self.env.items():
+            if not _VARIABLE.fullmatch(name) or name in RESERVED_VARIABLES:
+                yield f"env: {name!r} is not usable as the name of a variable"
+            if isinstance(value, Reference) and bool(value.secret) == bool(value.config_map):
+                yield f"env: {name} needs either a secret or a config_map"
+        for volume in self.volumes:
+            yield from volume.flaws()
+        for toleration in self.tolerations:
+            yield from toleration.flaws()
+        for what in ("name", "path"):
+            found = [str(getattr(volume, what)).rstrip("/") for volume in self.volumes]
+            for double in sorted({one for one in found if found.count(one) > 1}):
+                yield f"volumes: two have the {what} {double!r}"
+        for name in self.labels:
+            if name.startswith(("app.kubernetes.io/", "holdfast.dev/")):
+                yield f"labels: {name} is set by Holdfast"
 
     @property
-    def stop_seconds(self) -> int:
-        """How long the pod may take to stop."""
-        return self.grace_seconds + STOP_MARGIN_SECONDS
+    def variables(self) -> list[dict[str, Any]]:
+        """The environment as Kubernetes reads it."""
+        return [
+            {"name": name, "valueFrom": value.manifest()}
+            if isinstance(value, Reference)
+            else {"name": name, "value": value}
+            for name, value in self.env.items()
+        ]
+
+    @property
+    def every_secret(self) -> list[str]:
+        """The secrets that must exist before the pods can start."""
+        found = {*self.secrets}
+        found |= {v.secret for v in self.volumes if v.secret and not v.optional}
+        values = (v for v in self.env.values() if isinstance(v, Reference))
+        return sorted(found | {v.secret for v in values if v.secret and not v.optional})

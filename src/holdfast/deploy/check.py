@@ -8,6 +8,8 @@ without it that is said, and nothing else changes.
 
 from __future__ import annotations
 
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 from holdfast.deploy import monitoring
 from holdfast.deploy.inventory import Inventory, Problem, Rule, read
 from holdfast.deploy.rules import access, nats, pods, scaling
+from holdfast.errors import ConfigError
 
 RULES: tuple[Rule, ...] = (
     *access.RULES,
@@ -38,6 +41,25 @@ def check(folder: Path, parse: Parse) -> list[Problem]:
     found += schemas(inventory) or []
     found += inventory.dangling
     return sorted(set(found), key=str)
+
+
+def check_overlay(overlay: Path, parse: Parse) -> list[Problem]:
+    """Everything that is wrong with what an overlay applies."""
+    try:
+        done = subprocess.run(["kubectl", "kustomize", overlay], capture_output=True, text=True)
+    except FileNotFoundError:
+        raise ConfigError("kubectl is not installed: an overlay cannot be checked") from None
+    if done.returncode:
+        hint = ""
+        if "ID conflict" in done.stderr or "already registered id" in done.stderr:
+            hint = (
+                " ('namespace:' in an overlay puts the agents into the project's namespace: set "
+                f"kubernetes_namespace in {overlay}/holdfast.toml instead)"
+            )
+        raise ConfigError(f"{overlay} cannot be built: {done.stderr.strip()}{hint}")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / f"{overlay.name}.yaml").write_text(done.stdout, encoding="utf-8")
+        return check(Path(folder), parse)
 
 
 def applied(rule: Rule, inventory: Inventory) -> list[Problem]:

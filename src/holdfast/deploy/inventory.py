@@ -14,6 +14,14 @@ from holdfast.errors import ConfigError
 Resource = dict[str, Any]
 WORKLOADS = ("Deployment", "StatefulSet", "DaemonSet", "Job")
 SKIPPED = "Kustomization"
+PLAIN = "files"
+"""A folder with files for other programs, which are no manifests."""
+SINGLE_REASON = "holdfast.dev/single-because"
+"""Annotation of a workload with one replica where two or three are the rule, with the reason."""
+SERVES = "holdfast.dev/serves"
+"""Annotation of workers: app, group and jobs, for `deploy unregister` when they are removed."""
+TIMEOUT = "holdfast.dev/longest-timeout-seconds"
+"""Annotation of workers whose runs must not be cut short by a rollout."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -68,6 +76,10 @@ class Item:
     @property
     def labels(self) -> dict[str, str]:
         return dict(self.metadata.get("labels") or {})
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return dict(self.metadata.get("annotations") or {})
 
     @property
     def template(self) -> Resource:
@@ -141,6 +153,8 @@ def read(folder: Path) -> Inventory:
     items = []
     dangling: list[Problem] = []
     for path in sorted(p for p in folder.rglob("*.y*ml") if p.suffix in (".yaml", ".yml")):
+        if path.parent.name == PLAIN:
+            continue
         for document in _documents(path):
             item = Item(path.relative_to(folder), document)
             if item.kind == SKIPPED:

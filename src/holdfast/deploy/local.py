@@ -12,7 +12,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from holdfast.deploy.project import JOBS, SHARED, JobDirectory, Project
+from holdfast.deploy.project import JOBS, SHARED, JobDirectory, Project, plain_environment
 from holdfast.errors import ConfigError
 from holdfast.process import handle_signals
 from holdfast.worker.supervisor import Spec, Supervisor
@@ -30,7 +30,8 @@ def _env(project: Project, job: JobDirectory, url: str) -> dict[str, str]:
     """The directory's own modules first, then the shared ones."""
     root = project.root.resolve()
     paths = [str(root / JOBS / job.name), str(root / SHARED), os.environ.get("PYTHONPATH", "")]
-    return {"HOLDFAST_NATS_URL": url, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    own = {"HOLDFAST_NATS_URL": url, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return plain_environment(job.pods) | own
 
 
 def register_all(project: Project, url: str) -> None:

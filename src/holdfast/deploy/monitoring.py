@@ -21,7 +21,10 @@ from holdfast.telemetry import CATALOGUE, Metric
 BOARDS: Final = ("jobs", "scheduler", "cluster", "nats", "keda")
 COLUMNS, WIDTH, HEIGHT = 3, 8, 8
 """A page of Grafana is 24 units wide."""
-SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+SOURCES = {
+    "prometheus": {"type": "prometheus", "uid": "${datasource}"},
+    "loki": {"type": "loki", "uid": "${loki}"},
+}
 
 TARGET: Final = frozenset({"instance", "job", "namespace", "pod", "service"})
 """Labels of every scraped series. A metric's own label of that name becomes exported_job."""
@@ -57,16 +60,24 @@ FOREIGN: Final[dict[str, tuple[str, ...]]] = {
 _HISTOGRAM = ("_bucket", "_sum", "_count")
 
 
-def dashboards() -> dict[str, dict[str, Any]]:
-    """Every dashboard as Grafana imports it, by name."""
+def dashboards(namespace: str) -> dict[str, dict[str, Any]]:
+    """Every dashboard as Grafana imports it, by name; it opens with a namespace of Kubernetes."""
     folder = files("holdfast.deploy") / "templates" / "monitoring"
     return {
-        name: _board(name, yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8")))
+        name: _board(name, yaml.safe_load((folder / f"{name}.yaml").read_text("utf-8")), namespace)
         for name in BOARDS
     }
 
 
-def _board(name: str, board: dict[str, Any]) -> dict[str, Any]:
+def _board(name: str, board: dict[str, Any], namespace: str) -> dict[str, Any]:
+    chosen = {
+        "name": "namespace",
+        "type": "query",
+        "datasource": SOURCES["prometheus"],
+        "query": "label_values(holdfast_leading, namespace)",
+        "current": {"text": namespace, "value": namespace},
+        "refresh": 2,  # when the time range changes
+    }
     return {
         "uid": f"holdfast-{name}",
         "title": f"Holdfast / {board['title']}",
@@ -76,7 +87,11 @@ def _board(name: str, board: dict[str, Any]) -> dict[str, Any]:
         "refresh": "10s",
         "time": {"from": "now-1h", "to": "now"},
         "templating": {
-            "list": [{"name": "datasource", "type": "datasource", "query": "prometheus"}]
+            "list": [
+                {"name": "datasource", "type": "datasource", "query": "prometheus"},
+                {"name": "loki", "type": "datasource", "query": "loki", "hide": 2},
+                chosen,
+            ]
         },
         "panels": [_panel(number, panel) for number, panel in enumerate(board["panels"])],
     }
@@ -85,8 +100,9 @@ def _board(name: str, board: dict[str, Any]) -> dict[str, Any]:
 def _panel(number: int, panel: dict[str, Any]) -> dict[str, Any]:
     """A panel; its place follows from its number."""
     row, column = divmod(number, COLUMNS)
+    source = SOURCES[panel.get("source", "prometheus")]
     targets = [
-        {"refId": chr(65 + n), "expr": expr, "legendFormat": legend, "datasource": SOURCE}
+        {"refId": chr(65 + n), "expr": expr, "legendFormat": legend, "datasource": source}
         for n, (legend, expr) in enumerate(panel["queries"].items())
     ]
     return {
@@ -94,7 +110,7 @@ def _panel(number: int, panel: dict[str, Any]) -> dict[str, Any]:
         "type": panel.get("kind", "timeseries"),
         "title": panel["title"],
         "description": panel.get("about", ""),
-        "datasource": SOURCE,
+        "datasource": source,
         "gridPos": {"h": HEIGHT, "w": WIDTH, "x": column * WIDTH, "y": row * HEIGHT},
         "fieldConfig": {
             "defaults": {"unit": panel.get("unit", "short"), "min": 0},
@@ -191,8 +207,10 @@ def _of_dashboard(item: Item, name: str, content: str) -> Iterator[Problem]:
 
 
 def expressions(board: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every expression of a dashboard with its panel's title."""
+    """Every expression of a dashboard that Prometheus answers, with its panel's title."""
     for panel in board.get("panels") or []:
+        if (panel.get("datasource") or {}).get("type") == "loki":
+            continue
         for target in panel.get("targets") or []:
             yield str(panel.get("title")), str(target.get("expr", ""))
 

@@ -16,22 +16,27 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from holdfast.config import ConnectionConfig, DeployConfig, load
-from holdfast.config.deployment import SAME, JobDeployConfig, check_label
+from holdfast.config.deployment import SAME, JobDeployConfig, PodConfig, check_label
 from holdfast.config.option import checked, options
 from holdfast.errors import ConfigError
 from holdfast.identity.rendering import streams_account
 from holdfast.names import Names, consumer
 
 JOBS = "jobs"
+OVERLAYS = Path("deploy") / "overlays"
 SHARED = "shared"
 SETTINGS = "pyproject.toml"
 LOAD_SECONDS = 120
+NO_PODS = PodConfig()
 LONGEST_NAME = 52
 """Of a Deployment, so that its pods' names still fit."""
 RESERVED = frozenset({"agent", "agents", "control", "deployer", "nats", "web", "workers"})
@@ -60,6 +65,8 @@ class Group:
     name: str
     jobs: tuple[str, ...]
     consumers: tuple[Consumer, ...]
+    timeout: float = 0.0
+    """The longest timeout of its jobs in seconds; 0 when one of them has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,15 @@ class JobDirectory:
     config: JobDeployConfig
     groups: tuple[Group, ...]
     schedules: tuple[str, ...]
+    pods: PodConfig = NO_PODS
+    app: str = ""
+    """The name of the app."""
+    extra: str = ""
+    """Manifests of its own, from `deploy/*.yaml` in the directory."""
+
+    def grace(self, group: Group) -> int:
+        """How long a group's handlers may continue after SIGTERM."""
+        return self.config.grace(group.timeout)
 
     def workers(self, group: Group) -> str:
         """The name of a group's workers in Kubernetes: a label, whatever the group is called."""
@@ -90,6 +106,10 @@ class Project:
     jobs: tuple[JobDirectory, ...]
     namespace: str
     """The first part of every name on the server."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """Tags or digests of single images, by part."""
+    environment: str = ""
+    """Which of the overlays it is rendered for."""
 
     @property
     def names(self) -> Names:
@@ -107,18 +127,32 @@ class Project:
 
     def image(self, part: str) -> str:
         """The image of a job's directory, or of the `control` plane."""
-        return f"{self.config.registry}/{self.config.name}-{part}:{self.config.tag}"
+        own = next((job.config.tag for job in self.jobs if job.name == part), "")
+        tag = self.tags.get(part) or own or self.config.tag
+        mark = "@" if tag.startswith("sha256:") else ":"
+        return f"{self.config.registry}/{self.config.name}-{part}{mark}{tag}"
 
 
-def load_project(root: Path, *, only: str = "", **given: Any) -> Project:
-    """The project in a directory; `only` one of its jobs, if named."""
+def load_project(
+    root: Path,
+    *,
+    only: str = "",
+    environment: str = "",
+    tags: Mapping[str, str] | None = None,
+    **given: Any,
+) -> Project:
+    """The project in a directory; `only` one of its jobs, if named.
+
+    An environment's own options are in `deploy/overlays/NAME/holdfast.toml`.
+    """
     jobs = root / JOBS
     if not jobs.is_dir():
         raise ConfigError(
             f"{root.resolve()} has no directory {JOBS!r}: run this in a project, or make one with "
             "'holdfast new project NAME'"
         )
-    config = load(DeployConfig, **given)
+    own = environment_options(root, environment) if environment else {}
+    config = load(DeployConfig, **own | {k: v for k, v in given.items() if v is not None})
     connection = load(ConnectionConfig)
     found = sorted(p.parent for p in jobs.glob(f"*/{SETTINGS}"))
     if only:
@@ -128,21 +162,48 @@ def load_project(root: Path, *, only: str = "", **given: Any) -> Project:
     names = Names(connection.namespace)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # each of them starts a process
         read = tuple(pool.map(lambda path: read_job(path, config, names), found))
-    return Project(root, config, read, connection.namespace)
+    known = {path.parent.name for path in jobs.glob(f"*/{SETTINGS}")}
+    unknown = set(tags or ()) - known - {"control"}
+    if unknown:
+        raise ConfigError(f"--tag names {', '.join(sorted(unknown))}: there is no such job")
+    return Project(root, config, read, connection.namespace, tags or {}, environment)
+
+
+def environment_options(root: Path, name: str) -> dict[str, Any]:
+    """What an environment sets differently: `[deploy]` of its own file, or nothing."""
+    folder = root / OVERLAYS / name
+    if not folder.is_dir():
+        raise ConfigError(f"there is no environment {name!r}: make the directory {folder}")
+    path = folder / "holdfast.toml"
+    if not path.exists():
+        return {}
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    if set(found) - {"deploy"}:
+        raise ConfigError(f"{path}: only the table [deploy] may stand here")
+    known = {spec.name: spec for spec in options(DeployConfig)}
+    for key in found.get("deploy", {}):
+        if key not in known:
+            raise ConfigError(f"{path}: deploy.{key} is unknown; known: {', '.join(known)}")
+    return {k: checked(known[k], v, f"{path}: {k}") for k, v in found.get("deploy", {}).items()}
 
 
 def read_job(path: Path, config: DeployConfig, names: Names) -> JobDirectory:
     """One directory: its settings, and what its app serves."""
     check_job(path.name)
-    settings = _settings(path / SETTINGS, config)
-    described = describe(path, settings.app)
+    settings, pods = _settings(path / SETTINGS, config)
+    described = describe(path, settings.app, pods)
     by_group: dict[str, list[dict[str, Any]]] = {}
     for job in described["jobs"]:
         by_group.setdefault(job["group"], []).append(job)
     if not by_group:
         raise ConfigError(f"{path.name}: app {described['name']!r} has no jobs")
     groups = tuple(_group(name, jobs, names) for name, jobs in sorted(by_group.items()))
-    return JobDirectory(path.name, settings, groups, tuple(described["schedules"]))
+    extra = "---\n".join(p.read_text(encoding="utf-8") for p in sorted(path.glob("deploy/*.yaml")))
+    schedules = tuple(described["schedules"])
+    return JobDirectory(path.name, settings, groups, schedules, pods, described["name"], extra)
 
 
 def _group(name: str, jobs: list[dict[str, Any]], names: Names) -> Group:
@@ -150,27 +211,44 @@ def _group(name: str, jobs: list[dict[str, Any]], names: Names) -> Group:
     for job in jobs:
         found.append(Consumer(names.jobs, consumer(name, job["name"])))
         found += [Consumer(names.events, consumer(name, job["name"], on)) for on in job["on"]]
-    return Group(name, tuple(job["name"] for job in jobs), tuple(found))
+    timeouts = [job.get("timeout") or 0.0 for job in jobs]
+    longest = max(timeouts) if all(timeouts) else 0.0
+    return Group(name, tuple(job["name"] for job in jobs), tuple(found), longest)
 
 
-def _settings(path: Path, config: DeployConfig) -> JobDeployConfig:
+def _settings(path: Path, config: DeployConfig) -> tuple[JobDeployConfig, PodConfig]:
     """`[tool.holdfast]` of a directory, over what the project says."""
     try:
         tool = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("holdfast", {})
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     known = {spec.name: spec for spec in options(JobDeployConfig)}
+    structured = {name: tool.pop(name) for name in PodConfig.__struct_fields__ if name in tool}
     for key in tool:
         if key not in known:
-            raise ConfigError(f"{path}: tool.holdfast.{key} is unknown; known: {', '.join(known)}")
+            every = ", ".join((*known, *PodConfig.__struct_fields__))
+            raise ConfigError(f"{path}: tool.holdfast.{key} is unknown; known: {every}")
     given = {k: checked(known[k], v, f"{path}: tool.holdfast.{k}") for k, v in tool.items()}
     try:
-        return JobDeployConfig(**{name: getattr(config, name) for name in SAME} | given)
+        pods = msgspec.convert(structured, PodConfig)
+        if flaws := list(pods.flaws()):
+            raise ConfigError(flaws[0])
+        return JobDeployConfig(**{name: getattr(config, name) for name in SAME} | given), pods
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: tool.holdfast: {error}") from None
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def describe(path: Path, target: str) -> dict[str, Any]:
+def plain_environment(pods: PodConfig) -> dict[str, str]:
+    """A job's variables on this machine: those of a cluster's secrets are empty unless set here."""
+    return {
+        name: value if isinstance(value, str) else os.environ.get(name, "")
+        for name, value in pods.env.items()
+    }
+
+
+def describe(path: Path, target: str, pods: PodConfig = NO_PODS) -> dict[str, Any]:
     """What the app in a directory has, as it says itself."""
     own = path / ".venv" / "bin" / "python"
     paths = [str(path.resolve()), str((path.parents[1] / SHARED).resolve())]
@@ -181,7 +259,7 @@ def describe(path: Path, target: str) -> dict[str, Any]:
         done = subprocess.run(
             [python, "-m", "holdfast.cli.loading", target, str(answer)],
             cwd=path,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            env=os.environ | plain_environment(pods) | {"PYTHONPATH": os.pathsep.join(paths)},
             capture_output=True,
             text=True,
             timeout=LOAD_SECONDS,

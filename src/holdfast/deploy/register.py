@@ -1,19 +1,25 @@
-"""Registering an app before any worker runs: its streams, its consumers, its schedules.
+"""Registering an app before any worker runs, and removing a job for good.
 
 An autoscaler that counts a consumer's messages needs the consumer, and a subscription counts events
 from the moment it exists. Registering is harmless to repeat, changes no consumer that is there, and
 never replaces the schedules of a higher release.
+
+Unregistering removes the consumers of jobs that were deleted, and nothing while runs still wait for
+one of them: they would be stored for ever and run by nobody.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.app import Holdfast
 from holdfast.client import Client
 from holdfast.client.schedules import Schedules
 from holdfast.config import WorkerConfig
-from holdfast.names import consumer
+from holdfast.errors import InvalidInput
+from holdfast.names import consumer, parse_consumer
+from holdfast.status.figures import lags
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +53,25 @@ async def register(
         app.name, app.schedules, release=release, allow_empty=True
     )
     return Registered(tuple(made), tuple(sorted(app.schedules)), synced.newer)
+
+
+async def unregister(
+    client: Client, group: str, jobs: Sequence[str], *, discard: bool = False
+) -> list[str]:
+    """Remove the consumers of jobs; with `discard` also while runs wait. Returns their names."""
+    waiting = {one.job: one for one in await lags(client) if one.group == group}
+    busy = [waiting[job] for job in jobs if job in waiting and waiting[job].lag]
+    if busy and not discard:
+        told = ", ".join(f"{one.lag} of {one.group}/{one.job}" for one in busy)
+        raise InvalidInput(
+            f"runs wait ({told}): nothing was removed; let them end, or pass --discard to leave "
+            "them without a worker"
+        )
+    names, removed = client.broker.names, []
+    for stream in (names.jobs, names.events):
+        for info in await client.topology.consumers(stream):
+            found = parse_consumer(info.get("name", ""))
+            if found and found[0] == group and found[1] in jobs:
+                await client.broker.api(f"CONSUMER.DELETE.{stream}.{info['name']}")
+                removed.append(info["name"])
+    return removed

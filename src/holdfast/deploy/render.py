@@ -1,10 +1,10 @@
 """Rendering: a project becomes files, kustomize-friendly, with the scripts that apply them.
 
-    OUT/base/        namespace, network, the pipeline's rights
+    OUT/base/        namespace, network, the pipelines' rights
     OUT/nats/        OUT/control/   OUT/web/   OUT/agents/   OUT/monitoring/
     OUT/jobs/NAME/   register.yaml, workers.yaml, scaling.yaml
-    OUT/setup.sh     everything, in order
-    OUT/apply-job.sh one job: registered first, then its workers, then their scaling
+    OUT/secrets.sh   every secret, from the folder of `holdfast auth init`
+    OUT/apply.sh     everything or single parts, in order, through an overlay
 
 The manifests are the YAML templates in `templates/manifests`; this module gives them their values.
 Each folder has a `kustomization.yaml`, and OUT one over all of them. The same project gives the
@@ -15,17 +15,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from holdfast.config.deployment import STOP_MARGIN_SECONDS
 from holdfast.config.fleet import AgentConfig
+from holdfast.deploy.inventory import PLAIN, SERVES, SINGLE_REASON, TIMEOUT
 from holdfast.deploy.monitoring import dashboards
-from holdfast.deploy.project import JobDirectory, Project
+from holdfast.deploy.project import Group, JobDirectory, Project
+from holdfast.deploy.rules.nats import PLAIN_REASON
 from holdfast.errors import ConfigError
 from holdfast.model.liveness import PROFILES
 
@@ -34,7 +38,11 @@ MARK = "kustomization.yaml"
 PARTS = ("base", "nats", "control", "web", "agents", "monitoring")
 """In the order in which they are applied."""
 JOB_FILES = ("register.yaml", "workers.yaml", "scaling.yaml")
-SCRIPTS = ("apply-job.sh", "setup.sh", "secrets.sh", "clean.sh")
+KEDA_VERSION = "2.20.0"
+"""What `apply.sh --install-keda` installs: the first that knows a missing consumer as missing."""
+WAVES = {"namespace": -6, "base": -5, "nats": -4, "control": -3, "web": -2, "agents": -2}
+WAVES |= {"monitoring": -2, "register": -1, "extra": -2, "workers": 0, "scaling": 1}
+"""The order of Argo CD: a wave begins when the one before is healthy."""
 
 
 def environment() -> Environment:
@@ -53,7 +61,14 @@ def environment() -> Environment:
     )
     # Jinja's own escapes <, > and ' for HTML.
     found.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+    found.filters["yaml"] = lambda value: _dump(value).strip()
+    found.filters["manifests"] = lambda values: [value.manifest() for value in values]
+    found.filters["hash"] = lambda text: hashlib.sha256(str(text).encode()).hexdigest()[:12]
     return found
+
+
+def _dump(value: Any) -> str:
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=1000)
 
 
 class Templates:
@@ -61,85 +76,181 @@ class Templates:
 
     def __init__(self, project: Project) -> None:
         self._environment = environment()
-        config = project.config
-        hosts = [
-            f"nats-{number}.nats-headless.{config.namespace}.svc.cluster.local"
-            for number in range(config.nats_replicas)
-        ]
+        self._project = project
+        config, space = project.config, project.config.namespace
+        headless = f"nats-headless.{space}.svc.cluster.local"
+        hosts = [f"nats-{number}.{headless}" for number in range(config.nats_replicas)]
+        scheme = "nats" if config.tls == "off" else "tls"
+        url = config.nats_url or ",".join(f"{scheme}://{host}:4222" for host in hosts)
+        services = [f"web{end}" for end in ("", f".{space}", f".{space}.svc")]
+        services.append(f"web.{space}.svc.cluster.local")
+        spaces = [space, *([project.agents_namespace] if config.fleet else [])]
         self._values: dict[str, Any] = {
             "project": project,
             "config": config,
-            "namespace": config.namespace,
+            "namespace": space,
             "agents_namespace": project.agents_namespace,
+            "namespaces": spaces,
             "nats_hosts": hosts,
-            "nats_url": ",".join(f"nats://{host}:4222" for host in hosts),
+            "nats_url": url,
+            "nats_ports": sorted({urlsplit(one).port or 4222 for one in url.split(",")}),
+            "nats_names": [
+                f"*.{headless}",
+                *(f"nats{end}" for end in ("", f".{space}", f".{space}.svc")),
+                f"nats.{space}.svc.cluster.local",
+            ],
             # From any server KEDA finds the consumer's leader by itself.
-            "nats_monitor": f"nats-headless.{config.namespace}.svc.cluster.local:8222",
+            "nats_monitor": f"{headless}:8222",
+            "web_hosts": [h.strip() for h in config.web_hosts.split(",") if h.strip()] + services,
             "control_stop_seconds": int(PROFILES["lan"].grace_seconds) + STOP_MARGIN_SECONDS,
             "agent_stop_seconds": int(AgentConfig().grace_seconds) + STOP_MARGIN_SECONDS,
+            "keda_version": KEDA_VERSION,
+            "single": self._single,
+            "hook": self._hook(),
         }
-        # A macro file sees the values that are given when it is loaded.
-        macros = self._environment.get_template("manifests/macros.yaml")
-        self._values["m"] = macros.make_module(self._values)
 
-    def text(self, name: str, **more: Any) -> str:
+    def text(self, name: str, *, part: str = "", **more: Any) -> str:
         """One template, filled in."""
-        found = self._environment.get_template(name).render(self._values | more)
+        values = self._values | {"part": part, "job": None} | more
+        values["gitops"] = lambda step: self._wave(step or part)
+        # A macro file sees the values that are given when it is loaded.
+        for short, file in (("m", "macros"), ("c", "jobs/common")):
+            macros = self._environment.get_template(f"manifests/{file}.yaml")
+            values[short] = macros.make_module(values)
+        found = self._environment.get_template(name).render(values)
+        found = re.sub(r"\n[ \t]+(?=\n)", "", found)
         return found.strip().removeprefix("---").lstrip("\n") + "\n"
 
+    def _wave(self, name: str) -> dict[str, str]:
+        if self._project.config.gitops != "argocd" or name not in WAVES:
+            return {}
+        return {"argocd.argoproj.io/sync-wave": str(WAVES[name])}
+
+    def _hook(self) -> dict[str, str]:
+        """What makes a GitOps tool replace a registration, which cannot be changed."""
+        return {
+            "none": {},
+            "flux": {"kustomize.toolkit.fluxcd.io/force": "enabled"},
+            "argocd": {
+                "argocd.argoproj.io/hook": "Sync",
+                "argocd.argoproj.io/hook-delete-policy": "BeforeHookCreation",
+            },
+        }[self._project.config.gitops]
+
+    @staticmethod
+    def _single(replicas: int, tls: str = "") -> dict[str, str]:
+        """Why a rule of `check` does not hold: it was asked for."""
+        reason = "holdfast.toml asks for one replica: not for production"
+        plain = "holdfast.toml switches TLS off"
+        found = {SINGLE_REASON: reason} if replicas == 1 else {}
+        return found | ({PLAIN_REASON: plain} if tls == "off" else {})
+
+    def parts(self) -> list[str]:
+        """The parts that are wanted."""
+        config = self._project.config
+        unwanted = {
+            "nats": bool(config.nats_url),
+            "web": not config.web_replicas,
+            "agents": not config.fleet,
+            "monitoring": config.monitoring == "none",
+        }
+        return [name for name in PARTS if not unwanted.get(name)]
+
     def part(self, name: str) -> dict[str, str]:
-        """The files of a part; none when the part is not wanted.
+        """The files of a part.
 
         Its namespace stands apart, since secrets go into it before the rest.
         """
-        config = self._values["config"]
-        more: dict[str, Any] = {}
-        spaces = {"base": (config.namespace, "restricted")}
-        spaces["agents"] = (self._values["agents_namespace"], "privileged")
-        if (name == "web" and not config.web_replicas) or (name == "agents" and not config.fleet):
-            return {}
-        if name == "nats":
-            more["nats_conf"] = self.text("manifests/nats.conf")
         if name == "monitoring":
-            more = self._monitoring()
+            return self._monitoring()
+        more = {"nats_conf": self.text("manifests/nats.conf").strip()} if name == "nats" else {}
         files = {}
-        if name in spaces:
-            space, level = spaces[name]
-            files["namespace.yaml"] = self.text(
-                "manifests/namespace.yaml", space=space, level=level
-            )
-        return files | {f"{name}.yaml": self.text(f"manifests/{name}.yaml", **more)}
+        levels = {"base": "restricted", "agents": "privileged"}
+        if name in levels:
+            space = self._values["namespace" if name == "base" else "agents_namespace"]
+            values = {"space": space, "level": levels[name]}
+            files["namespace.yaml"] = self.text("manifests/namespace.yaml", **values)
+        return files | {f"{name}.yaml": self.text(f"manifests/{name}.yaml", part=name, **more)}
 
-    def _monitoring(self) -> dict[str, Any]:
-        config, space = self._values["config"], self._values["namespace"]
+    def _monitoring(self) -> dict[str, str]:
+        """Resources of the Prometheus operator, or the same as plain files."""
+        config, space = self._project.config, self._values["namespace"]
+        agents = self._values["agents_namespace"]
         monitored = [("workers", "health", space), ("control", "health", space)]
-        monitored.append(("nats", "metrics", space))
-        if config.web_replicas:
-            monitored.append(("web", "health", space))
-        if config.fleet:
-            monitored.append(("agent", "health", self._values["agents_namespace"]))
-        boards = {name: json.dumps(board, indent=1) for name, board in dashboards().items()}
-        alerts = self.text("monitoring/alerts.yaml").strip()
-        return {"monitored": monitored, "dashboards": boards, "alerts": alerts}
+        monitored += [] if config.nats_url else [("nats", "metrics", space)]
+        monitored += [("web", "health", space)] if config.web_replicas else []
+        monitored += [("agent", "health", agents)] if config.fleet else []
+        alerts = self.text(
+            "monitoring/alerts.yaml",
+            own=f'namespace=~"{space}|{agents}"',
+            scaled=f'exported_namespace="{space}"',
+        )
+        boards = {n: json.dumps(board, indent=1) for n, board in dashboards(space).items()}
+        if config.monitoring == "operator":
+            values = {"monitored": monitored, "dashboards": boards, "alerts": alerts.strip()}
+            text = self.text("manifests/monitoring.yaml", part="monitoring", **values)
+            return {"monitoring.yaml": text}
+        files = {f"{PLAIN}/alerts.yaml": alerts}
+        files[f"{PLAIN}/scrape.yaml"] = self.text("monitoring/scrape.yaml", monitored=monitored)
+        files |= {f"{PLAIN}/{n}.json": f"{board}\n" for n, board in boards.items()}
+        return files | {"monitoring.yaml": self.text("manifests/workers.yaml", part="monitoring")}
 
     def job(self, job: JobDirectory) -> dict[str, str]:
         """The files of one directory of `jobs/`."""
-        found = self.text("manifests/jobs/register.yaml", job=job, hash="")
-        [*_, registration] = yaml.safe_load_all(found)
-        spec = json.dumps(registration["spec"], sort_keys=True)
-        digest = hashlib.sha256(spec.encode()).hexdigest()[:8]
-        return {
-            name: self.text(f"manifests/jobs/{name}", job=job, hash=digest) for name in JOB_FILES
-        }
 
-    def script(self, name: str, parts: list[str], jobs: list[str]) -> str:
-        """One of the scripts, over the parts and jobs that there are."""
-        secrets = ["nats-auth", "holdfast-control", "holdfast-worker"]
+        def served(group: Group) -> dict[str, str]:
+            found = {SERVES: " ".join((job.app or job.name, group.name, *group.jobs))}
+            if group.timeout and job.config.interruptible == "no":
+                found[TIMEOUT] = f"{group.timeout:g}"
+            return found
+
+        values: dict[str, Any] = {"job": job, "served": served}
+        files = {
+            name: self.text(f"manifests/jobs/{name}", part="job", **values) for name in JOB_FILES
+        }
+        return files | ({"extra.yaml": self._extra(job)} if job.extra else {})
+
+    def _extra(self, job: JobDirectory) -> str:
+        """A job's own manifests, in the project's namespace and with our labels."""
+        found = []
+        for resource in yaml.safe_load_all(job.extra):
+            if not isinstance(resource, dict) or not isinstance(resource.get("metadata"), dict):
+                raise ConfigError(f"jobs/{job.name}/deploy: a document is not a manifest")
+            metadata = resource["metadata"]
+            metadata["namespace"] = self._values["namespace"]
+            metadata["labels"] = (metadata.get("labels") or {}) | {
+                "app.kubernetes.io/part-of": self._project.config.name,
+                "app.kubernetes.io/managed-by": "holdfast",
+                "holdfast.dev/part": "job",
+                "holdfast.dev/job": job.name,
+                "holdfast.dev/step": "extra",
+            }
+            found.append(_dump(resource))
+        return "---\n".join(found)
+
+    def scripts(self, parts: list[str], jobs: list[str]) -> dict[str, str]:
+        """The scripts, over the parts and jobs that there are."""
+        config, space = self._project.config, self._values["namespace"]
+        secrets = ["holdfast-control", "holdfast-worker"]
         secrets += ["holdfast-web", "holdfast-web-tokens"] if "web" in parts else []
-        named = [f"{self._values['namespace']}/{secret}" for secret in secrets]
+        secrets += ["nats-auth"] if "nats" in parts else []
+        if config.tls == "files":
+            secrets += ["holdfast-ca", *(["nats-tls"] if "nats" in parts else [])]
+        named = [(space, secret) for secret in secrets]
         if "agents" in parts:
-            named.append(f"{self._values['agents_namespace']}/holdfast-agents")
-        return self.text(f"manifests/scripts/{name}", parts=parts, jobs=jobs, secrets=named)
+            named.append((self._values["agents_namespace"], "holdfast-agents"))
+        environment = self._project.environment
+        values: dict[str, Any] = {
+            "parts": parts,
+            "jobs": jobs,
+            "secrets": named,
+            "job_secrets": sorted({s for job in self._project.jobs for s in job.pods.every_secret}),
+            "overlay": f"../../overlays/{environment}" if environment else ".",
+        }
+        names = ["apply.sh", "secrets.sh", "clean.sh"]
+        if "nats" in parts:
+            names += ["grow-nats.sh", *(["certificates.sh"] if config.tls == "files" else [])]
+        return {name: self.text(f"manifests/scripts/{name}", **values) for name in names}
 
 
 def render(project: Project, out: Path, *, only: bool = False) -> list[Path]:
@@ -148,8 +259,10 @@ def render(project: Project, out: Path, *, only: bool = False) -> list[Path]:
     templates = Templates(project)
     written: list[Path] = []
     if not only:
+        wanted = templates.parts()
         for name in PARTS:
-            written += _folder(templates, out / name, templates.part(name))
+            files = templates.part(name) if name in wanted else {}
+            written += _folder(templates, out / name, files)
         for gone in _others(out / "jobs", {job.name for job in project.jobs}):
             shutil.rmtree(gone)
     for job in project.jobs:
@@ -178,20 +291,19 @@ def _folder(templates: Templates, folder: Path, files: dict[str, str]) -> list[P
         shutil.rmtree(folder)
     if not files:
         return []
-    folder.mkdir(parents=True)
     written = []
     for name, text in files.items():
         path = folder / name
-        path.write_text(HEAD + text, encoding="utf-8")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text((HEAD if path.suffix == ".yaml" else "") + text, encoding="utf-8")
         written.append(path)
-    return [*written, _kustomization(templates, folder, list(files))]
+    return [*written, _kustomization(templates, folder, [n for n in files if "/" not in n])]
 
 
 def _kustomization(templates: Templates, folder: Path, resources: list[str]) -> Path:
     path = folder / MARK
-    path.write_text(
-        HEAD + templates.text(f"manifests/{MARK}", resources=resources), encoding="utf-8"
-    )
+    text = templates.text(f"manifests/{MARK}", resources=resources)
+    path.write_text(HEAD + text, encoding="utf-8")
     return path
 
 
@@ -199,10 +311,12 @@ def _scripts(templates: Templates, out: Path) -> list[Path]:
     """Over what is there now: a render of one job keeps the others in the scripts."""
     parts = [name for name in PARTS if (out / name).is_dir()]
     jobs = sorted(p.name for p in (out / "jobs").glob("*") if (p / MARK).exists())
+    for old in out.glob("*.sh"):
+        old.unlink()
     written = []
-    for name in SCRIPTS if parts else SCRIPTS[:1]:
+    for name, text in templates.scripts(parts, jobs).items():
         path = out / name
-        path.write_text(templates.script(name, parts, jobs), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
         path.chmod(0o755)
         written.append(path)
     return [*written, _kustomization(templates, out, parts + [f"jobs/{name}" for name in jobs])]

@@ -38,6 +38,8 @@ class JobLag(msgspec.Struct, frozen=True):
     waiting: int = 0
     in_flight: int = 0
     redelivered: int = 0
+    paused: int = 0
+    """How many of the waiting are held back by a pause: a worker for them would be idle."""
 
     @property
     def lag(self) -> int:
@@ -45,12 +47,14 @@ class JobLag(msgspec.Struct, frozen=True):
 
     def plus(self, info: dict[str, Any]) -> JobLag:
         """With one of its consumers added, as the server describes it."""
+        waiting = int(info.get("num_pending", 0))
         return JobLag(
             self.group,
             self.job,
-            self.waiting + int(info.get("num_pending", 0)),
+            self.waiting + waiting,
             self.in_flight + int(info.get("num_ack_pending", 0)),
             self.redelivered + int(info.get("num_redelivered", 0)),
+            self.paused + (waiting if info.get("paused") else 0),
         )
 
 
@@ -80,14 +84,18 @@ class Figures:
         self._telemetry = telemetry
 
     async def answer(self, path: str) -> dict[str, Any] | None:
-        """`/lag/<group>` and `/lag/<group>/<job>`: the sum over the jobs that are meant."""
+        """`/lag/<group>` and `/lag/<group>/<job>,<job>`: the sum over the jobs that are meant.
+
+        `lag` is what a worker could do now: runs that a pause holds back are not in it.
+        """
         if not path.startswith(PATH):
             return None
-        group, _, job = path.removeprefix(PATH).partition("/")
+        group, _, named = path.removeprefix(PATH).partition("/")
+        jobs = set(filter(None, named.split(",")))
         meant = [
             one
             for one in await lags(self._client)
-            if one.group == group and (not job or one.job == job)
+            if one.group == group and (not jobs or one.job in jobs)
         ]
         if not meant:
             return None
@@ -96,7 +104,8 @@ class Figures:
             "jobs": [one.job for one in meant],
             "waiting": sum(one.waiting for one in meant),
             "in_flight": sum(one.in_flight for one in meant),
-            "lag": sum(one.lag for one in meant),
+            "paused": sum(one.paused for one in meant),
+            "lag": sum(one.lag - one.paused for one in meant),
         }
 
     async def run(self) -> None:

@@ -23,7 +23,15 @@ def least_rights(inventory: Inventory) -> Iterator[Problem]:
                 yield item.problem("it may touch secrets: nothing here has to")
     for item in inventory.of("ClusterRoleBinding"):
         yield item.problem("it binds for the whole cluster: a RoleBinding is enough")
+    guarded = any(
+        "deployer" in item.name for item in inventory.of("ValidatingAdmissionPolicyBinding")
+    )
     for item in inventory.of("RoleBinding"):
+        if item.name == "deployer" and not guarded:
+            yield item.problem(
+                "no ValidatingAdmissionPolicy guards it: whoever may create pods may mount every "
+                "secret of the namespace"
+            )
         role = (item.resource.get("roleRef") or {}).get("name")
         if role == "cluster-admin" or inventory.named("Role", str(role)) is None:
             yield item.problem(f"it binds {role!r}, which is no role of these files")
@@ -118,9 +126,14 @@ def _config_maps(pod: Resource) -> set[str]:
         for source in container.get("envFrom") or []
         if source.get("configMapRef")
     }
+    for container in containers:
+        for variable in container.get("env") or []:
+            key = (variable.get("valueFrom") or {}).get("configMapKeyRef") or {}
+            if key and not key.get("optional"):
+                found.add(key["name"])
     for volume in pod.get("volumes") or []:
         for source in [volume, *((volume.get("projected") or {}).get("sources") or [])]:
-            if source.get("configMap"):
+            if source.get("configMap") and not source["configMap"].get("optional"):
                 found.add(source["configMap"]["name"])
     return found
 
@@ -142,6 +155,9 @@ def _ports(item: Item) -> set[str]:
 
 def _of_monitor(inventory: Inventory, item: Item) -> Iterator[Problem]:
     wanted = (item.spec.get("selector") or {}).get("matchLabels") or {}
+    spaces = (item.spec.get("namespaceSelector") or {}).get("matchNames") or [item.namespace]
+    if not {one.namespace for one in inventory.of("Service")} & set(spaces):
+        return  # it watches what others deploy
     services = [
         one
         for one in inventory.of("Service")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from holdfast.deploy.inventory import Inventory, Item, Problem, Resource, matches
+from holdfast.deploy.inventory import SINGLE_REASON, Inventory, Item, Problem, Resource, matches
 
 CLIENT, MONITOR = 4222, 8222
 _COMMENT = re.compile(r"(^|\s)(#|//)[^\n]*")
+PLAIN_REASON = "holdfast.dev/plain-because"
+"""Annotation of servers without TLS, with the reason."""
 UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 UNITS |= {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 NATS_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -41,13 +43,20 @@ def durable(inventory: Inventory) -> Iterator[Problem]:
     """Three servers; an acknowledged write is on disk."""
     for item in _servers(inventory):
         replicas = int(item.spec.get("replicas") or 1)
-        if replicas < 3 or replicas % 2 == 0:
+        small = replicas == 1 and item.annotations.get(SINGLE_REASON)
+        if (replicas < 3 or replicas % 2 == 0) and not small:
             yield item.problem(
                 f"{replicas} servers: three (or five) keep the streams when one is lost"
             )
         if not (item.pod.get("affinity") or {}).get("podAntiAffinity"):
             yield item.problem("servers may land on one machine: add a podAntiAffinity")
         config = server_config(inventory, item)
+        encrypted = re.search(r"^tls\s*\{", config, re.MULTILINE)
+        if not encrypted and not item.annotations.get(PLAIN_REASON):
+            yield item.problem(
+                "its configuration has no TLS: logins and payloads travel in the clear; set tls in "
+                "[deploy]"
+            )
         if not re.search(r"sync_interval\s*[:=]?\s*\"?always", config):
             yield item.problem(
                 "its configuration lacks 'sync_interval: always': a power cut loses what was "

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
-from holdfast.deploy.inventory import Inventory, Item, Problem, Resource
+from holdfast.deploy.inventory import SINGLE_REASON, TIMEOUT, Inventory, Item, Problem, Resource
 
 ROOT_REASON = "holdfast.dev/root-because"
 """Annotation of a pod whose init container must be root, with the reason."""
@@ -14,6 +15,18 @@ DISK_REASON = "holdfast.dev/disk-because"
 HOST = ("hostNetwork", "hostPID", "hostIPC")
 OWN = ("control", "worker", "web", "agent")
 """Our own containers, by name."""
+PLATFORM_SECRETS = frozenset(
+    {
+        "holdfast-agents",
+        "holdfast-backup",
+        "holdfast-control",
+        "holdfast-web",
+        "holdfast-web-tokens",
+        "nats-auth",
+        "nats-tls",
+    }
+)
+"""What no job may read. The admission policy in `base.yaml` has the same list."""
 QUANTITY = re.compile(r"\d+(\.\d*)?([eE][+-]?\d+|[numkMGTPE]|[KMGTPE]i)?")
 """What Kubernetes reads as an amount of something."""
 
@@ -147,6 +160,45 @@ def patient(inventory: Inventory) -> Iterator[Problem]:
                 )
 
 
+def uncut(inventory: Inventory) -> Iterator[Problem]:
+    """A rollout lets runs end: the grace period is as long as the longest timeout."""
+    for item in inventory.of("Deployment"):
+        longest = item.annotations.get(TIMEOUT)
+        for container in item.pod.get("containers") or []:
+            own = _own_grace(container)
+            if longest and own is not None and own < float(longest):
+                yield item.problem(
+                    f"its grace period ({own} s) is below the longest timeout ({longest} s): "
+                    "a rollout would cut runs short; raise grace_seconds, or set interruptible = "
+                    '"yes" where that is wanted'
+                )
+
+
+def apart_from_the_platform(inventory: Inventory) -> Iterator[Problem]:
+    """Workers have their own secrets, and none of NATS, the control plane or the web."""
+    for item in inventory.workloads:
+        if item.labels.get("holdfast.dev/part") != "job":
+            continue
+        for name in sorted(_secrets(item.pod) & PLATFORM_SECRETS):
+            yield item.problem(f"it uses the secret {name!r}, which is not for jobs")
+
+
+def _secrets(pod: Resource) -> set[Any]:
+    """Every secret that a pod's containers can read."""
+    found: set[Any] = set()
+    for volume in pod.get("volumes") or []:
+        found.add((volume.get("secret") or {}).get("secretName"))
+        sources = (volume.get("projected") or {}).get("sources") or []
+        found |= {(source.get("secret") or {}).get("name") for source in sources}
+    for container in [*(pod.get("initContainers") or []), *(pod.get("containers") or [])]:
+        given = container.get("envFrom") or []
+        found |= {(source.get("secretRef") or {}).get("name") for source in given}
+        for variable in container.get("env") or []:
+            key = (variable.get("valueFrom") or {}).get("secretKeyRef") or {}
+            found.add(key.get("name"))
+    return found - {None}
+
+
 def _own_grace(container: Resource) -> int | None:
     words = [*(container.get("command") or []), *(container.get("args") or [])]
     if "--grace" in words:
@@ -169,7 +221,7 @@ def _control(inventory: Inventory) -> list[Item]:
 def control_plane(inventory: Inventory) -> Iterator[Problem]:
     """Two control processes, on two machines if there are two."""
     for item in _control(inventory):
-        if int(item.spec.get("replicas") or 1) < 2:
+        if int(item.spec.get("replicas") or 1) < 2 and not item.annotations.get(SINGLE_REASON):
             yield item.problem("the control plane needs 2 replicas: one is a gap when it dies")
         if not (item.pod.get("affinity") or {}).get("podAntiAffinity"):
             yield item.problem("replicas may land on one machine: add a podAntiAffinity")
@@ -212,7 +264,7 @@ def budgets_pick_pods(inventory: Inventory) -> Iterator[Problem]:
 
 def workers_left_to_the_autoscaler(inventory: Inventory) -> Iterator[Problem]:
     """A Deployment that is scaled does not say how many there are."""
-    for scaled in inventory.of("ScaledObject"):
+    for scaled in inventory.of("ScaledObject", "HorizontalPodAutoscaler"):
         name = (scaled.spec.get("scaleTargetRef") or {}).get("name")
         target = inventory.named("Deployment", str(name))
         if target and "replicas" in target.spec:
@@ -228,6 +280,8 @@ RULES = (
     probed,
     logged_in,
     patient,
+    uncut,
+    apart_from_the_platform,
     control_plane,
     no_gap,
     budgets,

@@ -31,6 +31,12 @@ def complete(inventory: Inventory) -> Iterator[Problem]:
         for trigger in spec.get("triggers") or []:
             for text in _of_trigger(trigger):
                 yield item.problem(text)
+        summed = ((spec.get("advanced") or {}).get("scalingModifiers") or {}).get("formula")
+        if len(spec.get("triggers") or []) > 1 and not summed:
+            yield item.problem(
+                "of several triggers the largest counts, not the sum: too few workers for a group; "
+                "add scalingModifiers with a formula"
+            )
 
 
 def _of_trigger(trigger: Resource) -> Iterator[str]:
@@ -64,7 +70,7 @@ def _of_jetstream(metadata: Resource) -> Iterator[str]:
 def targeted(inventory: Inventory) -> Iterator[Problem]:
     """What is scaled exists, and is scaled once."""
     seen: dict[str, Item] = {}
-    for item in inventory.of("ScaledObject"):
+    for item in inventory.of("ScaledObject", "HorizontalPodAutoscaler"):
         name = str((item.spec.get("scaleTargetRef") or {}).get("name", ""))
         target = inventory.named("Deployment", name)
         if target is None or target.namespace != item.namespace:

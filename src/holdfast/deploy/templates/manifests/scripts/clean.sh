@@ -6,5 +6,8 @@ if [ "${1:-}" != "$NAMESPACE" ]; then
   exit 1
 fi
 # KEDA's objects first, so that nothing scales what is going.
-kubectl delete scaledobjects --all --namespace "$NAMESPACE" --ignore-not-found
+if kubectl get crd scaledobjects.keda.sh > /dev/null 2>&1; then
+  kubectl delete scaledobjects --all --namespace "$NAMESPACE" --ignore-not-found
+fi
+kubectl delete validatingadmissionpolicy,validatingadmissionpolicybinding --ignore-not-found "$NAMESPACE-deployer"
 kubectl delete namespace --ignore-not-found "$NAMESPACE"[% if "agents" in parts %] [[ agents_namespace ]][% endif %]

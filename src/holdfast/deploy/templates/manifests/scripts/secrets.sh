@@ -1,27 +1,45 @@
 [% include "manifests/scripts/head.sh" %]
+
+# Makes every secret that pods need from the folder of `holdfast auth init`. Run it again after a change
+# there: NATS reloads its users by itself, other pods read their files when they start.
+DIR=$(cd "$OLDPWD" && cd "${1:?name the folder of: holdfast auth init --out DIR}" && pwd)
+FROM=$DIR/credentials
 [%- for part in ("base", "agents") if part in parts %]
-kubectl apply -f [[ part ]]/namespace.yaml
+kubectl apply --filename [[ part ]]/namespace.yaml
 [%- endfor %]
 
-DIR=$(cd "$OLDPWD" && cd "${1:?name the folder of: holdfast auth init --out DIR}" && pwd)
 make_secret() {
-  name=$1
-  shift
-  kubectl create secret generic "$name" --namespace "$NAMESPACE" "$@" \
-    --dry-run=client --output=yaml | kubectl apply -f -
+  space=$1
+  name=$2
+  shift 2
+  kubectl create secret generic "$name" --namespace "$space" "$@" \
+    --dry-run=client --output=yaml | kubectl apply --filename -
 }
-FROM=$DIR/credentials
-
-make_secret nats-auth --from-file="$DIR/auth.conf"
-make_secret holdfast-control --from-file=login.json="$FROM/control.json" --from-file="$DIR/account.seed"
-make_secret holdfast-worker --from-file=login.json="$FROM/worker.json"
-[%- if "web" in parts %]
-make_secret holdfast-web --from-file=login.json="$FROM/web.json"
-make_secret holdfast-web-tokens --from-file=tokens="$DIR/web-tokens"
+[% if config.tls == "files" %]
+[%- if "nats" in parts %]
+./certificates.sh "$DIR"
+make_secret "$NAMESPACE" nats-tls --from-file="$DIR/tls/tls.crt" --from-file="$DIR/tls/tls.key" \
+  --from-file="$DIR/tls/ca.crt"
 [%- endif %]
+for space in [[ (namespaces + config.clients) | join(" ") ]]; do
+  make_secret "$space" holdfast-ca --from-file="$DIR/tls/ca.crt"
+done
+[%- endif %]
+[%- if "nats" in parts %]
+make_secret "$NAMESPACE" nats-auth --from-file="$DIR/auth.conf"
+[%- endif %]
+make_secret "$NAMESPACE" holdfast-control \
+  --from-file=login.json="$FROM/control.json" --from-file="$DIR/account.seed"
+make_secret "$NAMESPACE" holdfast-worker --from-file=login.json="$FROM/worker.json"
+[%- if "web" in parts %]
+make_secret "$NAMESPACE" holdfast-web --from-file=login.json="$FROM/web.json"
+make_secret "$NAMESPACE" holdfast-web-tokens --from-file=tokens="$DIR/web-tokens"
+[%- endif %]
+[%- for space in config.clients %]
+make_secret [[ space ]] holdfast-client --from-file=login.json="$FROM/client.json"
+[%- endfor %]
 [%- if "agents" in parts %]
-NAMESPACE=[[ agents_namespace ]]
 FILES=$(for file in "$FROM"/agent-*.json; do echo "--from-file=$file"; done)
 # shellcheck disable=SC2086 # one word for each file
-make_secret holdfast-agents $FILES
+make_secret [[ agents_namespace ]] holdfast-agents $FILES
 [%- endif %]

@@ -1,0 +1,193 @@
+[% include "manifests/scripts/head.sh" %]
+
+usage() {
+  cat <<'TEXT'
+./apply.sh [--dry-run] [--prune] [--overlay DIR] [--install-keda] [PART or JOB ...]
+
+Applies everything, or only what is named, in the order of dependencies; waits for each rollout.
+  --dry-run       let the server check everything; change nothing
+  --prune         then delete what is in the cluster and no longer rendered
+  --overlay DIR   apply this kustomization; without: [[ overlay ]]
+  --install-keda  install KEDA [[ keda_version ]] if there is none
+Parts: [[ parts | join(" ") ]]. Jobs: [[ jobs | join(" ") ]].
+TEXT
+}
+
+fail() {
+  echo "error: $*" >&2
+  exit 1
+}
+
+OVERLAY=[[ overlay ]]
+DRY= PRUNE= KEDA= WANTED=
+while [ $# -gt 0 ]; do
+  case $1 in
+    --dry-run) DRY=--dry-run=server ;;
+    --prune) PRUNE=yes ;;
+    --install-keda) KEDA=yes ;;
+    --overlay) OVERLAY=$(cd "$OLDPWD" && cd "${2:?name a directory}" && pwd) && shift ;;
+    -h | --help) usage && exit ;;
+    -*) usage >&2 && exit 2 ;;
+    *) WANTED="$WANTED $1" ;;
+  esac
+  shift
+done
+[ -d "$OVERLAY" ] || OVERLAY=.
+ALL=$(mktemp -d)
+trap 'rm -rf "$ALL"' EXIT
+# Overlays change what is applied, so everything below reads what kustomize made of them.
+kubectl kustomize "$OVERLAY" > "$ALL/all.yaml"
+
+wanted() { [ -z "$WANTED" ] || case " $WANTED " in *" $1 "*) true ;; *) false ;; esac; }
+
+# shellcheck disable=SC2086 # DRY is one word or none
+apply() { kubectl apply $DRY --filename "$ALL/all.yaml" --selector "$1"; }
+
+rolled_out() { [ -n "$DRY" ] || kubectl rollout status --namespace "$NAMESPACE" --timeout=10m "$1"; }
+
+need() { kubectl get crd "$1" > /dev/null 2>&1 || fail "$2"; }
+
+need_secret() {
+  kubectl get secret --namespace "$1" "$2" > /dev/null 2>&1 || fail "the secret $1/$2 is missing: $3"
+}
+
+# Consumers and schedules first: an autoscaler cannot read what does not exist.
+register() {
+  if [ -n "$DRY" ]; then
+    apply "holdfast.dev/job=$1,holdfast.dev/step=register"
+    return
+  fi
+  kubectl delete job --namespace "$NAMESPACE" --ignore-not-found "$1-register"
+  apply "holdfast.dev/job=$1,holdfast.dev/step=register"
+  end=$(($(date +%s) + ${REGISTER_SECONDS:-300}))
+  while :; do
+    case $(kubectl get job --namespace "$NAMESPACE" "$1-register" \
+      --output 'jsonpath={.status.conditions[?(@.status=="True")].type}') in
+      *Complete*) return ;;
+      *Failed*) break ;;
+    esac
+    [ "$(date +%s)" -lt "$end" ] || break
+    sleep 1
+  done
+  kubectl logs --namespace "$NAMESPACE" --tail=50 "job/$1-register" >&2 || true
+  fail "$1 was not registered: its workers and their scaling are left as they were"
+}
+
+preconditions() {
+  kubectl get namespaces > /dev/null # a cluster answers, and lets us look
+[%- if config.scaler != "hpa" %]
+  if [ -n "$KEDA" ] && ! kubectl get crd scaledobjects.keda.sh > /dev/null 2>&1; then
+    kubectl apply --server-side --filename \
+      https://github.com/kedacore/keda/releases/download/v[[ keda_version ]]/keda-[[ keda_version ]].yaml
+    kubectl rollout status --namespace [[ config.keda_namespace ]] --timeout=10m deployment/keda-operator
+  fi
+  need scaledobjects.keda.sh "KEDA is not installed: ./apply.sh --install-keda, or https://keda.sh/docs/latest/deploy/"
+[%- if config.scaler == "nats-jetstream" %]
+  # Before 2.20 KEDA took a missing consumer for a full stream, and started as many workers as it may.
+  version=$(kubectl get deployment --namespace [[ config.keda_namespace ]] keda-operator \
+    --output 'jsonpath={.spec.template.spec.containers[0].image}' 2> /dev/null | sed 's/.*://; s/@.*//')
+  [ "$(printf '%s\n' "2.20.0" "${version:-0}" | sort -V | head -n 1)" = 2.20.0 ] ||
+    fail "KEDA ${version:-unknown} miscounts missing consumers: 2.20 or newer, or scaler = \"metrics-api\""
+[%- endif %]
+[%- endif %]
+[%- if config.monitoring == "operator" %]
+  need servicemonitors.monitoring.coreos.com \
+    "the Prometheus operator is not installed: set monitoring = \"files\" in [deploy], or see https://prometheus-operator.dev"
+[%- endif %]
+[%- if config.tls == "cert-manager" %]
+  need certificates.cert-manager.io "cert-manager is not installed: see https://cert-manager.io/docs/installation"
+[%- endif %]
+}
+
+# The consumers of a removed job, unless runs still wait for it: then nothing is deleted.
+unregister() {
+  served=$(kubectl get --namespace "$1" "$2" \
+    --output 'jsonpath={.metadata.annotations.holdfast\.dev/serves}')
+  [ -n "$served" ] || return 0
+  # shellcheck disable=SC2086 # the app, its group and its jobs
+  kubectl exec --namespace "$NAMESPACE" deployment/control -- holdfast deploy unregister $served ||
+    fail "$2 was not deleted; its other resources are left, too"
+}
+
+apply_job() {
+  register "$1"
+  apply "holdfast.dev/job=$1,holdfast.dev/step in (extra,workers,scaling)"
+  [ -z "$DRY" ] || return 0
+  for workload in $(kubectl get deployments --namespace "$NAMESPACE" --output name \
+    --selector "holdfast.dev/job=$1"); do
+    rolled_out "$workload"
+  done
+}
+
+for name in $WANTED; do
+  case " [[ (parts + jobs) | join(" ") ]] " in *" $name "*) ;; *) fail "there is no part or job $name" ;; esac
+done
+# A pipeline that applies jobs may not read cluster-wide resources, and need not.
+if [ -z "$WANTED" ]; then
+  preconditions
+fi
+
+if wanted base; then
+  apply holdfast.dev/part=namespace
+  apply holdfast.dev/part=base
+fi
+if [ -z "$DRY$WANTED" ]; then
+[%- for space, secret in secrets %]
+  need_secret [[ space ]] [[ secret ]] "./secrets.sh DIRECTORY makes it"
+[%- endfor %]
+[%- for secret in job_secrets %]
+  need_secret "$NAMESPACE" [[ secret ]] "make it: jobs use it"
+[%- endfor %]
+fi
+[%- set waits = {"nats": "statefulset/nats", "control": "deployment/control", "web": "deployment/web"} %]
+[%- if "nats" in parts %]
+if wanted nats && [ -z "$DRY" ]; then
+  size=$(kubectl get statefulset nats --namespace "$NAMESPACE" --ignore-not-found \
+    --output 'jsonpath={.spec.volumeClaimTemplates[0].spec.resources.requests.storage}')
+  [ "${size:-[[ config.nats_volume_gib ]]Gi}" = [[ config.nats_volume_gib ]]Gi ] ||
+    fail "the volumes of NATS have $size and shall have [[ config.nats_volume_gib ]]Gi: ./grow-nats.sh"
+fi
+[%- endif %]
+[%- for part in parts if part != "base" %]
+if wanted [[ part ]]; then
+  apply holdfast.dev/part=[[ part ]]
+[%- if part in waits %]
+  rolled_out [[ waits[part] ]]
+[%- endif %]
+fi
+[%- endfor %]
+for name in [[ jobs | join(" ") ]]; do
+  if wanted "$name"; then apply_job "$name"; fi
+done
+
+# What the cluster has of this project and the files do not: removed jobs above all.
+if [ -z "$WANTED" ]; then
+  kinds=deployment,job,service,serviceaccount,configmap,networkpolicy,poddisruptionbudget
+  kinds=$kinds,horizontalpodautoscaler,daemonset,role,rolebinding
+  for extra in scaledobjects.keda.sh servicemonitors.monitoring.coreos.com prometheusrules.monitoring.coreos.com; do
+    if kubectl get crd "$extra" > /dev/null 2>&1; then kinds=$kinds,$extra; fi
+  done
+  # Into files, so that an error ends the script: an empty list would make everything look removed.
+  kubectl create --dry-run=client --filename "$ALL/all.yaml" --output \
+    'jsonpath={.metadata.namespace} {.kind} {.metadata.name}{"\n"}' > "$ALL/every"
+  for space in [[ namespaces | join(" ") ]]; do
+    kubectl get "$kinds" --namespace "$space" --output name --selector \
+      app.kubernetes.io/managed-by=holdfast,app.kubernetes.io/part-of=[[ config.name ]] > "$ALL/live"
+    # KEDA makes HPAs with our labels, and removes them itself.
+    sed '/\/keda-hpa-/d' "$ALL/live" | sort > "$ALL/found"
+    awk -v space="$space" '$1 == space { print tolower($2) "/" $3 }' "$ALL/every" | sort > "$ALL/rendered"
+    [ -s "$ALL/rendered" ] || fail "nothing is rendered for $space: nothing is compared"
+    # deployment.apps/web → deployment/web
+    awk -F / '{ split($1, kind, "."); print kind[1] "/" $2, $0 }' "$ALL/found" | sort > "$ALL/named"
+    join -v 1 "$ALL/named" "$ALL/rendered" | cut -d ' ' -f 2 > "$ALL/gone"
+    while read -r resource; do
+      if [ -n "$PRUNE" ] && [ -z "$DRY" ]; then
+        case $resource in deployment.apps/*) unregister "$space" "$resource" ;; esac
+        kubectl delete --namespace "$space" "$resource"
+      else
+        echo "no longer rendered: $space $resource (--prune deletes it)"
+      fi
+    done < "$ALL/gone"
+  done
+fi
+[ -n "$DRY" ] || echo "applied: 'holdfast doctor' says whether all is well"
