@@ -21,9 +21,9 @@ from holdfast.model.liveness import Liveness
 from holdfast.model.node import NodeRecord
 from holdfast.names import kv_stream
 from holdfast.server import Cluster, Server
-from holdfast.status import namespace_checks
-from holdfast.status.checkup import Finding, Site
+from holdfast.status import checks
 from holdfast.status.doctor import PATIENCE_SECONDS, examine
+from holdfast.status.probes import Finding, Site
 from tests.integration.cli_support import holdfast
 from tests.integration.command import Command
 from tests.integration.old_server import claiming
@@ -191,7 +191,7 @@ async def test_doctor_notices_a_node_that_fell_silent(app: Holdfast) -> None:
         later, now = broker.server_now() + 60, broker.clock.monotonic()
         broker.time.learn(later, now, topology.measure_clock)  # as if it were a minute later
         site = Site(broker, Client(broker, RecordConfig()), RecordConfig())
-        (finding,) = await namespace_checks.node_records(site)
+        (finding,) = await checks.node_records(site)
     assert finding.level == "warn"
     assert finding.text == "worker-gone-1 is RUNNING and was last heard of 1m ago"
 

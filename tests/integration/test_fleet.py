@@ -18,8 +18,7 @@ from holdfast.model import fleet as model
 from holdfast.model.fleet import Order
 from holdfast.names import H_EPOCH, H_EXPIRES, H_RUN, active_key, fleet_key
 from holdfast.server import Server
-from holdfast.status.agents import Agents
-from holdfast.status.fleet import FleetStatus
+from holdfast.status.fleet import Agents, FleetStatus
 from tests.fleet_world import World
 from tests.support import until
 

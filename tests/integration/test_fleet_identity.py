@@ -30,7 +30,7 @@ from holdfast.server import Cluster, Server
 from holdfast.settings.publisher import Publisher
 from holdfast.settings.sealing import Sealer
 from holdfast.settings.store import Store
-from holdfast.status.agents import Agents
+from holdfast.status.fleet import Agents
 from tests.integration.auth_support import NAMESPACE, Site, guarded, running
 from tests.support import until
 

@@ -9,8 +9,7 @@ import pytest
 from holdfast import Holdfast
 from holdfast.client import Client
 from holdfast.errors import InvalidInput
-from holdfast.status.paging import RunPages
-from holdfast.status.runs import RunFilter
+from holdfast.status.listing import RunFilter, RunPages
 from tests.integration.support import Seen, until, working
 
 

@@ -10,10 +10,8 @@ import pytest
 from holdfast import Backoff, Holdfast
 from holdfast.client import Client
 from holdfast.errors import InvalidInput
-from holdfast.status.dead import DeadFilter, DeadLetters
-from holdfast.status.dead_groups import dead_groups
-from holdfast.status.finding import Finder
-from holdfast.status.payloads import payload_of, place_of
+from holdfast.status.dead import DeadFilter, DeadLetters, dead_groups
+from holdfast.status.finding import Finder, payload_of, place_of
 from tests.integration.support import Seen, dead_letters, until, working
 
 

@@ -12,9 +12,8 @@ from holdfast.config import ConnectionConfig, RecordConfig
 from holdfast.model import run as runs
 from holdfast.model.run import RunRecord, State
 from holdfast.server import Server
-from holdfast.status.paging import RunPages
+from holdfast.status.listing import RunFilter, RunPages
 from holdfast.status.run_index import RunIndex
-from holdfast.status.runs import RunFilter
 from tests.integration.web_support import run_records, store_all, waiting_runs
 from tests.support import until
 

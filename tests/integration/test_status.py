@@ -39,8 +39,9 @@ from holdfast.status.actions import (
 from holdfast.status.audit import Audit
 from holdfast.status.dead import DeadLetters
 from holdfast.status.jobs import JobInfo, Jobs
+from holdfast.status.listing import RunFilter
 from holdfast.status.messages import newest
-from holdfast.status.runs import RunFilter, Runs
+from holdfast.status.runs import Runs
 from holdfast.status.trace import trace
 from tests.integration.support import (
     Seen,

@@ -28,8 +28,7 @@ from holdfast.model.slot import stamp
 from holdfast.names import kv_subject
 from holdfast.scheduler import Scheduler
 from holdfast.settings.store import Store
-from holdfast.status.agents import Agents
-from holdfast.status.fleet import FleetStatus
+from holdfast.status.fleet import Agents, FleetStatus
 from holdfast.status.messages import subject_counts
 from holdfast.status.nodes import Nodes
 from holdfast.status.unreadable import Damaged, UnreadableRecords

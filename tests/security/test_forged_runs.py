@@ -17,8 +17,7 @@ from holdfast.model import node, run
 from holdfast.model.node import NodeRecord
 from holdfast.model.run import RunRecord
 from holdfast.names import Names, kv_subject
-from holdfast.status.finding import Finder
-from holdfast.status.payloads import payload_of
+from holdfast.status.finding import Finder, payload_of
 from tests.integration.auth_support import Site, guarded, running
 from tests.security.test_reach import stored
 from tests.support import until

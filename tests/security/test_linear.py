@@ -97,7 +97,7 @@ READERS = (
     *("holdfast.model.target", "holdfast.model.codec", "holdfast.payload.values"),
     *("holdfast.settings.document", "holdfast.settings.top", "holdfast.settings.editing"),
     *("holdfast.broker.wire", "holdfast.broker.wire", "holdfast.broker.connecting"),
-    *("holdfast.status.messages", "holdfast.status.dead", "holdfast.status.payloads"),
+    *("holdfast.status.messages", "holdfast.status.dead", "holdfast.status.finding"),
     *("holdfast.worker.attempt", "holdfast.cli.common", "holdfast.cli.fleet_view"),
     *("uptime.check", "uptime.guard", "uptime.config", "uptime.service", "uptime.web.security"),
     *("uptime.web.forms", "uptime.web.pages", "uptime.web.charts"),

@@ -31,7 +31,7 @@ from holdfast.identity import grants
 from holdfast.identity.grants import program_bucket
 from holdfast.names import Names, kv_stream, kv_subject
 from holdfast.server import Server
-from holdfast.status.stream_fixes import fix
+from holdfast.status.checks import fix
 from tests.integration.auth_support import Site, guarded, running
 from tests.support import until
 

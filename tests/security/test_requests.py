@@ -21,8 +21,8 @@ from holdfast.identity import CommandSigner, Credentials, Refusal
 from holdfast.model import fleet as model
 from holdfast.model.fleet import FleetRequest, Order
 from holdfast.names import H_TTL, kv_stream, kv_subject
-from holdfast.status.agents import Agents
 from holdfast.status.audit import Audit, AuditLine
+from holdfast.status.fleet import Agents
 from holdfast.status.nodes import Nodes
 from tests.integration.auth_support import Site, guarded, running
 from tests.integration.test_fleet_identity import Fleetlet, fleetlet

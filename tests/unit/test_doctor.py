@@ -9,11 +9,9 @@ import pytest
 from holdfast.broker.streams import NANO, Difference, stream_configs
 from holdfast.config import RecordConfig
 from holdfast.names import Names
-from holdfast.status import server_checks
-from holdfast.status.checkup import Site
-from holdfast.status.monitor import Jetstream, derived_urls
-from holdfast.status.permissions import probes
-from holdfast.status.stream_fixes import changes, is_grave, is_safe
+from holdfast.status import checks
+from holdfast.status.checks import changes, is_grave, is_safe
+from holdfast.status.probes import Jetstream, Site, derived_urls, probes
 
 MIB = 1024 * 1024
 
@@ -43,7 +41,7 @@ def site(**facts: Any) -> Site:
 )
 async def test_doctor_judges_the_clock(offset: float, level: str) -> None:
     """A quarter of a second is worth a warning, a whole one stops schedulers."""
-    (finding,) = await server_checks.clock(site(offset=offset))
+    (finding,) = await checks.clock(site(offset=offset))
     assert finding.level == level
 
 
@@ -53,7 +51,7 @@ async def test_doctor_judges_the_clock(offset: float, level: str) -> None:
 )
 async def test_doctor_judges_max_payload(size: int, level: str) -> None:
     """A dead letter has to fit; huge messages slow everybody down."""
-    (finding,) = await server_checks.payload(site(max_message_bytes=size))
+    (finding,) = await checks.payload(site(max_message_bytes=size))
     assert finding.level == level
 
 
@@ -63,7 +61,7 @@ async def test_doctor_judges_how_full_the_store_is(used: int, level: str) -> Non
     where = site()
     where.account = {"storage": used, "limits": {"max_storage": 100}}
     where.monitors = [Jetstream("http://a:8222", True, 0, used * 10, 1000, 1)]
-    assert [f.level for f in await server_checks.storage(where)] == [level, level]
+    assert [f.level for f in await checks.storage(where)] == [level, level]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def register(app: Cli) -> None:
 
 async def list_agents(target: TargetArgument = "*", online: OnlineOption = False) -> None:
     """List agents: whether they are online, when they were last seen, what they are."""
-    from holdfast.status.agents import Agents
+    from holdfast.status.fleet import Agents
 
     async with connected() as client:
         found = await Agents(client).list(target, online=online)
@@ -65,7 +65,7 @@ async def list_agents(target: TargetArgument = "*", online: OnlineOption = False
 
 async def show(agent: AgentArgument) -> None:
     """Show an agent with all its facts and functions."""
-    from holdfast.status.agents import Agents
+    from holdfast.status.fleet import Agents
 
     async with connected() as client:
         info, facts = await Agents(client).show(agent)

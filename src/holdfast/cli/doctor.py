@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.config import ConnectionConfig, RecordConfig
-    from holdfast.status.checkup import Finding
+    from holdfast.status.probes import Finding
 
 MARKS = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
 COLOURS = {"ok": typer.colors.GREEN, "warn": typer.colors.YELLOW, "fail": typer.colors.RED}
@@ -75,8 +75,7 @@ async def _fix(connection: ConnectionConfig, records: RecordConfig, yes: bool) -
     from holdfast.broker import Broker
     from holdfast.client import Client
     from holdfast.errors import NotFound
-    from holdfast.status.namespace_checks import stranded
-    from holdfast.status.stream_fixes import is_safe
+    from holdfast.status.checks import is_safe, stranded
 
     async with Broker(connection, name="holdfast doctor") as broker:
         client = Client(broker, records)

@@ -67,7 +67,8 @@ async def list_runs(
     limit: LimitOption = 50,
 ) -> None:
     """List runs, the newest change first."""
-    from holdfast.status.runs import RunFilter, Runs
+    from holdfast.status.listing import RunFilter
+    from holdfast.status.runs import Runs
 
     async with connected() as client:
         wanted = RunFilter(job, group, state, node, prefix, instant(since, client, "--since"))

@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from holdfast.settings.plan import Plan
     from holdfast.settings.publisher import Publisher
     from holdfast.settings.tree import Tree
-    from holdfast.status.agents import Agents
     from holdfast.status.audit import Audit
     from holdfast.status.dead import DeadLetter, DeadLetters, Replayed, Selection
-    from holdfast.status.fleet import FleetStatus
+    from holdfast.status.fleet import Agents, FleetStatus
     from holdfast.status.jobs import JobInfo, Jobs, Purged, Which
     from holdfast.status.nodes import Nodes
     from holdfast.status.runs import Runs
@@ -103,7 +102,7 @@ class Operator:
 
     @cached_property
     def agents(self) -> Agents:
-        from holdfast.status.agents import Agents
+        from holdfast.status.fleet import Agents
 
         return Agents(self.client)
 
@@ -712,8 +711,8 @@ async def rotate_secrets(
 @action("doctor", "fix", "admin", "Fix them")
 async def fix(by: Operator, line: Line, stranded: Stranded, cases: list[Case]) -> Fixed:
     """Correct streams whose configuration has drifted, and repair stranded runs."""
+    from holdfast.status.checks import fix as fix_streams
     from holdfast.status.stranded import repair_all
-    from holdfast.status.stream_fixes import fix as fix_streams
 
     streams = await fix_streams(by.client.topology)
     repaired = await repair_all(stranded, cases)

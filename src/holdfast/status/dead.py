@@ -1,16 +1,19 @@
-"""Dead letters: runs that were given up, with their bytes, headers, reason and story.
+"""Dead letters: runs that were given up, with their bytes, headers, reason and attempts.
 
 A letter's id is its sequence in the dead-letter stream. `replay` sends letters again, each guarded
-by the run's claim (`replaying`): of two operators who replay the same letter one run comes. `drop`
-removes letters for good. Both take ids or a filter, are paced, and are written to the ledger.
+by the run's claim (`replaying`): however many operators replay a letter, it becomes one run. `drop`
+removes letters for good. Both take ids or a filter.
+
+A page looks at no more than `PAGE_LOOK` letters, and groups are made of the newest `GROUP_LOOK`, so
+that looking costs the same however many there are; totals come from the server and are complete.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Callable, MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -19,7 +22,7 @@ from holdfast.client import Client
 from holdfast.errors import InvalidInput, NotFound, Unreadable
 from holdfast.model.codec import whole_number
 from holdfast.model.dead import ATTEMPTS, TEXT
-from holdfast.model.run import Attempt
+from holdfast.model.run import Attempt, fingerprint
 from holdfast.names import (
     H_ATTEMPTS,
     H_CRASHES,
@@ -35,7 +38,7 @@ from holdfast.names import (
 )
 from holdfast.status.actions import SELECT_MOST
 from holdfast.status.audit import Audit
-from holdfast.status.messages import Kept, by_sequence, delete, newest
+from holdfast.status.messages import Kept, by_sequence, delete, newest, subject_counts
 from holdfast.status.replaying import Replayer
 
 
@@ -123,21 +126,12 @@ class DeadLetters:
     async def list(self, wanted: DeadFilter | None = None, limit: int = 50) -> Sequence[DeadLetter]:
         """The newest letters that match."""
         found: list[DeadLetter] = []
-        async for letter in self._matching(wanted or DeadFilter()):
-            found.append(letter)
-            if len(found) >= limit:
-                break
-        return found
-
-    async def _matching(self, wanted: DeadFilter) -> AsyncIterator[DeadLetter]:
-        names = self._broker.names
-        subject = names.dead_letter(wanted.group or "*", wanted.job or "*")
-        async for kept in newest(self._broker, self._stream, subject):
-            if kept.stored < wanted.since:
-                return
-            letter = read_letter(kept, names)
-            if wanted.matches(letter):
-                yield letter
+        older = 0
+        while True:
+            page = await dead_page(self._client, wanted or DeadFilter(), limit - len(found), older)
+            found, older = found + page.letters, page.older
+            if not older or len(found) >= limit:
+                return found
 
     async def show(self, id: int) -> DeadLetter:
         """One letter."""
@@ -315,3 +309,79 @@ def _attempts(header: str) -> tuple[Attempt, ...]:
         return ATTEMPTS.decode(header.encode("utf-8", "surrogateescape")) if header else ()
     except Unreadable:
         return ()
+
+
+PAGE_LOOK: Final = 2_000
+
+
+class DeadPage(msgspec.Struct, frozen=True):
+    """One page of letters, newest first."""
+
+    letters: list[DeadLetter]
+    older: int
+    """The next page has what comes before this id; 0: this was the last."""
+
+
+async def dead_page(
+    client: Client, wanted: DeadFilter, limit: int = 50, before: int = 0, look: int = PAGE_LOOK
+) -> DeadPage:
+    """The letters that match from a place on; fewer than `limit` when few of many match."""
+    names = client.broker.names
+    subject = names.dead_letter(wanted.group or "*", wanted.job or "*")
+    found: list[DeadLetter] = []
+    looked, at = 0, 0
+    async for kept in newest(client.broker, names.dead, subject, before):
+        if kept.stored < wanted.since:
+            return DeadPage(found, 0)
+        if looked >= look or len(found) >= limit:
+            return DeadPage(found, at)
+        looked, at = looked + 1, kept.sequence
+        letter = read_letter(kept, names)
+        if wanted.matches(letter):
+            found.append(letter)
+    return DeadPage(found, 0)
+
+
+GROUP_LOOK: Final = 1_000
+
+
+class DeadGroup(msgspec.Struct, frozen=True):
+    """Letters of one job with one kind of error, newest first."""
+
+    group: str
+    job: str
+    kind: str
+    """The error with its numbers and quoted parts blanked."""
+    letters: tuple[DeadLetter, ...]
+
+
+class DeadGroups(msgspec.Struct, frozen=True):
+    """What was grouped, and what there is in all."""
+
+    groups: list[DeadGroup]
+    looked: int
+    totals: dict[tuple[str, str], int]
+    """By group and job."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.totals.values())
+
+
+async def dead_groups(client: Client, wanted: DeadFilter, look: int = GROUP_LOOK) -> DeadGroups:
+    """The newest letters that match, by job and kind; the largest group first."""
+    letters = await DeadLetters(client).list(wanted, look)
+    found: dict[tuple[str, str, str], list[DeadLetter]] = {}
+    for letter in letters:
+        kind = fingerprint(letter.error) or letter.reason
+        found.setdefault((letter.group, letter.job, kind), []).append(letter)
+    groups = [DeadGroup(*key, tuple(group)) for key, group in found.items()]
+    groups.sort(key=lambda one: (-len(one.letters), one.group, one.job, one.kind))
+    return DeadGroups(groups, len(letters), await dead_totals(client))
+
+
+async def dead_totals(client: Client) -> dict[tuple[str, str], int]:
+    """How many letters each job has."""
+    names = client.broker.names
+    counts = await subject_counts(client.broker, names.dead, names.dead_letter("*", "*"))
+    return {where: n for s, n in counts.items() if (where := names.parse_dead(s))}

@@ -19,29 +19,29 @@ from holdfast.broker.connecting import shown_url
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig
 from holdfast.errors import HoldfastError
-from holdfast.status import access_checks, monitor, namespace_checks, server_checks
-from holdfast.status.checkup import Check, Finding, Site
+from holdfast.status import checks, probes
+from holdfast.status.probes import Check, Finding, Site
 
 PATIENCE_SECONDS: Final = 2.0
 
 SERVER_CHECKS: Final[dict[str, Check]] = {
-    "login": access_checks.login,
-    "encryption": access_checks.encryption,
-    "permissions": server_checks.permissions,
-    "max_payload": server_checks.payload,
-    "durability": server_checks.durability,
-    "storage": server_checks.storage,
+    "login": checks.login,
+    "encryption": checks.encryption,
+    "permissions": checks.permissions,
+    "max_payload": checks.payload,
+    "durability": checks.durability,
+    "storage": checks.storage,
 }
 NAMESPACE_CHECKS: Final[dict[str, Check]] = {
-    "streams": namespace_checks.streams,
-    "replicas": namespace_checks.replicas,
-    "clock": server_checks.clock,
-    "nodes": namespace_checks.node_records,
-    "jobs": namespace_checks.jobs,
-    "records": namespace_checks.records,
-    "runs": namespace_checks.stranded_runs,
-    "schedules": namespace_checks.registrations,
-    "subscriptions": namespace_checks.subscriptions,
+    "streams": checks.streams,
+    "replicas": checks.replicas,
+    "clock": checks.clock,
+    "nodes": checks.node_records,
+    "jobs": checks.jobs,
+    "records": checks.records,
+    "runs": checks.stranded_runs,
+    "schedules": checks.registrations,
+    "subscriptions": checks.subscriptions,
 }
 
 
@@ -60,7 +60,7 @@ async def examine(
         return [Finding("connection", "fail", str(error))]
     try:
         site = Site(broker, Client(broker, records), records, liveness)
-        site.asked = monitor_urls or monitor.derived_urls(config.servers)
+        site.asked = monitor_urls or probes.derived_urls(config.servers)
         return await _examine(site)
     finally:
         await broker.close()
@@ -68,12 +68,12 @@ async def examine(
 
 async def _examine(site: Site) -> list[Finding]:
     url = shown_url(site.broker.config.nats_url)
-    found = [Finding("connection", "ok", f"connected to {url}"), server_checks.version(site)]
+    found = [Finding("connection", "ok", f"connected to {url}"), checks.version(site)]
     if found[-1].level == "fail":
         return found
-    answers = await asyncio.gather(*(monitor.ask(url) for url in site.asked))
+    answers = await asyncio.gather(*(probes.ask(url) for url in site.asked))
     site.monitors = [answer for answer in answers if answer]
-    found.append(await server_checks.jetstream(site))
+    found.append(await checks.jetstream(site))
     found += await _check(site, SERVER_CHECKS)
     if any(one.level == "fail" for one in found if one.check in ("jetstream", "permissions")):
         text = "not looked at: that needs JetStream and every permission"
@@ -81,9 +81,9 @@ async def _examine(site: Site) -> list[Finding]:
     return found + await _check(site, NAMESPACE_CHECKS)
 
 
-async def _check(site: Site, checks: Mapping[str, Check]) -> list[Finding]:
+async def _check(site: Site, chosen: Mapping[str, Check]) -> list[Finding]:
     found: list[Finding] = []
-    for name, check in checks.items():
+    for name, check in chosen.items():
         try:
             found += await check(site)
         except HoldfastError as error:

@@ -1,8 +1,12 @@
-"""Finding a run by its id alone: its record, the message that carries it, its dead letters.
+"""Finding a run by its id alone: its record, its message, its dead letter and its payload.
 
 A record is one read. A message is looked up directly where the id says where it is (a delayed or
-parked one has the run in its subject, a header-less one its sequence), else its queue is searched:
-the job's own for a keyed run, all of them for any other, up to `SEARCH_MOST` messages.
+parked one has the run in its subject, a header-less one its sequence); otherwise its queue is
+searched, up to `SEARCH_MOST` messages: the job's queue for a keyed run, all queues for any other.
+
+The payload travels in the run's message and is stored nowhere else: in the stream while the run
+waits or is running, in the dead letter once it was given up, and in the record of a run that starts
+at most once. A run that has ended otherwise no longer has one.
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ from holdfast.broker import Broker
 from holdfast.client import Client
 from holdfast.errors import RunNotFound
 from holdfast.model import run as runs
+from holdfast.model.codec import whole_number
 from holdfast.model.replay import MARK
 from holdfast.model.run import RunRecord
-from holdfast.names import DEFAULT_GROUP, check_run
+from holdfast.names import DEFAULT_GROUP, H_OBJECT, check_run
 from holdfast.status.messages import Kept, by_sequence, last_of, newest, oldest, subject_counts
 
 SEARCH_MOST: Final = 100_000
@@ -168,3 +173,43 @@ def replayed(record: RunRecord) -> bool:
 def read_record(broker: Broker, run: str, body: bytes) -> RunRecord | None:
     """A run's record, or None when it cannot be read, which is noted."""
     return broker.unreadable.read(runs.decode, broker.names.runs, run, body)
+
+
+_ACK = "$JS.ACK."
+
+
+async def payload_of(client: Client, found: Found) -> tuple[bytes, dict[str, str]] | None:
+    """A run's payload and the sender's own headers; None when they are gone."""
+    record = found.record
+    if record and (record.body or record.body_object):
+        name = record.body_object
+        return (await client.objects.get(name) if name else record.body), {}
+    kept = await _message(client, found)
+    if kept is None:
+        return None
+    name = kept.headers.get(H_OBJECT, "")
+    body = await client.objects.get(name) if name else kept.body
+    return body, kept.user_headers
+
+
+async def _message(client: Client, found: Found) -> Kept | None:
+    if found.carrier:
+        return found.carrier.kept
+    if found.letter:
+        return found.letter
+    reply = found.record.reply if found.record else ""
+    place = place_of(reply) if client.broker.names.takes_acks(reply) else None  # not any stream's
+    return await by_sequence(client.broker, *place) if place else None
+
+
+def place_of(reply: str) -> tuple[str, int] | None:
+    """Stream and sequence of a message, from where it is acknowledged.
+
+    `$JS.ACK.<stream>.<consumer>.<delivered>.<sequence>…`, or with domain and account in front.
+    """
+    if not reply.startswith(_ACK):
+        return None
+    parts = reply.removeprefix(_ACK).split(".")
+    parts = parts[2:] if len(parts) > 8 else parts
+    sequence = whole_number(parts[3]) if len(parts) >= 7 else 0
+    return (parts[0], sequence) if sequence else None

@@ -1,20 +1,28 @@
-"""Fan-out runs as an operator sees them: what is active, what has been, what each agent said."""
+"""Agents and fan-out runs as an operator sees them.
+
+An agent is known by its facts, which stay; it is online while its record exists, which expires by
+itself. `forget` removes an agent that will not come back, so that no target matches it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import get_args
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final, get_args
 
 import msgspec
 
 from holdfast import errors
-from holdfast.broker import Bucket
+from holdfast.broker import Bucket, Entry
 from holdfast.broker.kv import direct_batch
 from holdfast.client import Client
 from holdfast.client.fleet import Fleet
 from holdfast.model import fleet
-from holdfast.model.fleet import FleetRun, Return, Step
-from holdfast.names import active_key, check_run, fleet_key
+from holdfast.model import node as nodes
+from holdfast.model.fleet import FACTS, FleetRun, Return, Step
+from holdfast.model.node import NodeRecord
+from holdfast.model.target import parse
+from holdfast.names import active_key, check_name, check_run, fleet_key
 from holdfast.status.audit import Audit
 
 
@@ -133,3 +141,135 @@ class FleetStatus:
         if self._who:
             await Audit(self._client, self._who).write("cancel", runs=[run], detail="fleet")
         return record
+
+
+PING_SECONDS: Final = 2.0
+"""An online agent answers in milliseconds; an absent one is reported at once."""
+
+
+class AgentInfo(msgspec.Struct, frozen=True):
+    """One agent for people and programs."""
+
+    id: str
+    online: bool
+    last_seen: float
+    """When the server last stored something of it."""
+    host: str
+    os: str
+    address: str
+    version: str
+    running: int
+    functions: tuple[str, ...]
+    metrics: dict[str, float]
+
+
+class Agents:
+    """Reads the agents of a namespace."""
+
+    def __init__(self, client: Client, who: str | None = None) -> None:
+        self._client = client
+        self._who = who
+        self._facts = Bucket(client.broker, client.broker.names.facts)
+        self._records = Bucket(client.broker, client.broker.names.agents)
+
+    async def list(
+        self, target: str = "*", *, online: bool = False, seen: Callable[[Any], Any] | None = None
+    ) -> Sequence[AgentInfo]:
+        """The agents that a target means, by id.
+
+        `seen` makes of facts what whoever asks may see of them: by the rest they cannot search.
+        """
+        wanted = parse(target)
+        facts = await self._entries(self._facts)
+        records = await self._entries(self._records)
+
+        def chosen() -> list[AgentInfo]:
+            found = []
+            for agent, entry in facts.items():
+                said = self._said(entry)
+                judged = seen(said) if seen and wanted.needs_facts else said
+                if wanted.matches(agent, judged):
+                    found.append(self._info(agent, said, entry, records.get(agent)))
+            return sorted(found, key=lambda a: a.id)
+
+        # In a thread: patterns and facts are foreign, and a fleet is large.
+        return [info for info in await asyncio.to_thread(chosen) if info.online or not online]
+
+    async def show(self, agent: str) -> tuple[AgentInfo, dict[str, Any]]:
+        """An agent and its facts."""
+        check_name(agent, "agent")
+        try:
+            entry = await self._facts.get(agent)
+        except errors.NotFound:
+            entry = None
+        if entry is None:
+            raise errors.NotFound(f"no agent {agent!r} is known: see 'holdfast agents list'")
+        said = self._said(entry)
+        return self._info(agent, said, entry, await self._records.get(agent)), said
+
+    async def forget(self, agent: str) -> None:
+        """Take an agent out of the index, so that no target means it any more."""
+        info, _ = await self.show(agent)
+        if info.online and await self._answers(agent):
+            raise errors.InvalidInput(
+                f"agent {agent!r} is online: stop it first, else it is back with its next facts"
+            )
+        revision, _ = await self._facts.last(agent)
+        await self._facts.remove(agent, expected=revision)
+        await self._records.delete(agent)
+        if self._who:
+            await Audit(self._client, self._who).write("forget", detail=agent)
+
+    async def _answers(self, agent: str) -> bool:
+        """Whether anybody listens under its name: a record may outlive a login that was revoked."""
+        broker = self._client.broker
+        try:
+            await broker.request(broker.names.node(agent, "ping"), timeout=PING_SECONDS)
+        except errors.Unavailable:
+            return False
+        except errors.OutcomeUnknown:
+            return True  # somebody listens and is slow
+        return True
+
+    async def _entries(self, bucket: Bucket) -> dict[str, Entry]:
+        try:
+            return {entry.key: entry async for entry in bucket.entries()}
+        except errors.NotFound:
+            return {}  # no dispatcher has been here yet
+
+    def _said(self, entry: Entry) -> dict[str, Any]:
+        """An agent's facts; none when they cannot be read, so that it is listed all the same."""
+        return self._facts.read(FACTS.decode, entry) or {}
+
+    def _info(
+        self, agent: str, said: dict[str, Any], facts: Entry, entry: Entry | None
+    ) -> AgentInfo:
+        """One whose record cannot be read is shown as offline."""
+        record = self._records.read(nodes.decode, entry) if entry else None
+        age = self._client.broker.server_now() - entry.stored if entry else 0.0
+        if record is None:
+            record = _offline(agent)
+        elif record.alive and not record.online(age):
+            record = msgspec.structs.replace(record, state="INACTIVE")
+        return _info(agent, said, facts, entry, record)
+
+
+def _offline(agent: str) -> NodeRecord:
+    return NodeRecord(agent, "agent", state="INACTIVE")
+
+
+def _info(
+    agent: str, said: dict[str, Any], facts: Entry, entry: Entry | None, record: NodeRecord
+) -> AgentInfo:
+    return AgentInfo(
+        agent,
+        record.alive,
+        max(facts.stored, entry.stored if entry else 0.0),
+        record.host or str(said.get("host", "")),
+        str(said.get("os_name", said.get("os", ""))),
+        str(said.get("default_ipv4", "")),
+        record.version or str(said.get("version", "")),
+        record.running if record.alive else 0,
+        record.jobs,
+        record.metrics,
+    )

@@ -1,29 +1,122 @@
-"""Jobs as the server knows them: what waits, what is in flight, what is put off, what is dead.
+"""Jobs as the server knows them: what is waiting, in flight, delayed and dead; pausing and purging.
 
-A job is known when a worker has ever served it (its consumers exist) or when something was sent to
-it. `pause` stops the server from delivering, to the job's queue and to its events; what is running
-goes on. It is a property of the consumers, and it is written down beside them: a consumer that is
-made anew (deleted by hand, or a subscription that a new release has) starts paused, too.
+A job is known once a worker has served it (its consumers exist) or something was sent to it.
+`pause` stops the server from delivering to the job's queue and its events; what is running
+continues. The pause is a property of the consumers and is also recorded beside them, so that a
+consumer that is created again starts paused.
 
-`purge` removes runs that wait or are put off; what is in flight is left alone, and so are events,
-which belong to every job that subscribes to them.
+`purge` removes runs that wait or are delayed, without losing one that has started or leaving a
+record behind. It pauses deliveries first, so that "not handed to anybody" stays true meanwhile. A
+run that has been tried before is cancelled by compare-and-swap before its message is removed: a
+crash in between leaves a message that the next worker drops, never a record that waits forever.
+Only messages that existed at the start are removed; events stay, because every job that subscribes
+shares them. A purged key still counts as a repeat until the server's window of message ids is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence, Sequence, Set
+import asyncio
+from collections.abc import AsyncIterator, MutableSequence, Sequence, Set
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 
 from holdfast.broker import Bucket
 from holdfast.client import Client
-from holdfast.errors import BrokerError, InvalidInput, NotFound, UnknownJob
+from holdfast.clock import rfc3339
+from holdfast.errors import BrokerError, Conflict, InvalidInput, NotFound, UnknownJob
+from holdfast.model import run as runs
 from holdfast.names import consumer, parse_consumer, parse_pause_key, pause_key
 from holdfast.status.audit import Audit
-from holdfast.status.messages import next_of, subject_counts
-from holdfast.status.purging import Purger
+from holdfast.status.finding import Finder
+from holdfast.status.messages import delete, next_of, oldest, subject_counts
+
+PAUSE_SECONDS: Final = 600.0
+_CHUNK: Final = 100
+
+
+class Purger:
+    """Removes waiting and parked runs of one job at a time."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._broker = client.broker
+        self._names = client.broker.names
+        self._finder = Finder(client)
+
+    async def waiting(self, group: str, job: str) -> int:
+        """Remove what waits in a job's queue; returns how many."""
+        subject = self._names.job(group, job)
+        async with self._paused(group, job) as info:
+            start = int(info["delivered"]["stream_seq"]) + 1 if info else 1
+            alone = info is None or not info.get("num_ack_pending")
+            return await self._remove(subject, start, whole=alone)
+
+    async def parked(self, group: str, job: str) -> int:
+        """Remove what is put off until later; returns how many."""
+        return await self._remove(self._names.later(group, job, "*", "*"), 1, whole=True)
+
+    async def _remove(self, subject: str, start: int, *, whole: bool) -> int:
+        """Cancel the records and remove the messages, at once when all of the subject goes."""
+        sequences: list[int] = []
+        tried: list[str] = []
+        async for kept in oldest(self._broker, self._names.jobs, subject, start):
+            sequences.append(kept.sequence)
+            tried.append(kept.run)
+        for n in range(0, len(tried), _CHUNK):
+            await asyncio.gather(*(self._cancel_record(r) for r in tried[n : n + _CHUNK]))
+        if not sequences:
+            return 0
+        if whole:
+            request = {"filter": subject, "seq": sequences[-1] + 1}
+            answer = await self._broker.api(f"STREAM.PURGE.{self._names.jobs}", request)
+            return int(answer.get("purged", 0))
+        count = 0
+        for n in range(0, len(sequences), _CHUNK):
+            count += sum(await asyncio.gather(*map(self._delete, sequences[n : n + _CHUNK])))
+        return count
+
+    async def _delete(self, sequence: int) -> bool:
+        return await delete(self._broker, self._names.jobs, sequence)
+
+    async def _cancel_record(self, run: str) -> None:
+        """A waiting run's record ends with its message; any other record is not our business."""
+        record, revision = await self._finder.record(run)
+        if record is None or record.state != "failed":
+            return
+        now = self._broker.server_now()
+        ended = runs.ended(record, "cancelled", error="purged", token=f"purge.{run}", now=now)
+        records = self._client.records
+        ttl = records.keyed_ttl_seconds if record.keyed else records.keyless_ttl_seconds
+        try:
+            await self._client.runs.put(run, runs.encode(ended), expected=revision, ttl=ttl)
+        except Conflict:
+            return  # it has just moved on
+
+    @asynccontextmanager
+    async def _paused(self, group: str, job: str) -> AsyncIterator[dict[str, Any] | None]:
+        """The queue's consumer, as it stands while the server delivers nothing.
+
+        The pause ends by itself, so that a purge that dies stops the job for a while only.
+        """
+        topology, stream, name = self._client.topology, self._names.jobs, consumer(group, job)
+        try:
+            info = await self._broker.api(f"CONSUMER.INFO.{stream}.{name}")
+        except NotFound:
+            yield None
+            return
+        if info.get("paused"):
+            yield info
+            return
+        until = rfc3339(self._broker.server_now() + PAUSE_SECONDS)
+        await topology.pause(stream, name, until=until)
+        try:
+            yield await self._broker.api(f"CONSUMER.INFO.{stream}.{name}")
+        finally:
+            await topology.resume(stream, name)
+
 
 Which = Literal["waiting", "parked", "all"]
 

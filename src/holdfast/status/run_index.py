@@ -28,7 +28,7 @@ from holdfast.client import Client
 from holdfast.errors import BrokerError
 from holdfast.names import H_KV_OPERATION, H_MARKER, H_TTL, kv_key, kv_subject
 from holdfast.status.finding import read_record
-from holdfast.status.runs import RunFilter, RunInfo, of_record
+from holdfast.status.listing import RunFilter, RunInfo, of_record
 
 log = logging.getLogger("holdfast.status")
 

@@ -9,10 +9,7 @@ are written to the ledger.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -21,64 +18,23 @@ from holdfast import durations
 from holdfast.broker import Bucket
 from holdfast.client import Client
 from holdfast.clock import rfc3339
-from holdfast.errors import InvalidInput, NoRecord, NotFound, RunError
+from holdfast.errors import NoRecord, NotFound, RunError
 from holdfast.model import node as nodes
-from holdfast.model.message import cause_of, next_message
+from holdfast.model.message import next_message
 from holdfast.model.run import RunRecord
 from holdfast.names import (
-    Names,
-    check_name,
     consumer,
-    encode,
-    kv_key,
-    kv_subject,
 )
 from holdfast.status.audit import Audit
 from holdfast.status.dead import DeadLetters
-from holdfast.status.finding import Carrier, Finder, Found, read_record, replayed
+from holdfast.status.finding import Carrier, Finder, Found, replayed
 from holdfast.status.jobs import Jobs
-from holdfast.status.messages import Kept, delete, newest
+from holdfast.status.listing import RunFilter, RunInfo, RunPages, of_message, of_record
+from holdfast.status.messages import Kept, delete
 from holdfast.status.stranded import Stranded
-
-STATES: Final = (
-    "queued",
-    "delayed",
-    "running",
-    "failed",
-    "done",
-    "cancelled",
-    "dead",
-    "lost",
-)
-LOOK_MOST: Final = 20_000
-"""Messages of a queue that a list looks through for runs without a record."""
 
 CLAIM_SECONDS: Final = 2.0
 """How long a worker may take from a delivery to its claim before there is none to wait for."""
-
-_CHUNK: Final = 100
-
-
-class RunInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One run in a list."""
-
-    run: str
-    state: str
-    group: str
-    job: str
-    updated: float
-    """When it last changed, by the server's clock."""
-    created: float = 0.0
-    started: float = 0.0
-    ended: float = 0.0
-    due: float = 0.0
-    """When a delayed run, or the next attempt of a failed one, is to start."""
-    attempts: int = 0
-    failures: int = 0
-    crashes: int = 0
-    node: str = ""
-    error: str = ""
-    cause: str = ""
 
 
 class RunDetail(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -89,64 +45,6 @@ class RunDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     """A sentence: where it is, and what will happen to it."""
     record: RunRecord | None = None
     dead_letter: int = 0
-
-
-_EXACT: Final = ("job", "group", "state", "node")
-
-
-@dataclass(frozen=True, slots=True)
-class RunFilter:
-    """Which runs; what is empty matches all."""
-
-    job: str = ""
-    group: str = ""
-    state: str = ""
-    node: str = ""
-    prefix: str = ""
-    """How the run's id, or its key, begins."""
-    since: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("job", "group"):
-            if getattr(self, name):
-                check_name(getattr(self, name), name)
-        if self.state and self.state not in STATES:
-            raise InvalidInput(f"{self.state!r} is not a state of a run: {', '.join(STATES)}")
-
-    def matches(self, info: RunInfo) -> bool:
-        return (
-            (not self.job or info.job == self.job)
-            and (not self.group or info.group == self.group)
-            and (not self.state or info.state == self.state)
-            and (not self.node or info.node == self.node)
-            and (not self.prefix or _begins(self.prefix)(info))
-            and info.updated >= self.since
-        )
-
-    def predicate(self) -> Callable[[RunInfo], bool]:
-        """`matches`, without what was not asked for: for very many runs."""
-        tests = [_equals(n, getattr(self, n)) for n in _EXACT if getattr(self, n)]
-        if self.prefix:
-            tests.append(_begins(self.prefix))
-        if not tests:
-            return lambda info: info.updated >= self.since
-        return tests[0] if len(tests) == 1 and not self.since else self.matches
-
-
-def _equals(name: str, value: str) -> Callable[[RunInfo], bool]:
-    get = attrgetter(name)
-    return lambda info: bool(get(info) == value)
-
-
-def _begins(prefix: str) -> Callable[[RunInfo], bool]:
-    """Whether a run's id, or its key, begins so."""
-    key = f"/{encode(prefix)}"
-
-    def begins(info: RunInfo) -> bool:
-        run = info.run
-        return run.startswith(prefix) or run.find(key, run.rfind("/")) >= 0
-
-    return begins
 
 
 class Runs:
@@ -163,61 +61,15 @@ class Runs:
     # ---- looking
 
     async def list(self, wanted: RunFilter | None = None, limit: int = 50) -> Sequence[RunInfo]:
-        """The runs that match, newest change first."""
-        wanted = wanted or RunFilter()
-        found: list[RunInfo] = []
-        if wanted.state not in ("queued", "delayed"):
-            found += await self._take(self._recorded(wanted), wanted, limit)
-        if wanted.state in ("", "queued") and not wanted.node:
-            subject = self._names.job(wanted.group or "*", wanted.job or "*")
-            found += await self._take(self._unrecorded(subject, wanted), wanted, limit)
-        if wanted.state in ("", "delayed") and not wanted.node:
-            subject = self._names.later(wanted.group or "*", wanted.job or "*", "*", "*")
-            found += await self._take(self._unrecorded(subject, wanted), wanted, limit)
-        return sorted(found, key=lambda info: info.updated, reverse=True)[:limit]
-
-    async def _take(
-        self, source: AsyncIterator[RunInfo], wanted: RunFilter, limit: int
-    ) -> Sequence[RunInfo]:
-        found: list[RunInfo] = []
-        async for info in source:
-            if wanted.matches(info):
-                found.append(info)
-                if len(found) >= limit:
-                    break
-        return found
-
-    async def _recorded(self, wanted: RunFilter) -> AsyncIterator[RunInfo]:
-        bucket = self._client.runs
-        async for kept in newest(self._broker, bucket.stream, kv_subject(bucket.name, ">")):
-            if kept.stored < wanted.since:
-                return
-            run = kv_key(bucket.name, kept.subject)
-            record = read_record(self._broker, run, kept.body)
-            if record is not None:
-                yield of_record(run, record, kept.stored)
-
-    async def _unrecorded(self, subject: str, wanted: RunFilter) -> AsyncIterator[RunInfo]:
-        """Runs that are only a message yet; those with a record are listed by it."""
-        looked = 0
-        chunk: list[RunInfo] = []
-        async for kept in newest(self._broker, self._names.jobs, subject):
-            looked += 1
-            if kept.stored < wanted.since or looked > LOOK_MOST:
-                break
-            info = of_message(kept, self._names)
-            if info and wanted.matches(info):
-                chunk.append(info)
-            if len(chunk) >= _CHUNK:
-                for fresh in await self._without_record(chunk):
-                    yield fresh
-                chunk = []
-        for fresh in await self._without_record(chunk):
-            yield fresh
-
-    async def _without_record(self, infos: Sequence[RunInfo]) -> Sequence[RunInfo]:
-        entries = await asyncio.gather(*(self._client.runs.get(info.run) for info in infos))
-        return [info for info, entry in zip(infos, entries, strict=True) if entry is None]
+        """The runs that match, newest change first: page after page until there are `limit`."""
+        pages, cursor = RunPages(self._client), ""
+        found: dict[str, RunInfo] = {}
+        while True:
+            page = await pages.page(wanted or RunFilter(), limit - len(found), cursor)
+            found |= {info.run: info for info in page.runs}
+            cursor = page.older
+            if not cursor or len(found) >= limit:
+                return sorted(found.values(), key=lambda info: info.updated, reverse=True)
 
     async def find(self, run: str) -> Found:
         """Where a run is; raises `RunNotFound` when there is no trace of it."""
@@ -387,44 +239,6 @@ class Runs:
             await self._client.topology.purge(self._names.jobs, kept.subject)
         waited = max(0.0, record.due - self._broker.server_now())
         return f"its next attempt was due in {durations.text(round(waited))} and starts now"
-
-
-def of_record(run: str, record: RunRecord, changed: float) -> RunInfo:
-    """A recorded run in a list."""
-    return RunInfo(
-        run,
-        record.state,
-        record.group,
-        record.job,
-        changed,
-        record.created,
-        record.started,
-        record.ended,
-        record.due if record.state == "failed" else 0.0,
-        len(record.attempts) + (record.state == "running"),
-        record.failures,
-        record.crashes,
-        record.node if record.state == "running" else "",
-        record.error,
-        record.cause,
-    )
-
-
-def of_message(kept: Kept, names: Names) -> RunInfo | None:
-    """A run that is only a message yet, in a list."""
-    where = names.parse_job(kept.subject) or names.parse_later(kept.subject)
-    if where is None:
-        return None
-    return RunInfo(
-        kept.run,
-        "delayed" if kept.due else "queued",
-        where[0],
-        where[1],
-        kept.stored,
-        created=kept.stored,
-        due=kept.due,
-        cause=cause_of(kept.headers),
-    )
 
 
 def _id(found: Found) -> int:

@@ -1,17 +1,21 @@
-"""What became of a slot, and what comes next: for people who ask why something did or did not run.
+"""What became of a slot, and what comes next: why something did or did not run.
 
-`why` answers for every instant, also one that has no record of its own: because it belongs to a
-series that was skipped, lies in a pause, before the rule counted, in the future, or so far back
-that its record has expired.
+`why` answers for every instant, also one without a record: because it is part of a series that was
+skipped, in a pause, before the rule counted, in the future, or so old that its record has expired.
+
+`outcomes` shows the newest slots with their runs. A slot's record says whether its run was sent;
+whether it succeeded is in the run's record, which expires a day after the run has ended. After that
+the slot is only known to have been sent.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import heapq
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -24,7 +28,9 @@ from holdfast.errors import InvalidInput
 from holdfast.model import slot as slots
 from holdfast.model.schedule import Schedule, due_at, instants, next_after
 from holdfast.model.slot import Progress, Slot, slot_id
-from holdfast.names import progress_key, slot_key
+from holdfast.names import kv_key, kv_subject, progress_key, slot_key
+from holdfast.status.finding import read_record
+from holdfast.status.messages import newest
 
 MOST_NEXT = 1_000
 LATE_SECONDS = 5.0
@@ -238,3 +244,59 @@ def overdue_since(schedules: Sequence[Schedule], watermark: float, now: float) -
             late = now - due_at(schedule, moment) if moment is not None else 0.0
             worst = max(worst, late)
     return worst if worst > LATE_SECONDS else 0.0
+
+
+OUTCOMES_LOOK: Final = 500
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """One slot and its run."""
+
+    moment: int
+    slot: Slot
+    run: str = ""
+    """Empty when none was sent."""
+    run_state: str = ""
+    """Empty when it has no record: it waits in the queue, or the record has expired."""
+    error: str = ""
+    seconds: float = 0.0
+    """How long the run took, from its first attempt to its end."""
+
+    @property
+    def verdict(self) -> str:
+        """`done`, `failed`, `running`, …, else how far the slot came; `sent`: no record (yet)."""
+        if self.slot.state != "dispatched":
+            return self.slot.state
+        return self.run_state or "sent"
+
+
+async def outcomes(client: Client, schedule: str, limit: int = 20) -> list[Outcome]:
+    """The newest slots of a schedule, the latest instant first."""
+    names = client.broker.names
+    bucket = Bucket(client.broker, names.slots)
+    subject = kv_subject(bucket.name, f"slot.{schedule}.*")
+    found: list[tuple[int, Slot]] = []
+    looked = 0
+    async for kept in newest(client.broker, bucket.stream, subject):
+        looked += 1
+        key = kv_key(bucket.name, kept.subject)
+        decode = functools.partial(slots.decode_at, key)
+        slot = client.broker.unreadable.read(decode, bucket.name, key, kept.body)
+        found += [slot[1:]] if slot else []
+        if len(found) >= limit or looked >= OUTCOMES_LOOK:
+            break
+    found.sort(key=lambda item: -item[0])
+    return list(await asyncio.gather(*(_outcome(client, schedule, *one) for one in found)))
+
+
+async def _outcome(client: Client, schedule: str, moment: int, slot: Slot) -> Outcome:
+    if slot.state != "dispatched":
+        return Outcome(moment, slot)
+    run = slot_id(schedule, moment)
+    entry = await client.runs.get(run)
+    record = read_record(client.broker, run, entry.value) if entry else None
+    if record is None:
+        return Outcome(moment, slot, run)
+    first = record.attempts[0].started if record.attempts else record.started
+    seconds = max(0.0, record.ended - first) if record.ended and first else 0.0
+    return Outcome(moment, slot, run, record.state, record.error, seconds)

@@ -29,13 +29,12 @@ from holdfast.config import ConnectionConfig, RecordConfig, WebConfig
 from holdfast.errors import BrokerError
 from holdfast.model.liveness import Liveness
 from holdfast.ownership.membership import Membership
-from holdfast.status.agents import Agents
 from holdfast.status.audit import Audit
 from holdfast.status.dead import Body, DeadLetters, as_text
-from holdfast.status.fleet import FleetStatus
+from holdfast.status.fleet import Agents, FleetStatus
 from holdfast.status.jobs import Jobs
+from holdfast.status.listing import RunPages
 from holdfast.status.nodes import Nodes
-from holdfast.status.paging import RunPages
 from holdfast.status.run_index import RunIndex
 from holdfast.status.runs import Runs
 from holdfast.status.schedules import SlotHistory

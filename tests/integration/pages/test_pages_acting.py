@@ -15,8 +15,7 @@ from holdfast.config import WebConfig
 from holdfast.errors import NotFound
 from holdfast.model.job import JobSpec
 from holdfast.model.schedule import Schedule, define
-from holdfast.status.agents import Agents
-from holdfast.status.fleet import FleetStatus
+from holdfast.status.fleet import Agents, FleetStatus
 from holdfast.status.jobs import Jobs
 from holdfast.web import create_app
 from tests.integration.pages.checks import check_contrast, check_fits, check_page, told, wait_live

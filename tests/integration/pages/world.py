@@ -37,9 +37,8 @@ from holdfast.model.fleet import FleetRequest
 from holdfast.model.liveness import PROFILES
 from holdfast.model.schedule import define
 from holdfast.scheduler import Scheduler
-from holdfast.status.agents import Agents
-from holdfast.status.paging import RunPages
-from holdfast.status.runs import RunFilter
+from holdfast.status.fleet import Agents
+from holdfast.status.listing import RunFilter, RunPages
 from holdfast.web import create_app
 from tests.support import until
 

@@ -12,9 +12,16 @@ from starlette.responses import Response
 
 from holdfast.errors import InvalidInput, InvalidPayload
 from holdfast.names import check_name
-from holdfast.status.dead import Body, DeadFilter, DeadLetter, Replayed, Selection
-from holdfast.status.dead_groups import LOOK, dead_groups
-from holdfast.status.dead_pages import dead_page
+from holdfast.status.dead import (
+    GROUP_LOOK,
+    Body,
+    DeadFilter,
+    DeadLetter,
+    Replayed,
+    Selection,
+    dead_groups,
+    dead_page,
+)
 from holdfast.web.masking import masked_text
 from holdfast.web.services import Access, AdminAccess, OperatorAccess, ViewerAccess
 from holdfast.web.wire import Cursor, Limit, Page, answer, raw, reads, returns, takes, when
@@ -139,7 +146,7 @@ async def groups(
 ) -> Response:
     """By job and kind of error among the newest thousand letters, largest group first."""
     wanted = _filter(access, job, group, "", "", "", "")
-    found = await dead_groups(access.client, wanted, LOOK)
+    found = await dead_groups(access.client, wanted, GROUP_LOOK)
     shown = [
         GroupShown(
             g.group,

@@ -16,8 +16,7 @@ from holdfast.model.fleet import FleetRequest, Return
 from holdfast.names import check_run
 from holdfast.settings.records import Report, Revision
 from holdfast.settings.store import Store
-from holdfast.status.agents import AgentInfo
-from holdfast.status.fleet import FleetInfo
+from holdfast.status.fleet import AgentInfo, FleetInfo
 from holdfast.web.masking import masked, masked_arguments, masked_text
 from holdfast.web.problems import Problem
 from holdfast.web.services import Access, AdminAccess, OperatorAccess, ViewerAccess

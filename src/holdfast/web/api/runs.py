@@ -15,9 +15,8 @@ from holdfast.model.job import JobSpec
 from holdfast.model.run import Attempt, Progress
 from holdfast.names import DEFAULT_GROUP
 from holdfast.status.dead import Body
-from holdfast.status.finding import Finder, Found
-from holdfast.status.payloads import payload_of
-from holdfast.status.runs import RunFilter, RunInfo
+from holdfast.status.finding import Finder, Found, payload_of
+from holdfast.status.listing import RunFilter, RunInfo
 from holdfast.status.trace import Trace
 from holdfast.status.trace import trace as trace_of
 from holdfast.web.masking import MASK, is_secret

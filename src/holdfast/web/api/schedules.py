@@ -14,8 +14,7 @@ from holdfast.durations import instant
 from holdfast.errors import InvalidInput
 from holdfast.model.schedule import Schedule, define, next_after
 from holdfast.names import DEFAULT_GROUP, check_name
-from holdfast.status.outcomes import Outcome, outcomes
-from holdfast.status.schedules import MOST_NEXT
+from holdfast.status.schedules import MOST_NEXT, Outcome, outcomes
 from holdfast.web.masking import masked_bytes
 from holdfast.web.services import Access, AdminAccess, OperatorAccess, ViewerAccess
 from holdfast.web.wire import (

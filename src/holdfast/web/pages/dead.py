@@ -12,8 +12,7 @@ from starlette.responses import Response
 from holdfast.errors import InvalidInput
 from holdfast.model.run import fingerprint
 from holdfast.names import check_name
-from holdfast.status.dead import DeadFilter, DeadLetter, Replayed, check_id
-from holdfast.status.dead_groups import LOOK, dead_groups
+from holdfast.status.dead import GROUP_LOOK, DeadFilter, DeadLetter, Replayed, check_id, dead_groups
 from holdfast.web.pages.rendering import SHOWN_BYTES, Question, many
 from holdfast.web.pages.request import AdminPage, OperatorPage, PageRequest, ViewerPage
 from holdfast.web.security import Fields
@@ -38,9 +37,9 @@ async def list_dead(page: ViewerPage, job: str = "", error: str = "", kind: str 
         groups=groups[:SHOWN],
         hidden=max(0, len(groups) - SHOWN),
         looked=found.looked,
-        limit=LOOK,
+        limit=GROUP_LOOK,
         total=found.total,
-        shown=LOOK if kind else SHOWN,
+        shown=GROUP_LOOK if kind else SHOWN,
         chosen={"job": job, "error": error, "kind": kind},
         known=sorted({where[1] for where in found.totals}),
     )
@@ -99,8 +98,8 @@ async def ask_drop(page: AdminPage, id: Ids = []) -> Response:  # noqa: B006  # 
 async def _letters(page: PageRequest, ids: list[int]) -> list[DeadLetter]:
     if not ids:
         raise InvalidInput("choose at least one dead letter")
-    if len(ids) > LOOK:
-        raise InvalidInput(f"at most {LOOK:,} dead letters at once")
+    if len(ids) > GROUP_LOOK:
+        raise InvalidInput(f"at most {GROUP_LOOK:,} dead letters at once")
     return [await page.dead.show(check_id(id)) for id in sorted(set(ids))]
 
 

@@ -19,8 +19,7 @@ from holdfast.model.fleet import FleetRequest, FleetRun, Return
 from holdfast.names import check_name
 from holdfast.settings.records import Report
 from holdfast.settings.store import Store
-from holdfast.status.agents import AgentInfo
-from holdfast.status.fleet import FleetInfo
+from holdfast.status.fleet import AgentInfo, FleetInfo
 from holdfast.web.masking import masked, masked_arguments
 from holdfast.web.pages.rendering import Question, many
 from holdfast.web.pages.request import AdminPage, OperatorPage, PageRequest, ViewerPage

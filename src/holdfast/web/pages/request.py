@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from holdfast.clock import Clock
 from holdfast.model.schedule import Schedule
-from holdfast.status.dead_groups import dead_totals
+from holdfast.status.dead import dead_totals
 from holdfast.status.jobs import JobInfo
 from holdfast.status.nodes import NodeInfo
 from holdfast.web.auth import Role, User, require

@@ -13,9 +13,8 @@ from starlette.responses import Response
 from holdfast.errors import BrokerError, InvalidInput, RunError
 from holdfast.model.run import Attempt, RunRecord
 from holdfast.names import parse_slot_run
-from holdfast.status.finding import Finder, Found
-from holdfast.status.payloads import payload_of
-from holdfast.status.runs import STATES, RunFilter
+from holdfast.status.finding import Finder, Found, payload_of
+from holdfast.status.listing import STATES, RunFilter
 from holdfast.status.trace import Step, story
 from holdfast.web.pages.charts import Block
 from holdfast.web.pages.rendering import Question, clock, long, look

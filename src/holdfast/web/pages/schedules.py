@@ -14,8 +14,7 @@ from holdfast.durations import instant
 from holdfast.errors import InvalidInput, InvalidName, Unreadable
 from holdfast.model import slot as slots
 from holdfast.model.schedule import Schedule, due_at, next_after
-from holdfast.status.outcomes import Outcome, outcomes
-from holdfast.status.schedules import Why, explain
+from holdfast.status.schedules import Outcome, Why, explain, outcomes
 from holdfast.web.pages.rendering import Question, exact, first_line, long
 from holdfast.web.pages.request import AdminPage, OperatorPage, PageRequest, ViewerPage
 from holdfast.web.pages.runs import address

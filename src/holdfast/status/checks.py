@@ -1,23 +1,194 @@
-"""Checks of a namespace: its streams and their copies, its nodes, and jobs that nobody serves."""
+"""Every check of `holdfast doctor`, and the stream changes that it may make.
+
+A check returns findings and changes nothing. A drifted stream is corrected only where nothing can
+be lost: what adds (subjects, features, replicas, a longer age). What the server refuses to change,
+or would remove messages that somebody chose to keep, is left to a person.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from holdfast import errors
 from holdfast.broker import Bucket
-from holdfast.broker.streams import stream_configs
+from holdfast.broker.connecting import REQUIRED_API_LEVEL, REQUIRED_VERSION, parse_version
+from holdfast.broker.streams import Difference, Topology, stream_configs
+from holdfast.broker.wire import ENVELOPE_BYTES
 from holdfast.client import Client
 from holdfast.client.schedules import REFUSED
+from holdfast.config import ConnectionConfig
 from holdfast.durations import text as duration
+from holdfast.identity import load_credentials
 from holdfast.model import node as nodes
 from holdfast.model.node import NodeRecord
 from holdfast.names import REFUSALS, parse_consumer
-from holdfast.status.checkup import Finding, Site, few
 from holdfast.status.jobs import Jobs
+from holdfast.status.probes import Finding, Jetstream, Level, Site, few, refusals
 from holdfast.status.stranded import Stranded
-from holdfast.status.stream_fixes import is_grave, is_safe, why_by_hand
 from holdfast.status.unreadable import UnreadableRecords
+
+_LOCAL: Final = ("127.", "localhost", "::1")
+
+
+async def encryption(site: Site) -> list[Finding]:
+    """What travels in the clear can be read, and logins with it."""
+    if site.broker.encrypted:
+        return [Finding("encryption", "ok", "the connection uses TLS")]
+    if is_local(site.broker.config):
+        return [Finding("encryption", "ok", "no TLS, and the connection stays on this machine")]
+    text = "no TLS: payloads and passwords can be read on the way"
+    todo = "give the server a certificate and write tls:// in nats_url (see docs/security.md)"
+    return [Finding("encryption", "warn", text, todo)]
+
+
+async def login(site: Site) -> list[Finding]:
+    """A server that asks for no login lets everybody do everything."""
+    config = site.broker.config
+    if not site.broker.asks_login:
+        local = is_local(config)
+        text = "the server asks for no login: whoever reaches it may do everything"
+        todo = "make users with 'holdfast auth init', and start the server with its auth.conf"
+        return [Finding("login", "ok" if local else "warn", text, "" if local else todo)]
+    if config.credentials_file:
+        found = load_credentials(config.credentials_file)
+        return [Finding("login", "ok", f"logged in as {found.user} (role {found.role})")]
+    if config.user or config.token or "@" in config.nats_url:
+        text = "logged in with a password or token, which the server's configuration holds as well"
+        todo = "use a key that never leaves this machine: 'holdfast auth user ROLE'"
+        return [Finding("login", "warn", text, "" if is_local(config) else todo)]
+    return [Finding("login", "ok", "logged in with a key")]
+
+
+def is_local(config: ConnectionConfig) -> bool:
+    """Whether every server is on this machine."""
+    hosts = [urlsplit(url).hostname or "" for url in config.servers]
+    return all(host.startswith(_LOCAL) for host in hosts)
+
+
+SKEW_WARN_SECONDS: Final = 0.25
+SKEW_FAIL_SECONDS: Final = 1.0
+FULL_WARN: Final = 0.8
+FULL_FAIL: Final = 0.95
+SMALLEST_PAYLOAD: Final = 4 * ENVELOPE_BYTES
+USUAL_PAYLOAD: Final = 1024 * 1024
+LARGEST_PAYLOAD: Final = 8 * 1024 * 1024
+
+_WANTED = ".".join(map(str, REQUIRED_VERSION))
+
+
+def version(site: Site) -> Finding:
+    """Old servers silently ignore what they do not know."""
+    found = site.broker.server_version or "of an unknown version"
+    if parse_version(found) >= REQUIRED_VERSION:
+        return Finding("server version", "ok", f"nats-server {found}")
+    text = f"nats-server {found} is too old: it silently ignores message TTLs and schedules"
+    return Finding("server version", "fail", text, f"upgrade it to {_WANTED} or newer")
+
+
+async def jetstream(site: Site) -> Finding:
+    """JetStream has to be there, on a level that knows schedules and batches."""
+    try:
+        site.account = await site.broker.api("INFO")
+    except (errors.Unavailable, errors.NotFound) as error:
+        todo = "add 'jetstream {}' to the server's configuration, and to the account if it has any"
+        return Finding("jetstream", "fail", f"JetStream is not enabled ({error})", todo)
+    except errors.BrokerError as error:
+        return Finding("jetstream", "fail", f"could not be asked: {error}")
+    level = int(site.account.get("api", {}).get("level", 0))
+    if level >= REQUIRED_API_LEVEL:
+        return Finding("jetstream", "ok", f"enabled, API level {level}")
+    text = f"JetStream's API level is {level} and Holdfast needs {REQUIRED_API_LEVEL}"
+    return Finding("jetstream", "fail", text, f"upgrade every node to {_WANTED} or newer")
+
+
+async def permissions(site: Site) -> list[Finding]:
+    """Every family of subjects that Holdfast uses."""
+    tried, refused = await refusals(site.broker, site.records)
+    if not refused:
+        return [Finding("permissions", "ok", f"all {tried} subjects that were tried are allowed")]
+    return [
+        Finding(
+            "permissions",
+            "warn" if one.optional else "fail",
+            f"may not {one.verb} to {few(one.subjects)}; Holdfast needs it {one.purpose}",
+            f'allow this user to {one.verb} to "{one.family}"',
+        )
+        for one in refused
+    ]
+
+
+async def durability(site: Site) -> list[Finding]:
+    """Whether an acknowledged write survives a power cut."""
+    if site.monitors:
+        return [_synced(found, site.cluster_size) for found in site.monitors]
+    text = "whether every write is synced could not be checked: no monitor answers at "
+    todo = "name one with --monitor-url; the server needs 'jetstream { sync_interval: always }'"
+    return [Finding("durability", "warn", text + ", ".join(site.asked), todo)]
+
+
+def _synced(found: Jetstream, size: int) -> Finding:
+    if found.sync_always:
+        return Finding("durability", "ok", f"{found.url} syncs every write (sync_always)")
+    lost = f"a power cut loses up to {duration(found.sync_seconds)} of acknowledged writes"
+    if size > 1:
+        lost += ", when it takes a majority of the nodes"
+    text = f"{found.url} does not sync every write: {lost}"
+    todo = "set 'jetstream { sync_interval: always }' on every node"
+    return Finding("durability", "warn", text, todo)
+
+
+async def payload(site: Site) -> list[Finding]:
+    """A message has to carry a body and the story of a dead letter."""
+    limit = site.broker.max_message_bytes
+    text = f"messages may have {limit:,} bytes"
+    if limit < SMALLEST_PAYLOAD:
+        text += f", of which Holdfast keeps {ENVELOPE_BYTES:,} free for a dead letter's story"
+        return [Finding("max_payload", "fail", text, f"raise max_payload to {USUAL_PAYLOAD:,}")]
+    if limit < USUAL_PAYLOAD:
+        todo = f"raise max_payload to {USUAL_PAYLOAD:,} unless it is meant so"
+        return [Finding("max_payload", "warn", f"{text}, fewer than usual", todo)]
+    if limit > LARGEST_PAYLOAD:
+        todo = "keep large data in an object store and send its key"
+        return [Finding("max_payload", "warn", f"{text}: large ones slow everybody down", todo)]
+    return [Finding("max_payload", "ok", text)]
+
+
+async def storage(site: Site) -> list[Finding]:
+    """A full store accepts nothing, and does not recover without a restart."""
+    found = [
+        _filled(f"the store behind {one.url}", one.storage_bytes, one.storage_limit)
+        for one in site.monitors
+        if one.storage_limit
+    ]
+    limit = int(site.account.get("limits", {}).get("max_storage", -1))
+    if limit > 0:
+        found.insert(0, _filled("the account", int(site.account.get("storage", 0)), limit))
+    return found or [Finding("storage", "ok", "the account has no limit of its own")]
+
+
+def _filled(what: str, used: int, limit: int) -> Finding:
+    share = used / limit
+    level: Level = "fail" if share >= FULL_FAIL else "warn" if share >= FULL_WARN else "ok"
+    text = f"{what} has {used / 1e6:,.0f} of {limit / 1e6:,.0f} MB in use ({share:.0%})"
+    todo = "raise max_storage, or drop dead letters: a full store accepts no more runs"
+    return Finding("storage", level, text, "" if level == "ok" else todo)
+
+
+async def clock(site: Site) -> list[Finding]:
+    """Delays and schedules are due by the server's clock; ours should not tell another time."""
+    if site.broker.names.jobs in site.missing:
+        return [Finding("clock", "warn", "not compared with the server's: no stream tells it yet")]
+    size = abs(await site.client.topology.measure_clock())
+    text = f"this clock and the server's differ by {duration(size)}"
+    todo = "let both keep time with NTP or chrony"
+    if size > SKEW_FAIL_SECONDS:
+        return [Finding("clock", "fail", f"{text}: schedulers here would not fire", todo)]
+    if size > SKEW_WARN_SECONDS:
+        return [Finding("clock", "warn", text, todo)]
+    return [Finding("clock", "ok", text)]
+
 
 MOST_TOLD = 10
 """Unreadable records that are listed one by one."""
@@ -225,3 +396,54 @@ async def _nodes(site: Site) -> list[tuple[NodeRecord, float]]:
     now = site.broker.server_now()
     found = bucket.records(nodes.decode)
     return [(record, now - entry.stored) async for entry, record in found]
+
+
+_FIXED_FOR_EVER: Final = frozenset({"retention", "storage"})
+_TASTE: Final = frozenset({"max_age", "duplicate_window", "num_replicas", "max_consumers"})
+"""What an operator may have chosen otherwise: no promise breaks by it at once."""
+
+
+def is_grave(difference: Difference) -> bool:
+    """Whether a promise rests on it."""
+    return difference.key not in _TASTE
+
+
+def is_safe(difference: Difference) -> bool:
+    """Whether it can be put right without losing anything."""
+    key, actual, wanted = difference.key, difference.actual, difference.wanted
+    if not key or key in _FIXED_FOR_EVER:
+        return False
+    if key == "max_age":
+        return bool(actual) and actual < wanted
+    if key == "num_replicas":
+        return bool(actual < wanted)
+    return True
+
+
+def why_by_hand(difference: Difference) -> str:
+    """What to do about a difference that is not put right by itself."""
+    if difference.key in _FIXED_FOR_EVER:
+        return "a server never changes it: drain the jobs, delete the stream, restart the workers"
+    if difference.key == "max_age":
+        return "what is older would be removed: change the configuration, or the stream by hand"
+    return "copies would be removed: change HOLDFAST_REPLICAS, or the stream by hand"
+
+
+def changes(differences: Iterable[Difference]) -> dict[str, dict[str, Any]]:
+    """For each stream the members to change, of those that are safe."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in differences:
+        if is_safe(one):
+            value = one.wanted
+            if one.key == "subjects":
+                value = [*one.actual, *(s for s in one.wanted if s not in one.actual)]
+            found.setdefault(one.stream, {})[one.key] = value
+    return found
+
+
+async def fix(topology: Topology) -> list[str]:
+    """Put right what is safe; returns the streams that were changed."""
+    planned = changes(await topology.differences())
+    for stream, members in planned.items():
+        await topology.update_stream(stream, members)
+    return list(planned)

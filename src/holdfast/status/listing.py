@@ -1,21 +1,24 @@
-"""Runs page by page, for people who scroll: each page costs the same, however many runs there are.
+"""Lists of runs, page by page: one way for the CLI, the API and the pages.
 
-A page looks at no more than `LOOK` records and messages; when fewer than asked for match, it says
-how far it has looked, and its cursor goes on from there. So a filter that matches one run in a
-hundred thousand is answered in parts, never by one long walk.
+A run is its record; before its first attempt it has none and is only a message: `queued`, or
+`delayed` until it is due. A list shows both, newest change first.
 
-A process that lists often has an index (`run_index`): with it records are not read from the server,
-and all of them are looked at.
+Each page costs the same, however many runs there are: it looks at no more than `LOOK` records and
+messages. When fewer than asked for match, it says how far it has looked, and its cursor continues
+from there, so a filter that matches one run in 100,000 is answered in parts and not by a long walk.
 
-Runs that are running are known to their nodes, which write in each heartbeat what they hold: a
-filter for them asks there first, so that one that began long ago is found at once.
+A process that lists often has an index (`run_index`): with it no record is read from the server,
+and all of them are looked at. Nodes write in each heartbeat which runs they hold, so a filter for
+running runs asks there first and finds one that started long ago at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Final
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -23,15 +26,116 @@ from holdfast.broker import Bucket
 from holdfast.client import Client
 from holdfast.errors import InvalidInput
 from holdfast.model import node as nodes
-from holdfast.names import kv_key, kv_subject
+from holdfast.model.message import cause_of
+from holdfast.model.run import RunRecord
+from holdfast.names import Names, check_name, encode, kv_key, kv_subject
 from holdfast.status.finding import read_record
 from holdfast.status.messages import Kept, newest
-from holdfast.status.run_index import RunIndex
-from holdfast.status.runs import RunFilter, RunInfo, of_message, of_record
+
+if TYPE_CHECKING:
+    from holdfast.status.run_index import RunIndex
 
 LOOK: Final = 2_000
+"""Records and messages that one page looks at: bounds the time until it is answered."""
 HELD_MOST: Final = 1_000
+"""Running runs that are read by what nodes hold: more than a page can show."""
 _CHUNK: Final = 100
+"""Reads in flight at a time, to find out which messages have a record."""
+
+STATES: Final = (
+    "queued",
+    "delayed",
+    "running",
+    "failed",
+    "done",
+    "cancelled",
+    "dead",
+    "lost",
+)
+
+
+class RunInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One run in a list."""
+
+    run: str
+    state: str
+    group: str
+    job: str
+    updated: float
+    """When it last changed, by the server's clock."""
+    created: float = 0.0
+    started: float = 0.0
+    ended: float = 0.0
+    due: float = 0.0
+    """When a delayed run, or the next attempt of a failed one, is to start."""
+    attempts: int = 0
+    failures: int = 0
+    crashes: int = 0
+    node: str = ""
+    error: str = ""
+    cause: str = ""
+
+
+_EXACT: Final = ("job", "group", "state", "node")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFilter:
+    """Which runs; what is empty matches all."""
+
+    job: str = ""
+    group: str = ""
+    state: str = ""
+    node: str = ""
+    prefix: str = ""
+    """How the run's id, or its key, begins."""
+    since: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("job", "group"):
+            if getattr(self, name):
+                check_name(getattr(self, name), name)
+        if self.state and self.state not in STATES:
+            raise InvalidInput(f"{self.state!r} is not a state of a run: {', '.join(STATES)}")
+
+    def matches(self, info: RunInfo) -> bool:
+        return (
+            (not self.job or info.job == self.job)
+            and (not self.group or info.group == self.group)
+            and (not self.state or info.state == self.state)
+            and (not self.node or info.node == self.node)
+            and (not self.prefix or _begins(self.prefix)(info))
+            and info.updated >= self.since
+        )
+
+    def predicate(self) -> Callable[[RunInfo], bool]:
+        """`matches`, without what was not asked for: for very many runs."""
+        tests = [_equals(n, getattr(self, n)) for n in _EXACT if getattr(self, n)]
+        if self.prefix:
+            tests.append(_begins(self.prefix))
+        if not tests:
+            return lambda info: info.updated >= self.since
+        return tests[0] if len(tests) == 1 and not self.since else self.matches
+
+
+def _equals(name: str, value: str) -> Callable[[RunInfo], bool]:
+    get = attrgetter(name)
+    return lambda info: bool(get(info) == value)
+
+
+def _begins(prefix: str) -> Callable[[RunInfo], bool]:
+    """Whether a run's id, or its key, begins so."""
+    key = f"/{encode(prefix)}"
+
+    def begins(info: RunInfo) -> bool:
+        run = info.run
+        return run.startswith(prefix) or run.find(key, run.rfind("/")) >= 0
+
+    return begins
+
+
+# ---- pages
+
 
 Found = tuple[RunInfo, int]
 """A run, and where in its stream it was found."""
@@ -214,3 +318,44 @@ def _merged(walks: list[_Walk], held: list[RunInfo], limit: int) -> RunPage:
     back_to = max((walk.oldest for walk in used if not walk.ended), default=0.0) if more else 0.0
     places = {info.run: sequence for info, sequence in walks[1].found if info.run in taken}
     return RunPage(runs, cursor, looked, back_to, places)
+
+
+# ---- entries of a list
+
+
+def of_record(run: str, record: RunRecord, changed: float) -> RunInfo:
+    """A recorded run in a list."""
+    return RunInfo(
+        run,
+        record.state,
+        record.group,
+        record.job,
+        changed,
+        record.created,
+        record.started,
+        record.ended,
+        record.due if record.state == "failed" else 0.0,
+        len(record.attempts) + (record.state == "running"),
+        record.failures,
+        record.crashes,
+        record.node if record.state == "running" else "",
+        record.error,
+        record.cause,
+    )
+
+
+def of_message(kept: Kept, names: Names) -> RunInfo | None:
+    """A run that is only a message yet, in a list."""
+    where = names.parse_job(kept.subject) or names.parse_later(kept.subject)
+    if where is None:
+        return None
+    return RunInfo(
+        kept.run,
+        "delayed" if kept.due else "queued",
+        where[0],
+        where[1],
+        kept.stored,
+        created=kept.stored,
+        due=kept.due,
+        cause=cause_of(kept.headers),
+    )

@@ -1,26 +1,140 @@
-"""What the user that we are logged in as may publish and subscribe to.
+"""What `holdfast doctor` looks at: the server and namespace, their monitors, and our permissions.
 
-Every family of subjects that Holdfast uses is tried with a message that changes nothing: one into a
-stream says that it expects another stream, so it is refused instead of stored; a request to the API
-is empty, or about something that does not exist; so is an acknowledgement. The server tells about a
-forbidden subject at once, in the order of what was sent, so a single round trip at the end answers
-for all: nothing here waits for a timeout.
+A monitoring endpoint tells how a server syncs and how large the cluster is. It is plain HTTP and
+often closed to the outside, so failing to reach it is no error.
+
+Permissions are tried, one subject of every family that Holdfast uses, with a message that changes
+nothing: one into a stream expects another stream, so it is refused instead of stored; a request to
+the API is empty, or about something that does not exist. The server reports a forbidden subject at
+once and in order, so a single round trip at the end answers for all of them, without a timeout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Final
+import asyncio
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+from urllib.parse import urlsplit
+
+import msgspec
 
 from holdfast.broker import Broker, Received
 from holdfast.broker.streams import stream_configs
-from holdfast.config import ConnectionConfig, RecordConfig
+from holdfast.client import Client
+from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig
 from holdfast.identity import load_credentials
 from holdfast.identity.credentials import CORE_INBOX
 from holdfast.identity.grants import PULL_INBOXES, ROLES
 from holdfast.identity.patterns import covers
 from holdfast.names import CONNECTIONS, Names, pull_inbox
+
+Level = Literal["ok", "warn", "fail"]
+
+_NAMED = 4
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What one check found, and what to do about it."""
+
+    check: str
+    level: Level
+    text: str
+    todo: str = ""
+
+
+@dataclass(slots=True)
+class Site:
+    """One server or cluster, and one namespace on it."""
+
+    broker: Broker
+    client: Client
+    records: RecordConfig
+    liveness: LivenessConfig | None = None
+    """What nodes would get that are started with this configuration."""
+    account: dict[str, Any] = field(default_factory=dict)
+    """What JetStream says about our account."""
+    asked: Sequence[str] = ()
+    """The monitors that were asked, also those that did not answer."""
+    monitors: Sequence[Jetstream] = ()
+
+    missing: Sequence[str] = ()
+    """Streams that do not exist yet."""
+
+    @property
+    def cluster_size(self) -> int:
+        """How many nodes the cluster has; 1 for a server that stands alone."""
+        seen = max((found.cluster_size for found in self.monitors), default=1)
+        return max(seen, self.broker.known_servers if self.broker.cluster_name else 1)
+
+
+Check = Callable[[Site], Awaitable[list[Finding]]]
+
+
+def few(texts: Sequence[str]) -> str:
+    """The first of many, and how many more there are."""
+    shown = ", ".join(texts[:_NAMED])
+    return shown if len(texts) <= _NAMED else f"{shown} and {len(texts) - _NAMED} more"
+
+
+CLIENT_PORT: Final = 4222
+MONITOR_PORT: Final = 8222
+ANSWER_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Jetstream:
+    """JetStream on one server, as its monitor shows it."""
+
+    url: str
+    sync_always: bool
+    sync_seconds: float
+    storage_bytes: int
+    storage_limit: int
+    """What it may use on its disk; 0: not said."""
+    cluster_size: int
+
+
+def derived_urls(servers: Sequence[str]) -> list[str]:
+    """Where the monitors of these servers probably are: 8222 for 4222, and so on."""
+    found = []
+    for server in servers:
+        parts = urlsplit(server)
+        port = (parts.port or CLIENT_PORT) + MONITOR_PORT - CLIENT_PORT
+        host = parts.hostname or "127.0.0.1"
+        found.append(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    return found
+
+
+async def ask(url: str) -> Jetstream | None:
+    """JetStream's state and configuration from one monitor; None when it cannot be had."""
+    try:
+        found = await asyncio.to_thread(_get, f"{url.rstrip('/')}/jsz?config=true")
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    config = found.get("config")
+    if not isinstance(config, dict):
+        return None
+    return Jetstream(
+        url,
+        bool(config.get("sync_always")),
+        int(config.get("sync_interval", 0)) / 1e9,
+        int(found.get("storage", 0)),
+        max(0, int(config.get("max_storage", 0))),
+        int((found.get("meta_cluster") or {}).get("cluster_size", 1)),
+    )
+
+
+def _get(url: str) -> dict[str, Any]:
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise ValueError("a monitor has an http address")
+    with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
+        return dict(json.loads(answer.read()))
+
 
 PROBE: Final = "holdfast-doctor"
 _REFUSED: Final = {"Nats-Expected-Stream": PROBE}
