@@ -26,6 +26,7 @@ from holdfast.status import actions
 
 if TYPE_CHECKING:
     from holdfast.settings.plan import Plan
+    from holdfast.settings.records import Revision
     from holdfast.settings.sealing import Sealer
     from holdfast.settings.store import Published, Store
     from holdfast.settings.tree import Tree
@@ -122,14 +123,12 @@ async def diff(
 
 async def status() -> None:
     """Show which agent is on which revision, and who failed with what message."""
-    from holdfast.settings.records import claimed
     from holdfast.settings.store import Store
 
     async with connected() as client:
         store = Store(client.broker)
-        data = await _revision(store)
+        current = await _revision(store)
         reports = await store.reports()
-    current = claimed(data) if data else None
     number = current.number if current else 0
     behind = [a for a, r in reports.items() if (r.born, r.number) != _order(current)]
     if given().json:
@@ -139,7 +138,7 @@ async def status() -> None:
     generations = ", ".join(map(str, current.generations)) if current else ""
     pairs(
         [
-            ("revision", number or "nothing is published"),
+            ("revision", number or "none that can be read"),
             ("published", clock_time(current.at) if current else ""),
             ("key generations", generations),
             ("agents", f"{len(reports) - len(behind)} of {len(reports)} are on it"),
@@ -210,12 +209,12 @@ def issued_agents(seed: Path | None) -> list[str]:
     return [user.agent for user in UserFolder(folder).users() if user.agent and not user.revoked]
 
 
-async def _revision(store: Store) -> bytes | None:
-    """The current revision as it is stored; None when nothing was ever published."""
+async def _revision(store: Store) -> Revision | None:
+    """The current revision; None when nothing was ever published, or it cannot be read."""
     from holdfast.errors import NotFound, Unavailable
 
     try:
-        return await store.revision()
+        return await store.shown_revision()
     except (NotFound, Unavailable):
         return None
 
