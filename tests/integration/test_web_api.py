@@ -105,7 +105,7 @@ async def test_unknown_members_of_a_query_are_refused_everywhere(
         told = (await there.viewer.get("/runs?sate=failed")).json()
         assert told["status"] == 422
         assert told["detail"].startswith("Unknown query parameter 'sate': did you mean state?")
-        assert "this address takes cursor, group, job, limit" in told["detail"]
+        assert "Known here: cursor, group, job, limit" in told["detail"]
         far = (await there.viewer.get("/runs?zzz=1")).json()["detail"]
         assert far.startswith("Unknown query parameter 'zzz'. Known here: cursor")
         none = (await there.viewer.get("/nodes/n1?limit=1")).json()["detail"]

@@ -26,9 +26,8 @@ from holdfast.status import actions
 
 if TYPE_CHECKING:
     from holdfast.settings.plan import Plan
-    from holdfast.settings.records import Revision
     from holdfast.settings.sealing import Sealer
-    from holdfast.settings.store import Published, Store
+    from holdfast.settings.store import Published
     from holdfast.settings.tree import Tree
 
 DirArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder with top.yaml.")]
@@ -127,8 +126,7 @@ async def status() -> None:
 
     async with connected() as client:
         store = Store(client.broker)
-        current = await _revision(store)
-        reports = await store.reports()
+        current, reports = await store.shown_revision(), await store.reports()
     number = current.number if current else 0
     behind = [a for a, r in reports.items() if (r.born, r.number) != _order(current)]
     if given().json:
@@ -207,16 +205,6 @@ def issued_agents(seed: Path | None) -> list[str]:
     if not (folder / USERS).exists():
         return []
     return [user.agent for user in UserFolder(folder).users() if user.agent and not user.revoked]
-
-
-async def _revision(store: Store) -> Revision | None:
-    """The current revision; None when nothing was ever published, or it cannot be read."""
-    from holdfast.errors import NotFound, Unavailable
-
-    try:
-        return await store.shown_revision()
-    except (NotFound, Unavailable):
-        return None
 
 
 def _order(revision: Any) -> tuple[int, int]:

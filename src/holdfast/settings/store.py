@@ -69,7 +69,10 @@ class Store:
 
     async def shown_revision(self) -> Revision | None:
         """The revision for people to look at; None if there is none, or it cannot be read."""
-        entry = await self.settings.peek(SETTINGS_REVISION)
+        try:
+            entry = await self.settings.peek(SETTINGS_REVISION)
+        except (errors.NotFound, errors.Unavailable):
+            return None  # the bucket is created by the first push
         if entry is None:
             return None
         try:

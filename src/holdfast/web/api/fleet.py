@@ -11,7 +11,7 @@ from starlette.responses import Response
 from holdfast.client.fleet import new_run
 from holdfast.clock import rfc3339
 from holdfast.durations import seconds
-from holdfast.errors import InvalidInput, NotFound, Unavailable
+from holdfast.errors import InvalidInput, Unavailable
 from holdfast.model.fleet import FleetRequest, Return
 from holdfast.names import check_run
 from holdfast.settings.records import Report, Revision
@@ -246,7 +246,7 @@ class AgentSettings(msgspec.Struct, frozen=True):
 async def show_settings(request: Request, access: ViewerAccess) -> Response:
     """The published revision, and how many agents have it. Contents are never shown."""
     store = Store(access.client.broker)
-    current, reports = await _revision(store), await store.reports()
+    current, reports = await store.shown_revision(), await store.reports()
     shown = SettingsShown(
         current.number if current else 0,
         rfc3339(current.at) if current else "",
@@ -256,13 +256,6 @@ async def show_settings(request: Request, access: ViewerAccess) -> Response:
         sum(bool(report.failed_number) for report in reports.values()),
     )
     return answer(request, shown)
-
-
-async def _revision(store: Store) -> Revision | None:
-    try:
-        return await store.shown_revision()
-    except (NotFound, Unavailable):
-        return None  # nothing has been published
 
 
 def _is_current(report: Report, current: Revision | None) -> bool:
@@ -275,7 +268,7 @@ async def list_agent_settings(
 ) -> Response:
     """Each agent's revision, and its error if it failed."""
     store = Store(access.client.broker)
-    current, reports = await _revision(store), await store.reports()
+    current, reports = await store.shown_revision(), await store.reports()
     found = [_agent_settings(agent, reports[agent], current) for agent in sorted(reports)]
     return answer(request, page_of(found, lambda a: a.agent, limit, cursor))
 

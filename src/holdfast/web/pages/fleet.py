@@ -14,7 +14,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from holdfast.client.fleet import new_run
-from holdfast.errors import InvalidInput, NotFound, Unavailable
+from holdfast.errors import InvalidInput, Unavailable
 from holdfast.model.fleet import FleetRequest, FleetRun, Return
 from holdfast.names import check_name
 from holdfast.settings.records import Report
@@ -102,10 +102,7 @@ async def settings_of(page: PageRequest) -> SettingsGlance:
 
     async def read() -> SettingsGlance:
         store = Store(page.client.broker)
-        try:
-            revision, reports = await store.shown_revision(), await store.reports()
-        except (NotFound, Unavailable):  # nothing has been published
-            return SettingsGlance(0, 0.0, {}, 0, [])
+        revision, reports = await store.shown_revision(), await store.reports()
         if revision is None:
             return SettingsGlance(0, 0.0, reports, 0, [])
         current = sum((r.born, r.number) == revision.order for r in reports.values())
