@@ -44,12 +44,20 @@ def install() -> None:
 
 def _made(peer: str) -> bool:
     shutil.rmtree(FOLDER / peer, ignore_errors=True)
-    pip = [python(peer), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip: list[str | Path] = [
+        python(peer),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
     with LOG.open("ab") as log:
-        for step in (
+        steps: tuple[list[str | Path], ...] = (
             [sys.executable, "-m", "venv", FOLDER / peer],
             [*pip, "--requirement", PINS / f"{peer}.txt"],
-        ):
+        )
+        for step in steps:
             if subprocess.run(step, stdout=log, stderr=log, check=False).returncode:
                 return False
     return True
@@ -67,7 +75,7 @@ def versions() -> dict[str, str]:
     found = {}
     for peer in PEERS:
         if not missing(peer):
-            command = [python(peer), "-c", _VERSION, peer]
+            command: list[str | Path] = [python(peer), "-c", _VERSION, peer]
             answer = subprocess.run(command, capture_output=True, text=True, check=True)
             found[peer] = answer.stdout.strip()
     if redis := shutil.which("redis-server"):

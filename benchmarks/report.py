@@ -109,7 +109,7 @@ def spread(results: Results) -> str:
         wide = sorted(
             (max(s) - min(s)) / 2 / (sum(s) / len(s))
             for s in _samples(results, measure)
-            if len(s) > 1 and sum(s) and not math.isinf(max(s))
+            if len(s) > 1 and sum(s) > 0 and not math.isinf(max(s))
         )
         if wide:
             most = max(map(len, _samples(results, measure)))

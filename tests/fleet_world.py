@@ -51,7 +51,7 @@ def offered(effects: Effects, agent: str) -> list[Function]:
     async def big(agent: str, size: int) -> str:
         return "x" * size
 
-    mine: Callable[[Any], Any] = functools.partial
+    mine: Callable[..., Any] = functools.partial
     return [
         Function("mark", mine(mark, agent)),
         Function("look", mine(mark, agent), mutating=False),

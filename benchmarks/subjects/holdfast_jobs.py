@@ -36,7 +36,7 @@ class HoldfastSender:
         await work.enqueue(**payload)
 
     async def many(self, payloads: list[sending.Payload]) -> None:
-        await work.enqueue_many(cast(list[Any], [work.request(**p) for p in payloads]))
+        await work.enqueue_many([work.request(**p) for p in payloads])
 
     async def close(self) -> None:
         await app.close()

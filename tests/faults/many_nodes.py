@@ -16,6 +16,7 @@ import random
 import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from holdfast.broker import Broker
 from holdfast.config import ConnectionConfig, load
@@ -35,7 +36,7 @@ class Light:
 
     def reset(self) -> None:
         """Close its socket as the kernel does for a dead process."""
-        transport = self.broker._nc._transport
+        transport: Any = self.broker._nc._transport
         if transport is not None and transport._io_writer is not None:
             transport._io_writer.transport.abort()
 

@@ -39,7 +39,7 @@ def _server(cluster: RoutedCluster, broker: Broker) -> int:
     """The number of the server that it is connected to."""
     url = broker._nc.connected_url
     ports = [node.port for node in cluster.nodes]
-    return ports.index(urlparse(url.geturl()).port) if url else -1
+    return ports.index(urlparse(url.geturl()).port or 0) if url else -1
 
 
 @pytest.mark.timeout(180)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ LIBRARIES = (
 Report = Callable[[str], None]
 
 
-def faked(clock: Path) -> dict[str, str]:
+def faked(clock: Path) -> dict[str, Any]:
     """The environment of a process whose wall clock a file sets; the monotonic one stays true."""
     library = next((path for path in LIBRARIES if Path(path).exists()), None)
     assert library, "libfaketime is needed for this test: apt-get install libfaketime"
@@ -66,6 +67,5 @@ async def test_clock_that_jumps_fires_nothing_early(
             await leader_of([wrong], 15)
         finally:
             for process in (wrong, other):
-                if process:
-                    process.close()
+                process.close()
     report(figures(f"clock jumped by {jump} s, noticed after {noticed:.2f} s", count, late))

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from tests.faults.processes import until
 from tests.faults.scheduling import figures, leader_of, rounds, scheduler_fleet, site
 
 AWAY_SECONDS = 10
-MISSED = {"HOLDFAST_SCHEDULER_MISSED_AFTER_SECONDS": "4"}
+MISSED: dict[str, Any] = {"HOLDFAST_SCHEDULER_MISSED_AFTER_SECONDS": "4"}
 """Of an outage's slots the older ones are missed, the others only late."""
 
 Report = Callable[[str], None]

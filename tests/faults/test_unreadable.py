@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ METRIC = "holdfast_unreadable_records_total"
 
 
 @pytest.fixture
-def everybody(nats: Server, namespace: str, tmp_path: Path) -> Iterator[Everybody]:
+def everybody(nats: Server, namespace: str, tmp_path: Path) -> Everybody:
     return Everybody(nats.url, namespace, tmp_path)
 
 

@@ -90,13 +90,14 @@ def _forking() -> str:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    assert process.stdin
-    assert process.stdout
-    assert process.stdout.readline() == b"ready\n"
-    process.stdout.close()
+    given, printed = process.stdin, process.stdout
+    assert given
+    assert printed
+    assert printed.readline() == b"ready\n"
+    printed.close()
 
     def end() -> None:
-        process.stdin.close()
+        given.close()
         process.wait(60)
         folder.cleanup()
 

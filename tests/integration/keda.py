@@ -84,7 +84,7 @@ class MetricsApi:
 
 def replicas(spec: dict[str, Any]) -> int:
     """How many pods a ScaledObject leads to: by its formula, or the trigger that wants most."""
-    kinds = {"nats-jetstream": Jetstream, "metrics-api": MetricsApi}
+    kinds: dict[str, Any] = {"nats-jetstream": Jetstream, "metrics-api": MetricsApi}
     wanted, lags = [], {}
     try:
         for number, trigger in enumerate(spec["triggers"]):

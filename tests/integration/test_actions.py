@@ -61,7 +61,7 @@ async def queued(client: Client, *command: str) -> list[str]:
     return [*command]
 
 
-async def scheduled(client: Client, *command: str, **rule: str) -> list[str]:
+async def scheduled(client: Client, *command: str, **rule: Any) -> list[str]:
     await Schedules(client).add(define("nightly", "job", **(rule or {"every": "1h"})))
     return ["schedules", *command]
 

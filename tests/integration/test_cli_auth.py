@@ -79,10 +79,10 @@ async def test_auth_from_init_to_revoke(tmp_path: Path) -> None:
 
         with (tmp_path / "data" / "nats-server.conf").open("a") as broken:
             broken.write("nonsense {\n")
-        kept = await holdfast(tmp_path, "auth", "revoke", "web2")
-        assert kept.code == 1
-        assert f"error: {url} has not taken it: " in kept.err
-        assert "web2 can still log in there" in kept.err
+        late = await holdfast(tmp_path, "auth", "revoke", "web2")
+        assert late.code == 1
+        assert f"error: {url} has not taken it: " in late.err
+        assert "web2 can still log in there" in late.err
 
     listed = (await holdfast(tmp_path, "auth", "list", "--json")).json
     assert {u["user"] for u in listed if u.get("revoked")} == {"agent-web1", "agent-web2"}

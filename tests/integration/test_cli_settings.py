@@ -191,9 +191,9 @@ async def test_handlers_read_the_settings_of_their_host(app: Holdfast, tmp_path:
             await agent.refresh()
             run = await show.enqueue()
             assert await run.result(timeout=60) == [number, f"db{number}", len(CANARY)]
-        run = await leak.enqueue()
+        leaked = await leak.enqueue()
         with pytest.raises(RunFailed) as failed:
-            await run.result(timeout=60)
+            await leaked.result(timeout=60)
     assert CANARY not in str(failed.value)
     assert "'password': '***'" in str(failed.value)
     await w.renderer.close()

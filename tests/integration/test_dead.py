@@ -434,7 +434,7 @@ async def test_replay_of_many_keeps_to_the_rate(app: Holdfast) -> None:
             await client.broker.store(subject, b"1", {H_RUN: f"r{n}", H_ATTEMPT: "1"})
         pauses: list[float] = []
 
-        class Clock(type(client.broker.clock)):  # type: ignore[misc]
+        class Clock(type(client.broker.clock)):
             async def sleep(self, seconds: float) -> None:
                 pauses.append(seconds)
 

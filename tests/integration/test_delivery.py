@@ -147,7 +147,7 @@ async def test_at_least_once_redelivery_is_handled_with_a_record(
     async def loose(n: int, ctx: Context) -> None:
         seen.append((n, ctx.epoch > 0))
 
-    quick = {"ack_wait_seconds": 0.5, "extend_seconds": 0.2}
+    quick: dict[str, Any] = {"ack_wait_seconds": 0.5, "extend_seconds": 0.2}
     async with app:
         async with working(app, **quick):
             pass  # the consumer is there

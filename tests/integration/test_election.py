@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def lease(broker: Broker, holder: str, ttl: float = 1.0) -> Lease:
 class Candidate:
     """An election that runs, with a node that answers pings."""
 
-    def __init__(self, broker: Broker, name: str, **options: float) -> None:
+    def __init__(self, broker: Broker, name: str, **options: Any) -> None:
         self.broker = broker
         self.election = LeaderElection(
             broker, "role", name, **{"ttl_seconds": 2.0, "renew_seconds": 0.5, **options}
@@ -67,7 +68,7 @@ async def test_lease_is_won_once_renewed_and_released(nats: Server, namespace: s
         first = mine.revision
         await mine.renew()
         assert mine.revision > first
-        assert (await other.look())[1].holder == "mine"  # type: ignore[union-attr]
+        assert (await other.look())[1].holder == "mine"
         await mine.release()
         revision, holder = await other.look()
         assert holder is None

@@ -107,7 +107,7 @@ async def fleetlet(
         operator = await stack.enter_async_context(site.broker("operator"))
         for one in agents.values():
             await stack.enter_async_context(
-                running(one, lambda one=one: one._presence.confirmed > 0)  # type: ignore[misc]
+                running(one, lambda one=one: one._presence.confirmed > 0)
             )
         found = Fleetlet(site, agents, dispatcher, operator, executed)
         await until(lambda: _both(operator), 10, "both agents in the index")
@@ -190,7 +190,7 @@ def order(word: str) -> bytes:
 
 def command(seed: AccountSeed, word: str, **changes: Any) -> dict[str, str]:
     """The headers of a command to beta, as a dispatcher of that account would make them."""
-    given = {"kind": "exec", "agent": "beta", "run": new_run(), "epoch": 9}
+    given: dict[str, Any] = {"kind": "exec", "agent": "beta", "run": new_run(), "epoch": 9}
     given |= {"expires": time.time() + 60, "payload": order(word), **changes}
     return CommandSigner(seed.signing_key()).sign(**given)
 

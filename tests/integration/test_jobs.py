@@ -143,7 +143,8 @@ async def test_result_of_each_type_comes_back_as_annotated(app: Holdfast) -> Non
 
     async with working(app):
         assert await (await same.enqueue(MIXED)).result(60) == MIXED
-        for value in (0, "", False, [], {}, "null", [None], 1.5):
+        values: list[Any] = [0, "", False, [], {}, "null", [None], 1.5]
+        for value in values:
             assert await (await untyped.enqueue(value)).result(60) == value
         with pytest.raises(InvalidPayload, match="result"):
             await (await wrong.enqueue()).result(60)
@@ -279,7 +280,8 @@ async def test_job_called_directly_is_the_plain_function(app: Holdfast) -> None:
     assert add(1) == 2
     assert add(a=1, b=3) == 4
     assert await double(4) == 8
-    assert (add.__name__, add.__doc__, add.name) == ("add", "Adds.", "adder")
+    named: Any = add
+    assert (named.__name__, add.__doc__, add.name) == ("add", "Adds.", "adder")
 
 
 async def test_result_waits_no_longer_than_told(app: Holdfast) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ async def test_key_that_waits_outlives_a_restart_and_an_unrecorded_end_does_not(
         seen.append(("kept", n))
 
     async def send(n: int) -> dict[str, bool]:
-        jobs = {"loose": loose, "waiting": waiting, "kept": kept}
+        jobs: dict[str, Any] = {"loose": loose, "waiting": waiting, "kept": kept}
         return {name: (await job.enqueue(n, key="a")).duplicate for name, job in jobs.items()}
 
     async with app, working(app):

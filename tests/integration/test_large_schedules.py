@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,8 @@ def sized(name: str, size: int, **options: str) -> Schedule:
 
 async def newest(client: Client, name: str, state: str) -> Slot:
     """The newest slot of a schedule, once it is in that state."""
-    history, found = SlotHistory(client), []
+    history = SlotHistory(client)
+    found: list[Any] = []
 
     async def there() -> bool:
         found[:] = [slot for _, slot in await history.recent(name, 1)]

@@ -38,7 +38,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @pytest.fixture
-def app(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[Holdfast]:
+def app(site: Site, monkeypatch: pytest.MonkeyPatch) -> Holdfast:
     """An app that sends as the user `client`, by its environment."""
     for name, value in site.environment("client").items():
         monkeypatch.setenv(name, value)
@@ -218,7 +218,7 @@ def logins(site: Site, tmp_path: Path) -> dict[str, ConnectionConfig]:
     """Ways to come in that are not ours."""
     stranger = UserFolder(tmp_path / "stranger")
     stranger.init(NAMESPACE)
-    plain = {"nats_url": site.server.url, "namespace": NAMESPACE}
+    plain: dict[str, Any] = {"nats_url": site.server.url, "namespace": NAMESPACE}
     return {
         "nothing": ConnectionConfig(**plain),
         "password": ConnectionConfig(**plain, user="worker", password="worker"),
@@ -427,7 +427,7 @@ async def test_revoked_agent_is_cut_off(
     await gamma.open()
     async with site.broker("worker") as worker, site.broker("agent-delta") as delta:
         for name, broker in (("delta", delta), ("worker", worker)):
-            broker.on_disconnect(lambda name=name: broken.append(name))  # type: ignore[misc]
+            broker.on_disconnect(lambda name=name: broken.append(name))
         stolen = tmp_path / "stolen.json"
         load_credentials(site.file("agent-gamma")).save(stolen)
         site.folder.revoke("gamma")

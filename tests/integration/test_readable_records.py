@@ -208,7 +208,7 @@ async def test_orphan_whose_handler_told_its_progress_starts_again(
     @app.job
     async def tells(ctx: Context) -> str:
         try:
-            await ctx.progress(True)  # type: ignore[arg-type]
+            await ctx.progress(True)
         except InvalidInput:
             await ctx.progress(Decimal("0.5"))
         seen.append(ctx.attempt)

@@ -511,7 +511,7 @@ async def test_run_longer_than_ack_wait_runs_once(app: Holdfast, seen: Seen, del
         await asyncio.sleep(1.2)
         seen.append(n)
 
-    quick = {"ack_wait_seconds": 0.5, "extend_seconds": 0.2, "concurrency": 1}
+    quick: dict[str, Any] = {"ack_wait_seconds": 0.5, "extend_seconds": 0.2, "concurrency": 1}
     async with working(app, **quick):
         await long.enqueue_many([1, 2])
         await seen.wait(4)

@@ -33,7 +33,7 @@ class Sample(Role):
         broker = Broker(connection, name="sample")
         served = SchedulerConfig(health_host="127.0.0.1", health_port=port)
         super().__init__(broker, Telemetry(), served, ready_file=ready_file)
-        self.role = role  # type: ignore[misc]  # two of one kind are told apart
+        self.role = role  # two of one kind are told apart
         self.said: list[str] = []
         self.prepared = asyncio.Event()
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -106,10 +106,10 @@ async def test_second_parameter_is_added_and_taken_away(
     given: Any = "a" if value == "text" else Letter("a")
     one, two = _app(nats, namespace), _app(nats, namespace)
 
-    async def alone(letter: kind) -> None:  # type: ignore[valid-type]
+    async def alone(letter: kind) -> None:
         seen.append(("one", letter))
 
-    async def both(letter: kind, copy: str = "") -> None:  # type: ignore[valid-type]
+    async def both(letter: kind, copy: str = "") -> None:
         seen.append(("two", letter, copy))
 
     alone.__annotations__["letter"] = both.__annotations__["letter"] = kind

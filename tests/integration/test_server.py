@@ -185,8 +185,10 @@ def test_server_without_monitor_still_becomes_ready() -> None:
 @pytest.mark.parametrize("which", ["port", "monitor_port"])
 def test_server_port_in_use_says_which_and_what_to_do(which: str) -> None:
     """A port that was asked for and is taken is an error that names it, never another port."""
-    with occupied_port() as port, pytest.raises(PortInUse) as raised, Server(**{which: port}):
-        pass
+    with occupied_port() as port:
+        ports: dict[str, Any] = {which: port}
+        with pytest.raises(PortInUse) as raised, Server(**ports):
+            pass
     assert raised.value.port == port
     assert f"port {port}" in str(raised.value)
     assert "choose another port" in str(raised.value)

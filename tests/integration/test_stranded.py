@@ -141,7 +141,7 @@ async def test_older_message_carries_a_run_whose_newer_one_is_gone(
 ) -> None:
     """A backup whose queue is older than its records: the run failed, and its retry was parked, in
     between. Restored elsewhere it is executed to its end, whatever was read first."""
-    attempts = {"retry": Backoff.list(["500ms"])}
+    attempts: dict[str, Any] = {"retry": Backoff.list(["500ms"])}
 
     @app.job(**attempts)
     async def work(n: int, ctx: Context) -> int:

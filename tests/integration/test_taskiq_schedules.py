@@ -418,13 +418,13 @@ async def test_election_waits_for_the_lead(nats: Server, namespace: str) -> None
 async def test_leader_that_is_cut_off_stops_itself_first(nats: Server, namespace: str) -> None:
     """It stops on its own clock, before anybody else can lead."""
     port = int(nats.url.rpartition(":")[2])
-    lease = {"ttl_seconds": 1.2, "renew_seconds": 0.3}
+    lease: dict[str, Any] = {"ttl_seconds": 1.2, "renew_seconds": 0.3}
     async with Proxy(port) as proxy:
         cut_off = LeaderElection(proxy.url, "r", namespace=namespace, **lease)
         other = LeaderElection(nats.url, "r", namespace=namespace, **lease)
         both: list[bool] = []
         async with started(cut_off), started(other):
-            other._election._probe_seconds = 3600.0  # type: ignore[union-attr]  # only the TTL
+            other._election._probe_seconds = 3600.0  # only the TTL
             assert cut_off.is_leader
             other.on_change(lambda: both.append(other.is_leader and cut_off.is_leader))
             cutting = asyncio.create_task(proxy.cut(3))

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,13 +137,13 @@ async def test_server_that_verifies_clients(ours: Authority, theirs: Authority) 
     """Ours get in, others and those without a certificate do not."""
     config = block(ours, *ours.issue("strict"), more="verify: true")
     with Server(fast=True, extra_config=config) as server:
-        plain = {"nats_url": tls(server), "tls_ca": ours.file}
+        plain: dict[str, Any] = {"nats_url": tls(server), "tls_ca": ours.file}
         cert, key = ours.issue("client")
         async with Broker(ConnectionConfig(**plain, tls_cert=cert, tls_key=key)) as broker:
             assert broker.connected
         assert "set tls_cert and tls_key" in await refused(ConnectionConfig(**plain))
         cert, key = theirs.issue("stranger")
-        short = {**plain, "connect_timeout_seconds": 1.0}
+        short: dict[str, Any] = {**plain, "connect_timeout_seconds": 1.0}
         with pytest.raises(NotConnected):
             await Broker(ConnectionConfig(**short, tls_cert=cert, tls_key=key)).open()
 
@@ -185,13 +186,14 @@ async def test_doctor_sees_the_encryption(secure: Server, ours: Authority) -> No
 
 def test_options_that_cannot_work_are_refused() -> None:
     """Before anything is connected."""
-    for given, text in (
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({"tls_cert": "a"}, "belong together"),
         ({"tls_handshake": "first"}, "needs TLS"),
         ({"tls_handshake": "never"}, "must be"),
         ({"credentials_file": "a", "token": "b"}, "different ways to log in"),
         ({"inbox_prefix": "a.>"}, "not usable"),
-    ):
+    )
+    for given, text in wrong:
         with pytest.raises(ConfigError, match=text):
             ConnectionConfig(**given)
 

@@ -29,7 +29,7 @@ class Kind:
 
 
 def kinds() -> list[Kind]:
-    found = [
+    found: list[tuple[str, Any, bytes]] = [
         ("run", run.CODEC, b'{"state":"running","group":"g","job":"j","started":1.0,"result":[1]}'),
         ("node", node.CODEC, b'{"id":"n","role":"worker","since":1.0,"held":[["r",1,"x"]]}'),
         ("transition", node.TRANSITION, b'{"node":"n","role":"r","group":"g","before":"CREATED",'

@@ -244,7 +244,7 @@ def test_relations_hold_for_every_record_that_exists(ack_wait: float, extend: fl
 def test_record_is_frozen() -> None:
     """Configuration does not change while a process runs."""
     with pytest.raises(dataclasses.FrozenInstanceError):
-        WorkerConfig().group = "x"  # type: ignore[misc]
+        WorkerConfig().group = "x"
 
 
 # -- secrets -------------------------------------------------------------------------------------

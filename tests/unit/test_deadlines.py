@@ -26,7 +26,7 @@ async def test_attempts_are_interrupted_in_the_order_of_their_deadlines() -> Non
     for seconds, one in all_held.items():
         call = Call()
         call.task = asyncio.create_task(forever())
-        one.begin(call, 60)
+        _ = one.begin(call, 60)
         deadlines.begin(one, seconds)
     deadlines.end(all_held[0.05])
 

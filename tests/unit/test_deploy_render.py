@@ -88,7 +88,7 @@ def test_environment_names_options_that_exist() -> None:
     from holdfast.config.option import checked
 
     known = {variable(role, s.name): s for role in ROLES.values() for s in options(role)}
-    found = {}
+    found: dict[str, Any] = {}
     for resource in rendered(web_hosts="jobs.example.com"):
         if resource["kind"] == "ConfigMap":
             found |= resource["data"]

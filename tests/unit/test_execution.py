@@ -89,7 +89,7 @@ async def test_what_was_taken_over_meanwhile_is_not_repeated(app: Holdfast) -> N
         await clock.sleepers(1)
         found = mem.held(run.id)
         assert found is not None
-        found[0].claim.lost = True  # type: ignore[union-attr]  # it is claimed
+        found[0].claim.lost = True
         clock.advance(5)
         await draining
         assert len(left) == 7

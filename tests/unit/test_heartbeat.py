@@ -35,7 +35,9 @@ class FailingStore(MemoryStore):
         super().__init__(clock)
         self.failures = failures
 
-    async def put(self, key: str, value: bytes, *, expected: int, ttl: float | None = None) -> int:
+    async def put(
+        self, key: str, value: bytes, *, expected: int | None, ttl: float | None = None
+    ) -> int:
         failure = self.failures.pop(0) if self.failures else None
         if isinstance(failure, Unavailable):
             raise failure

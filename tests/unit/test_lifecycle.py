@@ -76,7 +76,7 @@ def test_move_keeps_a_reason_a_person_can_read() -> None:
     """Every transition has a reason, given or by default."""
     record = NodeRecord("n", "worker")
     for state in ("RUNNING", "TERMINATING", "TERMINATED_GRACEFULLY", "NOT_RUNNING", "INACTIVE"):
-        record = nodes.move(record, state, by="n", at=1.0)  # type: ignore[arg-type]
+        record = nodes.move(record, state, by="n", at=1.0)
         assert " " in record.reason
 
 

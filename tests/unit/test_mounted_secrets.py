@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import ConfigError
-from holdfast.identity import files
 from holdfast.identity.files import read_private
 
 
@@ -23,10 +22,10 @@ def secret(tmp_path: Path) -> Path:
 def _mounted(monkeypatch: pytest.MonkeyPatch, mode: int, *, owner: int, group: int) -> None:
     """Let the file look as a mount of that owner and group does to user 1000."""
     found = os.stat_result((0o100000 | mode, 1, 1, 1, owner, group, 3, 0, 0, 0))
-    monkeypatch.setattr(files.os, "fstat", lambda _: found)
-    monkeypatch.setattr(files.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(files.os, "getegid", lambda: 1000)
-    monkeypatch.setattr(files.os, "getgroups", lambda: [1000])
+    monkeypatch.setattr("holdfast.identity.files.os.fstat", lambda _: found)
+    monkeypatch.setattr("holdfast.identity.files.os.geteuid", lambda: 1000)
+    monkeypatch.setattr("holdfast.identity.files.os.getegid", lambda: 1000)
+    monkeypatch.setattr("holdfast.identity.files.os.getgroups", lambda: [1000])
 
 
 def test_mounted_secret_is_read(secret: Path, monkeypatch: pytest.MonkeyPatch) -> None:

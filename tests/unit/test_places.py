@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,10 @@ class Item:
         self.name = name
         self.since = 1.0
         self.job = SimpleNamespace(lane="thread" if str(name).startswith("plain") else "loop")
+
+
+def _names(items: Iterable[Any]) -> list[Any]:
+    return [item.name for item in items]
 
 
 class Work:
@@ -55,7 +60,7 @@ class Work:
             self.places.submit(Item(item))  # type: ignore[arg-type]  # all that it looks at
 
     def waiting(self) -> list[Any]:
-        return [item.name for item in self.places.lanes["loop"].backlog]
+        return _names(self.places.lanes["loop"].backlog)
 
     async def until_started(self, count: int) -> None:
         async with asyncio.timeout(60), self.changed:
@@ -172,7 +177,7 @@ async def test_place_stays_taken_until_what_is_left_in_it_ends() -> None:
     lane = work.places.lanes["thread"]
     assert sorted(work.started) == ["a", "plain 1", "plain 2"]
     assert (work.places.busy, work.places.stuck, lane.blocked) == (0, 2, True)
-    assert [item.name for item in work.places.given_back(0.0)] == ["plain 3"]
+    assert _names(work.places.given_back(0.0)) == ["plain 3"]
     work.submit("plain 4")
     work.left["plain 1"].set_result(None)
     await work.until_started(4)

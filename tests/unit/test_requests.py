@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import string
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ def signed(
     return RequestSigner(by, namespace, lambda: NOW).sign(subject, body)
 
 
-def guard(**options: bool) -> RequestGuard:
+def guard(**options: Any) -> RequestGuard:
     return RequestGuard("hf", ANCHORS, **options)
 
 

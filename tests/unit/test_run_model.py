@@ -164,7 +164,7 @@ def heal(world: World) -> None:
 
 def finish(world: World, process: object) -> None:
     while process in world.processes:
-        world.step(process)  # type: ignore[arg-type]
+        world.step(process)
 
 
 def walk(random: Random) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from taskiq import ScheduledTask
 from holdfast.integrations.taskiq.slots import Slot, identities, slot_of, unsent
 
 
-def schedule(**rule: object) -> ScheduledTask:
+def schedule(**rule: Any) -> ScheduledTask:
     """A schedule of one task."""
     return ScheduledTask(task_name="t", labels={}, args=[], kwargs={}, **rule)
 

@@ -51,7 +51,8 @@ async def test_drain_executes_what_is_due(app: Holdfast) -> None:
         return n
 
     async with memory(app) as mem:
-        runs = [await job.enqueue(n) for n, job in enumerate([first, second, first])]
+        jobs: list[Any] = [first, second, first]
+        runs = [await job.enqueue(n) for n, job in enumerate(jobs)]
         assert [(await run.status()).state for run in runs] == ["queued"] * 3
         assert await mem.drain() == 3
         assert [(await run.status()).state for run in runs] == ["done"] * 3

@@ -339,7 +339,7 @@ async def test_mail_is_sent_once_with_an_id(
     assert message["Subject"] == "Shöp is down"
     assert message["To"] == "oncall@example.org"
     assert message["Message-ID"] == "<shop.1-down.opened@example.org>"
-    assert "Reason:   gone" in str(message.get_content())  # type: ignore[attr-defined]
+    assert "Reason:   gone" in str(message.get_content())
 
 
 def test_mail_without_a_server_says_what_to_set() -> None:

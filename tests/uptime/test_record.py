@@ -21,7 +21,8 @@ def outcome(verdict: Verdict, ms: int = 20) -> Outcome:
 
 def story(letters: str, rules: Rules = RULES) -> tuple[State, list[str]]:
     """The state after some results, and its status after each."""
-    state, seen = State(), []
+    state = State()
+    seen: list[str] = []
     for number, letter in enumerate(letters):
         state = apply(state, START + 60 * number, outcome(LETTERS[letter]), rules)
         seen.append(state.status)

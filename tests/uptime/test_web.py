@@ -239,7 +239,7 @@ async def test_origin_that_is_no_address_is_refused(store: Server) -> None:
     """It is a 403 like every other foreign one."""
     async with served() as client:
         for origin in ("http://[", "http://[::1", "]", "http://a:b:c", "\x00"):
-            headers = {"origin": origin.encode()}
+            headers = [(b"origin", origin.encode())]
             answer = await client.post("/api/checks", json=CHECK, headers=headers)
             assert answer.status_code == 403, origin
 

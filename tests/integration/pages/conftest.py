@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, sync_playwright
 
 from holdfast.server import Server
 from tests.integration.pages.world import World
@@ -69,6 +69,10 @@ def open_tab(browser: Browser) -> Iterator[Open]:
         if message.type in ("error", "warning") and not message.text.startswith(EXPECTED):
             heard.append(f"{message.type}: {message.text}")
 
+    def refuse(dialog: Dialog) -> None:
+        heard.append("a dialog of a script")
+        dialog.dismiss()
+
     def open(dark: bool = False, phone: bool = False, **options: object) -> Page:
         context = browser.new_context(
             viewport={"width": 390, "height": 844} if phone else {"width": 1280, "height": 860},
@@ -82,7 +86,7 @@ def open_tab(browser: Browser) -> Iterator[Open]:
         tab = context.new_page()
         tab.on("console", hear)
         tab.on("pageerror", lambda error: heard.append(f"script: {error}"))
-        tab.on("dialog", lambda dialog: (heard.append("a dialog of a script"), dialog.dismiss()))
+        tab.on("dialog", refuse)
         return tab
 
     yield open
