@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from holdfast.server import Cluster, Server
@@ -27,6 +28,12 @@ from holdfast.server import Cluster, Server
 LONGEST = ("tests/faults/", "tests/uptime/", "tests/integration/pages/")
 
 _numbers = itertools.count(1)
+
+# How long an example takes says more about the machine than about the code.
+hypothesis.settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("unhurried")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -236,7 +236,7 @@ async def test_message_that_kills_its_worker_is_given_up(
 
     sender = make()
     await sender.startup()
-    await sender.find_task("poison").kiq()  # type: ignore[union-attr]
+    await sender.find_task("poison").kiq()
     await sender.shutdown()
     for turn in range(4):
         broker = make()
@@ -279,7 +279,7 @@ async def test_consumer_deleted_while_no_worker_ran_repeats_nothing(
     async with outside(nats.url, namespace) as other:
         await other.api(f"CONSUMER.DELETE.{first.stream_name}.{first.durable}")
     async with receiving(second):
-        await second.find_task("note").kiq(100)  # type: ignore[union-attr]
+        await second.find_task("note").kiq(100)
         await until(lambda: 100 in seen, 20, "the next one")
         await settled(nats.url, namespace, second)
     assert set(seen.values()) == {1}

@@ -91,7 +91,7 @@ async def app(
 
 async def sent(url: str, namespace: str, name: str = "one") -> list[str]:
     """The message ids in an app's queue."""
-    found = []
+    found: list[str] = []
     stream = f"{namespace}_{name}"
     async with outside(url, namespace) as other:
         start = 1
