@@ -51,6 +51,15 @@ def test_page_names_tests_and_files_that_exist(page: Page) -> None:
         assert (ROOT / name).exists(), f"{page.name}: {name} does not exist"
 
 
+def test_architecture_names_files_that_exist() -> None:
+    """Where the page says that something is, there is a file."""
+    page = Page(ROOT / "docs" / "architecture.md")
+    found = re.findall(r"`([\w/]+\.py)`", page.text)
+    assert len(found) > 50
+    missing = [f for f in found if not any((ROOT / d / f).exists() for d in ("src/holdfast", "."))]
+    assert not missing
+
+
 @lru_cache
 def _functions(path: Path) -> set[str]:
     if not path.exists():
