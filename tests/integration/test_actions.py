@@ -27,6 +27,8 @@ from tests.fleet_world import World
 from tests.integration.cli_support import holdfast
 from tests.integration.support import working
 from tests.integration.test_status import operating
+from tests.integration.test_web_access import every_route
+from tests.integration.web_support import site
 
 READS: Final = frozenset(
     {"list", "show", "trace", "watch", "next", "why", "active", "diff", "status", "get", "backup"}
@@ -297,3 +299,90 @@ async def test_restore_leaves_a_line(app: Holdfast, tmp_path: Path) -> None:
         ended = await holdfast(app, "restore", str(tmp_path / "b"), "--missing", "--json")
         assert json.loads(ended.out)["streams"] == {names.events: 0}
         assert (await only_line(client, "backup", "restore")).detail == names.events
+
+
+# ---- the API
+
+
+API: Final[dict[str, tuple[Prepare, str, Any, str]]] = {
+    "POST /runs": (queued, "/runs", {"job": "add", "payload": {"a": 1, "b": 2}}, "enqueue"),
+    "POST /runs/{run}/cancel": (queued, "/runs/r1/cancel", None, "cancel"),
+    "POST /runs/{run}/retry": (letter, "/runs/r1/retry", None, "retry"),
+    "POST /dead/replay": (letter, "/dead/replay", {"ids": [1]}, "replay"),
+    "POST /dead/drop": (letter, "/dead/drop", {"ids": [1]}, "drop"),
+    "POST /dead/{id}/replay": (letter, "/dead/1/replay", {}, "replay"),
+    "DELETE /dead/{id}": (letter, "/dead/1", None, "drop"),
+    "POST /jobs/{group}/{job}/pause": (queued, "/jobs/default/job/pause", None, "pause"),
+    "POST /jobs/{group}/{job}/resume": (queued, "/jobs/default/job/resume", None, "resume"),
+    "POST /jobs/{group}/{job}/purge": (
+        queued,
+        "/jobs/default/job/purge",
+        {"which": "all"},
+        "purge",
+    ),
+    "POST /schedules": (
+        queued,
+        "/schedules",
+        {"name": "nightly", "job": "job", "every": "1h"},
+        "add",
+    ),
+    "DELETE /schedules/{name}": (scheduled, "/schedules/nightly", None, "remove"),
+    "POST /schedules/{name}/pause": (scheduled, "/schedules/nightly/pause", None, "pause"),
+    "POST /schedules/{name}/resume": (scheduled, "/schedules/nightly/resume", None, "resume"),
+    "POST /schedules/{name}/trigger": (scheduled, "/schedules/nightly/trigger", None, "trigger"),
+    "POST /schedules/{name}/backfill": (
+        scheduled,
+        "/schedules/nightly/backfill",
+        {"start": "2026-01-01T00:00:00Z", "end": "2026-01-01T02:00:00Z"},
+        "backfill",
+    ),
+}
+API_FLEET: Final = {
+    "POST /fleet/runs",
+    "POST /fleet/runs/{run}/cancel",
+    "DELETE /agents/{agent}",
+    "POST /nodes/{node}/drain",
+}
+"""Covered by `test_fleet_routes_leave_a_line_each`."""
+
+
+async def test_every_changing_route_is_covered(nats: Server, namespace: str) -> None:
+    """A new route of the API that changes something needs a test that it leaves its line."""
+    async with site(nats, namespace) as there:
+        found = {
+            f"{method} {route.path.removeprefix('/api/v1')}"
+            for method, path, route in every_route(there.web)
+            if method != "GET" and path.startswith("/api/v1")
+        }
+    assert found == API.keys() | API_FLEET
+
+
+@pytest.mark.parametrize("route", API)
+async def test_route_leaves_one_line(nats: Server, namespace: str, route: str) -> None:
+    """With the owner of the token, whatever the role of the web's own login."""
+    prepare, path, body, verb = API[route]
+    async with site(nats, namespace) as there:
+        await prepare(there.client)
+        answered = await there.admin.request(route.partition(" ")[0], path, json=body)
+        assert answered.is_success, answered.text
+        lines = await Audit(there.client).actions()
+        assert [(one.verb, one.who) for one in lines] == [(verb, "a-admin")]
+        assert lines[0].runs or lines[0].job or lines[0].detail
+
+
+async def test_fleet_routes_leave_a_line_each(nats: Server, namespace: str, tmp_path: Path) -> None:
+    """A command, its cancellation, an agent that is forgotten, and a drained node."""
+    async with World(nats, namespace, tmp_path) as world, world.dispatcher():
+        await world.start_agents("web1", "web2")
+        async with site(nats, namespace) as there:
+            node = (await Operator(there.client).nodes.list(role="web"))[0].id
+            order = {"target": "web1", "function": "mark", "args": ["slow", 30], "id": "f1"}
+            assert (await there.admin.post("/fleet/runs", json=order)).is_success
+            assert (await there.admin.post("/fleet/runs/f1/cancel")).is_success
+            await world.agents["web2"].close()
+            assert (await there.admin.delete("/agents/web2")).is_success
+            assert (await there.admin.post(f"/nodes/{node}/drain")).is_success
+            lines = await Audit(there.client).actions()
+            assert [(one.verb, one.who) for one in lines] == [
+                (verb, "a-admin") for verb in ("drain", "forget", "cancel", "command")
+            ]
