@@ -61,7 +61,7 @@ async def test_backup_of_a_cluster_is_restored_into_one_server(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["backup", "full"], "is not empty: give each backup a folder of its own"),
+        (["backup", "full"], "is not empty: use a new folder for each backup"),
         (["restore", "full"], "holds no backup of the namespace"),
         (["restore", "absent"], "holds no backup of the namespace"),
         (["backup", "new"], "does not exist on this server"),

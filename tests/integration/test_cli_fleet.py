@@ -137,7 +137,7 @@ async def test_fleet_run_interrupted_says_that_the_run_goes_on(
             await watching.says("long: mark for 1 agent\n")
             watching.signal(signal.SIGINT)
             assert await watching.ended() == 130
-            await watching.says("long goes on: 'holdfast fleet cancel long' stops it")
+            await watching.says("long continues: 'holdfast fleet cancel long' stops it")
         active = await holdfast(app, "fleet", "active", "--json")
         assert [r["run"] for r in active.json] == ["long"]
 

@@ -487,7 +487,7 @@ async def test_drop_removes_and_the_ledger_tells_who_did(app: Holdfast) -> None:
         assert [d.result for d in await dead.drop(ids[:1])] == ["dropped"]
         await dead.replay(ids[1:])
         assert await dead.list() == []
-        with pytest.raises(NotFound, match="not there"):
+        with pytest.raises(NotFound, match="does not exist"):
             await dead.show(ids[0])
         actions = await audit.actions()
         assert [(a.verb, a.who, a.runs) for a in actions] == [

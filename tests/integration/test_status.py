@@ -234,10 +234,10 @@ async def test_show_says_where_a_run_is(app: Holdfast, shop: Shop, seen: Seen) -
             await operator.show(running.id)
         ).where == f"running on {worker.node}, which is alive"
         delayed = await shop.add.enqueue(1, 1, delay="1h")
-        assert (await operator.show(delayed.id)).where.startswith("put off until")
+        assert (await operator.show(delayed.id)).where.startswith("delayed until")
         failed = await shop.flaky.enqueue(1)
         await in_state(app, failed.id, "failed")
-        assert (await operator.show(failed.id)).where.startswith("put off until")
+        assert (await operator.show(failed.id)).where.startswith("delayed until")
         dead = await shop.bad.enqueue()
         await in_state(app, dead.id, "dead")
         detail = await operator.show(dead.id)

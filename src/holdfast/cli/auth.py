@@ -302,6 +302,6 @@ def _signal(folder: UserFolder, pid_file: Path) -> None:
         os.kill(int(pid_file.read_text(encoding="ascii")), signal.SIGHUP)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{folder.config} has changed, and the server of {str(pid_file)!r} could not be told: "
-            f"{error}"
+            f"{folder.config} has changed, and the server of {str(pid_file)!r} could not be "
+            f"signalled: {error}"
         ) from None

@@ -46,7 +46,7 @@ async def backup(folder: FolderArgument) -> None:
     from holdfast.errors import ConfigError
 
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{str(folder)!r} is not empty: give each backup a folder of its own")
+        raise ConfigError(f"{str(folder)!r} is not empty: use a new folder for each backup")
     saved: dict[str, int] = {}
     with _as_backup():
         async with connected() as client:
@@ -60,12 +60,14 @@ async def backup(folder: FolderArgument) -> None:
 async def restore(
     folder: FolderArgument,
     missing: Annotated[
-        bool, typer.Option("--missing", help="Leave streams that are there as they are.")
+        bool,
+        typer.Option("--missing", help="Restore only streams that do not exist."),
     ] = False,
     epochs_above: Annotated[
         int,
         typer.Option(
-            metavar="EPOCH", help="The highest epoch that your own stores know: go on above it."
+            metavar="EPOCH",
+            help="Continue above EPOCH, the highest that your stores have seen.",
         ),
     ] = 0,
 ) -> None:
@@ -127,7 +129,7 @@ async def _reconcile(broker: Broker) -> None:
     from holdfast.status.stranded import Stranded, repair_all
 
     async def alive(_: str) -> bool:
-        return False  # whoever held something was part of another server's life
+        return False  # the holders were nodes of another server
 
     client = Client(broker, configured(RecordConfig))
     try:

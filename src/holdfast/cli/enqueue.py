@@ -200,7 +200,7 @@ async def _wait(client: Client, request: Request, enqueued: Enqueued, limit: flo
     try:
         record = await client.wait(enqueued.run, enqueued.sequence, limit)
     except TimeoutError:
-        note(f"run {enqueued.run} has not ended in time; it goes on")
+        note(f"run {enqueued.run} has not ended in time; it continues")
         return TIMED_OUT
     except RunNotFound as error:
         raise HoldfastError(

@@ -1,4 +1,4 @@
-"""How a fan-out run is shown while it goes on: a line for each return, and a bar on a terminal."""
+"""How a fan-out run is shown while it runs: a line for each return, and a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class View:
         if self._bar:
             self._bar.stop()
         if self._run and kind is asyncio.CancelledError:  # Ctrl-C
-            note(f"{self._run} goes on: 'holdfast fleet cancel {self._run}' stops it")
+            note(f"{self._run} continues: 'holdfast fleet cancel {self._run}' stops it")
 
     def record(self, record: FleetRun) -> None:
         """The run has begun, or changed."""

@@ -32,7 +32,8 @@ def register(app: Cli) -> None:
 
 async def list_secrets(
     folder: Annotated[
-        Path | None, typer.Argument(metavar="[DIR]", help="A tree; without: what is published.")
+        Path | None,
+        typer.Argument(metavar="[DIR]", help="A folder; default: what is published."),
     ] = None,
     seed: SeedOption = None,
 ) -> None:
@@ -87,14 +88,14 @@ def set_secret(
     file: FileArgument,
     path: Annotated[str, typer.Argument(metavar="PATH", help="Where it stands: db.password.")],
     create: Annotated[
-        bool, typer.Option("--create", help="Make the file if it is not there.")
+        bool, typer.Option("--create", help="Create the file if it does not exist.")
     ] = False,
     seed: SeedOption = None,
 ) -> None:
     """Write a secret into a file of the tree, sealed so that only this account can read it.
 
-    The value is asked for, or read from standard input when that is not a terminal. A file that is
-    not there is made only with --create.
+    The value is asked for, or read from standard input when that is not a terminal. A missing
+    file is created only with --create.
     """
     from holdfast.settings.editing import check_exists, set_secrets
 
@@ -202,7 +203,7 @@ def _remember(generation: int, seed: Path | None) -> None:
 
 async def rotate(
     finish: Annotated[
-        bool, typer.Option("--finish", help="Drop the old keys, once every agent has the new.")
+        bool, typer.Option("--finish", help="Drop the old keys, once every agent has the new ones.")
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Finish although some agents do not have the new keys.")

@@ -128,7 +128,7 @@ def handle_signals(events: Events) -> None:
 
 
 def monitor_port_of(port: int, nodes: int) -> int:
-    """The usual place of the monitor; anywhere free when somebody else is there."""
+    """The usual port of the monitor; any free one when it is taken."""
     found = port + MONITOR_OFFSET
     return found if port and all(_is_free(found + n) for n in range(nodes)) else 0
 
@@ -212,7 +212,7 @@ def _tell(made: Server | Cluster, nodes: Sequence[Server], store: Path, fast: bo
 
 
 def flush() -> None:
-    """Whoever reads our output through a pipe waits for these lines."""
+    """A reader at the other end of a pipe waits for these lines."""
     import sys
 
     sys.stdout.flush()
@@ -224,7 +224,7 @@ def _watch(node: Server, events: Events) -> None:
 
 
 def _until_end(nodes: Sequence[Server], events: Events) -> int:
-    """Wait for a signal, or for the end of so many nodes that the rest cannot go on."""
+    """Wait for a signal, or until no majority of the nodes is left."""
     while True:
         event = events.get()
         if isinstance(event, int):

@@ -13,7 +13,7 @@ open has its message there, or an older one, which carries the run as well.
 
 The queue is read without the state of its consumers: that is packed after the messages, and could
 call a message acknowledged whose successor is not in the backup. They are made again, and deliver
-everything that is there; what was done is known by its record.
+everything in the queue; what was done is known by its record.
 
 On failure nothing half-written counts: a stream that was not wholly received is removed by the
 server after a restore, and its folder is left with the name `<stream>.part` after a backup.
@@ -48,7 +48,7 @@ META: Final = "backup.json"
 DATA: Final = "stream.tar.s2"
 CHUNK_BYTES: Final = 128 * 1024
 SILENCE_SECONDS: Final = 60.0
-"""No chunk for so long: the server has given up, or lost the stream's leader."""
+"""Without a chunk for this long the server has given up, or lost the stream's leader."""
 HEARD_SECONDS: Final = 10.0
 WINDOW: Final = 16
 """Chunks of a restore that may be unconfirmed."""
@@ -114,7 +114,7 @@ def in_folder(names: Names, folder: Path) -> dict[str, Snapshot]:
 
 
 async def save(broker: Broker, stream: str, folder: Path) -> Snapshot:
-    """Write one stream into a folder of its own, which must not be there."""
+    """Write one stream into a new folder."""
     part = folder / f"{stream}.part"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True, mode=0o700)
@@ -168,7 +168,7 @@ async def _next(chunks: asyncio.Queue[Received | None], stream: str) -> Received
         async with asyncio.timeout(SILENCE_SECONDS):
             chunk = await chunks.get()
     except TimeoutError:
-        raise BrokerError(f"{stream} was not wholly read: the server sends no more") from None
+        raise BrokerError(f"{stream} was not wholly read: the server stopped sending") from None
     if chunk is None:
         raise NotConnected(f"{stream} was not wholly read: the connection was lost; begin again")
     return chunk
@@ -225,11 +225,11 @@ async def _send_first(broker: Broker, target: str, chunk: bytes) -> None:
 async def _confirmed(future: asyncio.Future[Received]) -> None:
     answer = await future
     if answer.status not in _WELL:
-        raise BrokerError(f"the server takes no more: {answer.headers}")
+        raise BrokerError(f"the server refused a chunk: {answer.headers}")
 
 
 async def raise_epochs(broker: Broker, epoch: int) -> int:
-    """Let the revisions of the bucket of runs go on above `epoch`; returns the last one.
+    """Raise the revisions of the bucket of runs above `epoch`; returns the last one.
 
     Each write is one revision, and the server has no shorter way. What is written is a marker of a
     key that was deleted, which ends by itself.

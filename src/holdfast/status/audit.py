@@ -27,7 +27,7 @@ from holdfast.status.messages import Kept, newest
 log = logging.getLogger("holdfast.audit")
 
 NAMED_MOST = 500
-"""Runs named in one record; the count is always complete."""
+"""Runs named in one line, so that it fits into a message; the count is always complete."""
 
 FORGED, UNSIGNED = "forged", "unsigned"
 """Shown in place of a login: the entry's signature is wrong, or it has none although this reader
@@ -100,7 +100,7 @@ class Audit:
     async def page(
         self, run: str = "", limit: int = 50, before: int = 0, look: int = 1_000
     ) -> tuple[list[AuditLine], int]:
-        """The same from a place in the ledger on, and the place to go on from; 0: the end."""
+        """A page from a place in the ledger on, and where the next one starts; 0: none."""
         found: list[AuditLine] = []
         looked, at = 0, 0
         subject = self._broker.names.log("operator", "*")

@@ -48,7 +48,7 @@ async def login(site: Site) -> list[Finding]:
     config = site.broker.config
     if not site.broker.asks_login:
         local = is_local(config)
-        text = "the server asks for no login: whoever reaches it may do everything"
+        text = "the server asks for no login: anybody who reaches it may do everything"
         todo = "make users with 'holdfast auth init', and start the server with its auth.conf"
         return [Finding("login", "ok" if local else "warn", text, "" if local else todo)]
     if config.credentials_file:
@@ -68,12 +68,17 @@ def is_local(config: ConnectionConfig) -> bool:
 
 
 SKEW_WARN_SECONDS: Final = 0.25
+"""More than clocks under NTP differ by."""
 SKEW_FAIL_SECONDS: Final = 1.0
+"""Schedulers with a larger difference do not fire."""
 FULL_WARN: Final = 0.8
 FULL_FAIL: Final = 0.95
+"""Shares of the storage limit; a full store must be restarted to recover."""
 SMALLEST_PAYLOAD: Final = 4 * ENVELOPE_BYTES
 USUAL_PAYLOAD: Final = 1024 * 1024
+"""The server's default."""
 LARGEST_PAYLOAD: Final = 8 * 1024 * 1024
+"""What NATS advises not to exceed: larger messages delay all others on a connection."""
 
 _WANTED = ".".join(map(str, REQUIRED_VERSION))
 
@@ -165,14 +170,14 @@ async def storage(site: Site) -> list[Finding]:
     limit = int(site.account.get("limits", {}).get("max_storage", -1))
     if limit > 0:
         found.insert(0, _filled("the account", int(site.account.get("storage", 0)), limit))
-    return found or [Finding("storage", "ok", "the account has no limit of its own")]
+    return found or [Finding("storage", "ok", "the account has no limit")]
 
 
 def _filled(what: str, used: int, limit: int) -> Finding:
     share = used / limit
     level: Level = "fail" if share >= FULL_FAIL else "warn" if share >= FULL_WARN else "ok"
     text = f"{what} has {used / 1e6:,.0f} of {limit / 1e6:,.0f} MB in use ({share:.0%})"
-    todo = "raise max_storage, or drop dead letters: a full store accepts no more runs"
+    todo = "raise max_storage, or drop dead letters: a full store refuses new runs"
     return Finding("storage", level, text, "" if level == "ok" else todo)
 
 
@@ -190,7 +195,7 @@ async def clock(site: Site) -> list[Finding]:
     return [Finding("clock", "ok", text)]
 
 
-MOST_TOLD = 10
+MOST_LISTED = 10
 """Unreadable records that are listed one by one."""
 
 MOST_RUNS: Final = 100_000
@@ -253,7 +258,7 @@ async def streams(site: Site) -> list[Finding]:
     site.missing = [one.stream for one in differences if not one.key]
     every = len(stream_configs(site.broker.names, site.records, 1))
     if len(site.missing) == every:
-        text = f"not there yet, the first worker creates them: {few(site.missing)}"
+        text = f"not created yet, the first worker does: {few(site.missing)}"
         found.append(Finding("streams", "ok", text))
     elif site.missing:
         text = f"missing, though the namespace is in use: {few(site.missing)}"
@@ -263,7 +268,7 @@ async def streams(site: Site) -> list[Finding]:
 
 
 async def jobs(site: Site) -> list[Finding]:
-    """Runs that wait although nobody is there to execute them."""
+    """Runs that wait although no live worker serves their job."""
     names = site.broker.names
     if {names.jobs, names.events, names.dead} & {*site.missing}:
         return [Finding("jobs", "ok", "none has been sent anything yet")]
@@ -279,7 +284,7 @@ async def jobs(site: Site) -> list[Finding]:
         elif count and job.paused:
             text = f"{count} runs of {job.job} (group {job.group}) wait because it is paused"
             found.append(Finding("jobs", "warn", text, f"holdfast jobs resume {job.job}"))
-    return found or [Finding("jobs", "ok", "no job waits for want of a worker")]
+    return found or [Finding("jobs", "ok", "no job waits for a worker")]
 
 
 async def registrations(site: Site) -> list[Finding]:
@@ -366,7 +371,7 @@ async def node_records(site: Site) -> list[Finding]:
             found.append(Finding("nodes", "warn", text, todo))
     if site.liveness is not None and site.liveness.enabled == "no":
         text = "the configuration here says liveness.enabled = no: nodes are judged by nobody"
-        todo = "leave it out, but for debugging"
+        todo = "remove it, unless you are debugging"
         found.append(Finding("nodes", "warn", text, todo))
     counts = [f"{alive.count(role)} {role}" for role in sorted(set(alive))]
     text = f"alive: {', '.join(counts)}" if counts else "no node is alive"
@@ -380,7 +385,7 @@ async def records(site: Site) -> list[Finding]:
         return [Finding("records", "ok", "every record can be read")]
     found = [
         Finding("records", "warn", f"{one.bucket}/{one.key}: {one.reason}", one.remedy)
-        for one in damaged[:MOST_TOLD]
+        for one in damaged[:MOST_LISTED]
     ]
     if more := len(damaged) - len(found):
         text = f"{more} more records cannot be read"

@@ -86,7 +86,7 @@ class DeadFilter:
     since: float = 0.0
     before: float = 0.0
     seen: Callable[[str], str] = field(default=str, compare=False)
-    """An error as whoever asks may see it: what is hidden from them cannot be searched either."""
+    """An error as the reader may see it: what is hidden from them cannot be searched either."""
 
     def matches(self, letter: DeadLetter) -> bool:
         return (
@@ -144,7 +144,7 @@ class DeadLetters:
     async def _kept(self, id: int) -> Kept:
         kept = await by_sequence(self._broker, self._stream, check_id(id))
         if kept is None:
-            raise NotFound(f"dead letter {id} is not there (any more): 'holdfast dead list'")
+            raise NotFound(f"dead letter {id} does not exist: see 'holdfast dead list'")
         return kept
 
     async def _body_of(self, kept: Kept) -> bytes:
@@ -312,6 +312,7 @@ def _attempts(header: str) -> tuple[Attempt, ...]:
 
 
 PAGE_LOOK: Final = 2_000
+"""Letters that one page looks at: bounds the time until it is answered."""
 
 
 class DeadPage(msgspec.Struct, frozen=True):
@@ -343,6 +344,7 @@ async def dead_page(
 
 
 GROUP_LOOK: Final = 1_000
+"""Letters that are grouped; also the most that a page may act on at once."""
 
 
 class DeadGroup(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ from holdfast.status import checks, probes
 from holdfast.status.probes import Check, Finding, Site
 
 PATIENCE_SECONDS: Final = 2.0
+"""For one answer: a server that is alive answers in milliseconds, and many are asked."""
 
 SERVER_CHECKS: Final[dict[str, Check]] = {
     "login": checks.login,

@@ -5,8 +5,8 @@ The lag of a job is what waits for it and what is in flight, in its queue and in
 server's monitor. Runs that are delayed or wait out a long retry are scheduled messages and count
 nowhere, so a job whose runs all wait for tomorrow scales to zero.
 
-`Figures.answer` serves it over HTTP, asked anew each time; `Figures.run` keeps the gauges. Whoever
-cannot reach the server raises: an autoscaler must not take silence for "nothing to do".
+`Figures.answer` serves it over HTTP, counted for each request; `Figures.run` updates the gauges. An
+unreachable server is an error: an autoscaler must not take silence for "nothing to do".
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ log = logging.getLogger("holdfast.figures")
 
 PATH = "/lag/"
 EVERY_SECONDS = 10.0
+"""Shorter than a usual scrape interval."""
 
 
 class JobLag(msgspec.Struct, frozen=True):

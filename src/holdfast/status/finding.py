@@ -27,13 +27,14 @@ from holdfast.names import DEFAULT_GROUP, H_OBJECT, check_run
 from holdfast.status.messages import Kept, by_sequence, last_of, newest, oldest, subject_counts
 
 SEARCH_MOST: Final = 100_000
+"""Messages that are searched for one run, before it counts as not found."""
 
 _SEQUENCE_RUN = re.compile(r"s(\d{1,18})-[0-9A-Za-z]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """The message that carries a run: waiting in its queue, or put off until it is due."""
+    """The message that carries a run: waiting in its queue, or delayed until it is due."""
 
     kept: Kept
     group: str

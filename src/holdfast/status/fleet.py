@@ -177,7 +177,7 @@ class Agents:
     ) -> Sequence[AgentInfo]:
         """The agents that a target means, by id.
 
-        `seen` makes of facts what whoever asks may see of them: by the rest they cannot search.
+        `seen` reduces facts to what the reader may see: what is hidden cannot be searched either.
         """
         wanted = parse(target)
         facts = await self._entries(self._facts)
@@ -208,7 +208,7 @@ class Agents:
         return self._info(agent, said, entry, await self._records.get(agent)), said
 
     async def forget(self, agent: str) -> None:
-        """Take an agent out of the index, so that no target means it any more."""
+        """Remove an agent from the index, so that no target matches it."""
         info, _ = await self.show(agent)
         if info.online and await self._answers(agent):
             raise errors.InvalidInput(

@@ -34,7 +34,9 @@ from holdfast.status.finding import Finder
 from holdfast.status.messages import delete, next_of, oldest, subject_counts
 
 PAUSE_SECONDS: Final = 600.0
+"""Longer than a purge takes; a purge that dies stops the job for this long at most."""
 _CHUNK: Final = 100
+"""Requests in flight at a time."""
 
 
 class Purger:
@@ -55,7 +57,7 @@ class Purger:
             return await self._remove(subject, start, whole=alone)
 
     async def parked(self, group: str, job: str) -> int:
-        """Remove what is put off until later; returns how many."""
+        """Remove delayed runs; returns how many."""
         return await self._remove(self._names.later(group, job, "*", "*"), 1, whole=True)
 
     async def _remove(self, subject: str, start: int, *, whole: bool) -> int:
@@ -140,7 +142,7 @@ class JobInfo(msgspec.Struct, frozen=True):
     in_flight: int = 0
     """Handed to a worker and not acknowledged: running, or waiting out a short retry."""
     parked: int = 0
-    """Put off until they are due: delayed runs and long retries."""
+    """Not due yet: delayed runs and long retries."""
     dead: int = 0
     paused: bool = False
     served: bool = False
@@ -281,7 +283,7 @@ class Jobs:
         return sorted({c.group for c in await self._consumers() if c.job == job})
 
     async def unserved(self, job: str, group: str) -> str:
-        """What whoever sends to a job should know when no worker has ever served it; else nothing.
+        """A hint for a sender if no worker has ever served the job; otherwise empty.
 
         Sending to it is no mistake in itself: its worker may be about to start.
         """
@@ -311,7 +313,7 @@ class Jobs:
         return await self._switch("pause", job, group)
 
     async def resume(self, job: str = "", group: str = "") -> Sequence[JobInfo]:
-        """Let deliveries go on."""
+        """Resume deliveries."""
         return await self._switch("resume", job, group)
 
     async def _switch(

@@ -173,7 +173,7 @@ class RunPage(msgspec.Struct, frozen=True):
     back_to: float
     """The time of the oldest among them; 0 when everything was looked at."""
     places: dict[str, int] = {}
-    """Where in the jobs stream those are that wait there: saves whoever looks at one a search."""
+    """Where in the jobs stream the queued ones are: saves a search when one is opened."""
 
 
 class _Walk:
@@ -192,7 +192,7 @@ class _Walk:
         self.looked += 1
 
     def next(self, taken: set[str]) -> int:
-        """Where to go on: after the last one shown, or where the walk stopped; 1: at the end."""
+        """Where to continue: after the last one shown, or where the walk stopped; 1: at the end."""
         left = [sequence for info, sequence in self.found if info.run not in taken]
         if left:
             return max(left) + 1
@@ -210,7 +210,7 @@ class RunPages:
         self._look = look
 
     async def page(self, wanted: RunFilter, limit: int = 50, cursor: str = "") -> RunPage:
-        """The runs that match from a cursor on; at most `limit`, and at most so many looked at."""
+        """The runs that match from a cursor on, at most `limit`."""
         start = Cursor.read(cursor)
         walks = [_Walk(start.records), _Walk(start.queued), _Walk(start.delayed)]
         asked = wanted.state == "running" and not cursor and self._index is None

@@ -23,6 +23,7 @@ from holdfast.broker.kv import direct_batch, direct_page
 from holdfast.model.message import due_of, number_of, read_heading, user_headers
 
 PAGE: Final = 1_000
+"""Messages of one request: a page of any list fits into one."""
 FIRST: Final = 128
 """The first window of a walk back: most who walk want a screenful."""
 CROWDED: Final = 5_000
@@ -175,10 +176,10 @@ async def subject_counts(broker: Broker, stream: str, subject: str) -> dict[str,
 
 
 async def delete(broker: Broker, stream: str, sequence: int) -> bool:
-    """Delete one message; False when it is not there (any more)."""
+    """Delete one message; False when it does not exist."""
     try:
         await broker.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
-    except errors.BrokerError:  # the server has several ways to say that it is not there
+    except errors.BrokerError:  # the server has several ways to say that it does not exist
         if await by_sequence(broker, stream, sequence) is None:
             return False
         raise

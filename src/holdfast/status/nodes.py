@@ -1,4 +1,4 @@
-"""Nodes as an operator sees them: who lives, by which settings, and what became of the others.
+"""Nodes as an operator sees them: which are alive, and what became of the others.
 
 A node's record says how it is now; its history comes from the ledger, which outlives the node and
 every process that reads it.
@@ -23,7 +23,9 @@ from holdfast.status.audit import Audit
 from holdfast.status.messages import newest
 
 DRAIN_SECONDS = 2.0
+"""A live node answers in milliseconds."""
 RECENT_MOST = 1_000
+"""Transitions that a page shows."""
 
 
 class NodeInfo(msgspec.Struct, frozen=True):

@@ -83,7 +83,9 @@ def few(texts: Sequence[str]) -> str:
 
 CLIENT_PORT: Final = 4222
 MONITOR_PORT: Final = 8222
+"""The usual ports: a server on another client port is assumed to have kept the distance."""
 ANSWER_SECONDS: Final = 2.0
+"""A closed firewall drops packets silently, so every monitor may take this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,7 @@ def _control(names: Names) -> list[Probe]:
     cancels, verbs = names.cancel("*"), names.node("*", "*")
     runs = names.changed(names.runs, PROBE)
     return [
-        Probe("subscribe", cancels, cancels, "to be told of a cancel"),
+        Probe("subscribe", cancels, cancels, "to receive cancellations"),
         Probe("publish", names.cancel(PROBE), cancels, "to cancel a running run"),
         Probe("subscribe", runs, names.changed(names.runs, ">"), "to wait for results"),
         Probe("subscribe", names.node(f"{PROBE}-own", "ping"), verbs, "to answer a ping"),

@@ -32,6 +32,7 @@ from holdfast.status.finding import Finder
 from holdfast.status.messages import Kept
 
 TRIES: Final = 20
+"""Lost compare-and-swaps before giving up: more than people who replay one letter at once."""
 ROOMY_NUMBER: Final = 10**15
 """As long as the number of any message, to measure one before its number is known."""
 GONE: Final = "gone"

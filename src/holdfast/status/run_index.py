@@ -33,10 +33,15 @@ from holdfast.status.listing import RunFilter, RunInfo, of_record
 log = logging.getLogger("holdfast.status")
 
 MOST: Final = 200_000
+"""Records that are kept: bounds the memory of the process."""
 PAGE: Final = 200
+"""Records decoded in one go, so that a request in between does not wait long."""
 SWEEP_SECONDS: Final = 30.0
+"""How often expired records are removed; until then they are passed over."""
 AGAIN_SECONDS: Final = 2.0
+"""Between two attempts to load."""
 REST_SECONDS: Final = 0.005
+"""The shortest pause between two pages of loading."""
 _UNITS: Final = (("ms", 0.001), ("h", 3600.0), ("m", 60.0), ("s", 1.0))
 
 
@@ -125,7 +130,7 @@ class RunIndex:
                 run = kv_key(bucket.name, message.headers["Nats-Subject"])
                 self._put(run, _known(self._broker, run, message.body, message.headers))
             start, more = page.last + 1, page.more
-            # Whoever waits for an answer goes first: it works for half of the time at most.
+            # Requests go first: loading takes at most half of the time.
             await asyncio.sleep(max(REST_SECONDS, self._broker.clock.monotonic() - begun))
 
     async def _keep(self) -> None:
@@ -170,7 +175,7 @@ class RunIndex:
     ) -> tuple[list[tuple[int, RunInfo]], int]:
         """The newest records that match before a sequence (0: of all), and how many were seen.
 
-        Fewer than `limit` means that there are no more in here.
+        Fewer than `limit` means that the index has no more.
         """
         now, below, matches = self._broker.server_now(), before or math.inf, wanted.predicate()
         found: list[tuple[int, RunInfo]] = []
@@ -203,7 +208,7 @@ def _known(broker: Broker, run: str, body: bytes, headers: Headers) -> Known | N
 
 
 def _seconds(ttl: str) -> float:
-    """A TTL as it was written (`90000ms`, `1h`); none is for ever."""
+    """A TTL as it was written (`90000ms`, `1h`); without one, infinity."""
     for unit, factor in _UNITS:
         if ttl.endswith(unit):
             with contextlib.suppress(ValueError):

@@ -104,7 +104,7 @@ class Runs:
         if record and record.terminal:
             return f"ended {rfc3339(record.ended)}"
         if carrier and carrier.later:
-            return f"put off until {rfc3339(carrier.kept.due)}{await self._hint(carrier)}"
+            return f"delayed until {rfc3339(carrier.kept.due)}{await self._hint(carrier)}"
         if carrier:
             place = f"in the queue of {found.job} as message {carrier.kept.sequence}"
             return place + await self._hint(carrier)
@@ -156,7 +156,7 @@ class Runs:
             if clock.monotonic() > deadline:
                 raise NoRecord(
                     f"run {run} was handed to a worker and has no record: its job keeps none "
-                    "(delivery='at_least_once'), so it cannot be cancelled any more",
+                    "(delivery='at_least_once'), so it can no longer be cancelled",
                     run=run,
                 )
             await clock.sleep(0.1)
@@ -254,4 +254,4 @@ def _refusal(state: str, found: Found) -> str:
         return "has not run yet: it waits in the queue, or for the time it was delayed to"
     if state == "cancelled":
         return "was cancelled and its payload is not kept: enqueue it again"
-    return "has no dead letter (any more), so its payload is gone: enqueue it again"
+    return "no longer has a dead letter, so its payload is gone: enqueue it again"

@@ -33,8 +33,11 @@ from holdfast.status.finding import read_record
 from holdfast.status.messages import newest
 
 MOST_NEXT = 1_000
+"""Slots to come that one request computes."""
 LATE_SECONDS = 5.0
+"""A slot that is due for less than this may just be on its way."""
 COMING_MOST = 7
+"""Slots to come that the overview shows."""
 
 _SKIPPED = {
     "catch_up": "it was missed, and catch_up={catch_up!r} does not make up for it",

@@ -10,9 +10,9 @@ in the queue of its job; then the record is read once more, from the leader, and
 Messages are stored before the record that expects them, and removed after it has moved on, so
 whatever exists is seen. A queue that is too long to be searched proves nothing.
 
-Repaired in this order: an older message of the run that is there carries it; a dead letter that was
-being replayed, or the schedule of a slot, has the payload to send again; else the payload is gone,
-and the run ends as dead, with a letter that says so. Its key is free then: what is sent under it
+Repaired in this order: an older message of the run that still exists carries it; a dead letter that
+was being replayed, or the schedule of a slot, has the payload to send again; else the payload is
+gone, and the run ends as dead, with a letter that says so. Its key is free then: what is sent under it
 afterwards is a new run. Each repair is a compare-and-swap: any number may repair, and a run that
 moved meanwhile is left alone.
 """
@@ -241,7 +241,7 @@ class Stranded:
     async def _expect(self, case: Case, message: int) -> str:
         changed = msgspec.structs.replace(case.record, message=message)
         await self._write(case, changed, None)
-        return f"message {message} of it is there, and is expected now"
+        return f"message {message} still exists, and is expected now"
 
     async def _send_again(self, case: Case) -> str:
         record = case.record

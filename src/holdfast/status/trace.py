@@ -1,8 +1,8 @@
-"""A run's story from its acceptance to what it caused, as an ordered list of steps.
+"""A run's history from its acceptance to what it caused, as an ordered list of steps.
 
 The record tells the attempts, the dead-letter stream how it was given up, the ledger what operators
 did, the events stream what it published, and other records' causes what that led to. What has
-expired meanwhile is missing from the story; nothing in it is guessed. The last two are searched
+expired meanwhile is missing from it; nothing is guessed. The last two are searched
 among the newest `SEARCH_MOST` only.
 """
 
@@ -62,7 +62,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Trace(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The story of one run."""
+    """The history of one run."""
 
     run: str
     state: str
@@ -73,12 +73,12 @@ class Trace(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 async def trace(client: Client, run: str, search: int = SEARCH_MOST) -> Trace:
-    """Tell a run's story; raises `RunNotFound` when there is no trace of it."""
+    """A run's history; raises `RunNotFound` when there is no trace of it."""
     return await story(client, await Finder(client).find(run), search)
 
 
 async def story(client: Client, found: Found, search: int = SEARCH_MOST) -> Trace:
-    """The story of a run that was found; what it led to is searched among the newest `search`."""
+    """The history of a run that was found; what it led to is searched among the newest `search`."""
     run, record = found.run, found.record
     steps = _from_record(record) if record else _from_message(found)
     letters = [letter async for letter in _letters(client, found, search)]

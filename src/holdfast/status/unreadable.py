@@ -63,7 +63,7 @@ class Damaged(msgspec.Struct, frozen=True):
 
     @property
     def remedy(self) -> str:
-        """The command that removes it, for a shell: whoever wrote the record chose the key."""
+        """The command that removes it, quoted for a shell: anybody may have chosen the key."""
         option = "-- " if self.key.startswith("-") else ""
         return f"holdfast unreadable remove {option}{self.bucket} {shlex.quote(self.key)}"
 
@@ -137,7 +137,7 @@ class UnreadableRecords:
             await bucket.remove(entry.key, expected=revision)
 
     async def _remove_stray(self, bucket: Bucket, key: str) -> None:
-        """A read of such a key finds others, so the listing says whether it is there."""
+        """A read of such a key finds others, so the listing says whether it exists."""
         if key not in {entry.key async for entry in bucket.entries()}:
             raise NotFound(f"bucket {bucket.name} has no record {key!r}")
         await bucket.remove_stray(key)
