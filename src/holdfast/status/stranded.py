@@ -12,9 +12,9 @@ whatever exists is seen. A queue that is too long to be searched proves nothing.
 
 Repaired in this order: an older message of the run that still exists carries it; a dead letter that
 was being replayed, or the schedule of a slot, has the payload to send again; else the payload is
-gone, and the run ends as dead, with a letter that says so. Its key is free then: what is sent under it
-afterwards is a new run. Each repair is a compare-and-swap: any number may repair, and a run that
-moved meanwhile is left alone.
+gone, and the run ends as dead, with a letter that says so. Its key is free then: what is sent
+under it afterwards is a new run. Each repair is a compare-and-swap: any number may repair, and a
+run that moved meanwhile is left alone.
 """
 
 from __future__ import annotations
