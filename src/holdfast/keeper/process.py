@@ -32,9 +32,8 @@ from typing import Any, Final
 from holdfast.keeper import board as words
 from holdfast.keeper.board import QUICK, REVISION_BITS, STARTED, Board, fence
 from holdfast.keeper.link import Link, LinkError, Message
-from holdfast.keeper.naming import Blockage, Stacks
 from holdfast.keeper.record import Recorder, after_death
-from holdfast.keeper.vitals import LATE_SECONDS, Condition, Vitals
+from holdfast.keeper.vitals import LATE_SECONDS, Blockage, Condition, Stacks, Vitals
 
 TICK_SECONDS: Final = 0.2
 """Longest sleep of the loop: well below the second after which a blocked loop is reported."""

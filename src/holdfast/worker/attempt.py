@@ -18,7 +18,7 @@ import functools
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from holdfast import threads, tracing
 from holdfast.app import Job, Middleware
@@ -36,9 +36,7 @@ from holdfast.redaction import told
 from holdfast.telemetry import Telemetry
 from holdfast.threads import Outcome
 from holdfast.worker.pool import ProcessDied, ProcessPool
-
-if TYPE_CHECKING:
-    from holdfast.worker.settling import Outbox
+from holdfast.worker.settling import Outbox
 
 PROGRESS_SECONDS: Final = 0.5
 """How often a handler's progress is written at most: people look at it, and each is a write."""

@@ -38,7 +38,7 @@ from holdfast.config import ConnectionConfig
 from holdfast.forks import closed_in_children
 from holdfast.keeper import board as words
 from holdfast.keeper.board import Board
-from holdfast.keeper.naming import Blockage
+from holdfast.keeper.vitals import Blockage
 from holdfast.telemetry import JsonFormatter, Telemetry
 
 log = logging.getLogger("holdfast.keeper")

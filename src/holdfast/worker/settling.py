@@ -21,7 +21,7 @@ import logging
 import traceback
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from holdfast import durations
 from holdfast.client import Client
@@ -45,7 +45,9 @@ from holdfast.ownership.claims import Claim, Claims
 from holdfast.payload import encode_result
 from holdfast.redaction import told
 from holdfast.telemetry import Telemetry
-from holdfast.worker.attempt import Held
+
+if TYPE_CHECKING:
+    from holdfast.worker.attempt import Held
 
 log = logging.getLogger("holdfast.worker")
 
