@@ -44,7 +44,7 @@ class Health:
     metrics: Callable[[], bytes] | Callable[[], Awaitable[bytes]]
     facts: dict[str, Any] = field(default_factory=dict)
     more: Callable[[str], Awaitable[dict[str, Any] | None]] | None = None
-    """Answers paths of its own; None: there is no such path."""
+    """Answers further paths; None: there is no such path."""
 
 
 class HealthServer:

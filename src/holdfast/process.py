@@ -1,7 +1,7 @@
 """A role as a process: signals, exit codes, the event loop.
 
-SIGTERM and SIGINT drain; a second one exits at once. Exit codes: 0 after a drain, 1 when it could
-not go on (so that an orchestrator restarts it), 128 + signal when it was told twice.
+SIGTERM and SIGINT drain; a second one exits at once. Exit codes: 0 after a drain, 1 when it cannot
+continue (so that an orchestrator restarts it), 128 + signal after a second signal.
 """
 
 from __future__ import annotations

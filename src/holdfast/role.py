@@ -105,7 +105,7 @@ class Role:
         self.stopping.set()
 
     async def run(self, *, alone: bool = True) -> None:
-        """Work until stopped. `alone`: serve health; otherwise whoever runs it does."""
+        """Work until stopped. `alone`: serve health; `Together` does it for its roles."""
         async with contextlib.AsyncExitStack() as ending:
             await self.connect(ending)
             await self._join(ending)

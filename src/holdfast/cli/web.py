@@ -56,7 +56,7 @@ def web(
         app=loaded,
         records=load(RecordConfig),
         liveness=from_config(load(LivenessConfig)),
-        started=None if ready_file else _say_address,  # whoever waits for the file says it
+        started=None if ready_file else _say_address,  # then the parent prints it
         ready_file=ready_file or "",
     )
 

@@ -10,9 +10,9 @@
 A worker that is busy, blocked or hung is alive: it holds what it holds, and may end it. Whether it
 takes too long is another question (`process`). One that is stopped must not look alive.
 
-From the kernel: a descriptor of the process that becomes readable when it ends, whoever inherited
-its sockets, and `/proc/<pid>/stat`. Where there is neither, silence on both ticks counts as
-stopped, and the control socket tells the end.
+From the kernel: a descriptor of the process that becomes readable when it ends, even if a child
+inherited its sockets, and `/proc/<pid>/stat`. Where there is neither, silence on both ticks counts
+as stopped, and the control socket shows the end.
 
 What blocks a worker is found out from outside as well (`Stacks`). A signal, which the worker has
 chosen, makes a thread write its stack into a pipe, straight from the signal handler: that works

@@ -184,7 +184,7 @@ class Intake:
     def _delivered(self, delivery: Delivery, job: Job[Any, Any], event: str) -> None:
         now = self._broker.clock.monotonic()
         if self._may_be_old(now):
-            return  # it comes again, to whoever has it by then
+            return  # if it is ours, the server delivers it again
         held = Held(delivery, job, now, event)
         if self.draining or self._places.reserved or self._places.lanes[job.lane].blocked:
             self._give_back_soon(held)

@@ -98,7 +98,7 @@ class Places(Company):
     def open(
         self, execute: Callable[[Held], Awaitable[Left]], freed: Callable[[Held], None]
     ) -> None:
-        """Say what a place does with a message, and who is told when it is free again."""
+        """Set what a place does with a message, and what follows when it is free again."""
         self._execute = execute
         self._freed = freed
 
@@ -234,7 +234,7 @@ class Places(Company):
                         await held.message.extend()
 
     def index(self, now: float) -> tuple[HeldRun, ...]:
-        """What this node has held for longer than a moment, for whoever must give it back."""
+        """What this node has held for longer than a moment; if it dies, others give it back."""
         claimed, unclaimed = [], []
         for held in self.held.values():
             if held.lost or held.since >= now - INDEX_SECONDS:

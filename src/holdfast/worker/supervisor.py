@@ -4,11 +4,11 @@
 
 A process that died is started again after a wait that grows while it keeps dying and starts over
 once it has lived for a while; one that ended well (its share of runs is done) is replaced at once.
-The first process goes first, so that a mistake in the configuration is told once and not by each.
+The first process starts alone, so that a configuration error is reported once, not by each.
 
 Gives up, non-zero, when a process has died five times in a row before it was up, or says at its
-first start that its configuration cannot work: trying again would not help, and whoever started us
-should know. Not given up: a process that worked and then keeps dying.
+first start that its configuration cannot work: trying again would not help. A process that worked
+and then keeps dying is always started again.
 
 A process is up when the file that it announces exists (a worker's health socket), or, without one,
 when it has lived for `UP_SECONDS`. It dies with us, in whatever way we end (`holdfast.child`).
@@ -140,7 +140,7 @@ class Keeper:
         ended = asyncio.Event()
 
         def on_exit() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
                 loop.call_soon_threadsafe(ended.set)
 
         if self.spec.announces:
@@ -237,7 +237,7 @@ class Supervisor:
         self._stopping.set()
         for keeper in self.keepers:
             keeper.stop()
-            keeper.up.set()  # those that wait for the first one need not any more
+            keeper.up.set()  # unblock those that wait for the first
         _, late = await asyncio.wait(tasks, timeout=self._stop_seconds) if tasks else ((), ())
         if late:
             log.error("%d processes did not end in time: killed", len(late))
