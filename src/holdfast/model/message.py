@@ -51,7 +51,10 @@ NUMBER_DIGITS: Final = 15
 MADE_UP_CHARS: Final = 18
 """Ids that `IdMaker` makes start with `r` and have at least this many characters."""
 
-_RUN = re.compile(r"[a-zA-Z0-9_=/-]{1,400}")
+RUN_CHARS: Final = 400
+"""A run's id is part of a subject and of a key; longer ones are encoded."""
+
+_RUN = re.compile(rf"[a-zA-Z0-9_=/-]{{1,{RUN_CHARS}}}")
 _RESERVED = (OWN_HEADERS, SERVER_HEADERS)
 
 
@@ -171,21 +174,21 @@ def read_heading(
     """
     run = headers.get(H_RUN)
     given = run or headers.get(H_MSG_ID)
-    stored = stored_ns / 1e9
+    created = stored_ns / 1e9
+    if H_CREATED in headers:
+        created = _instant(headers[H_CREATED], created)
     if subscriber and not run:
         event = given or sequence_run(sequence, stored_ns)
-        return Heading(event_run(*subscriber, event), True, created=_created(headers, stored))
+        return Heading(event_run(*subscriber, event), True, created=created)
     if not given:
-        fallback = sequence_run(sequence, stored_ns)
-        return Heading(fallback, False, created=_created(headers, stored))
+        return Heading(sequence_run(sequence, stored_ns), False, created=created)
     made_up = given[0] == "r" and len(given) >= MADE_UP_CHARS and given.isalnum()
-    return Heading(
-        given if _RUN.fullmatch(given) else encode(given),
-        not made_up,
-        number_of(headers),
-        count_of(headers, H_FAILURES) if run else 0,
-        _created(headers, stored),
-    )
+    plain = (made_up and given.isascii() and len(given) <= RUN_CHARS) or _RUN.fullmatch(given)
+    name = given if plain else encode(given)
+    if not run:
+        return Heading(name, not made_up, 1, 0, created)
+    failures = count_of(headers, H_FAILURES)
+    return Heading(name, not made_up, number_of(headers), failures, created)
 
 
 def number_of(headers: Mapping[str, str]) -> int:
@@ -215,9 +218,9 @@ def due_of(headers: Mapping[str, str]) -> float:
     return found.timestamp() if found.tzinfo else 0.0
 
 
-def _created(headers: Mapping[str, str], default: float) -> float:
+def _instant(text: str, default: float) -> float:
     try:
-        value = float(headers.get(H_CREATED, ""))
+        value = float(text)
     except ValueError:
         return default
     return value if 0 < value < LATEST else default
