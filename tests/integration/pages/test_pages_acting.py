@@ -62,7 +62,7 @@ def look_everywhere(tab: Page, name: str) -> None:
 
 
 def test_schedule_is_removed_after_a_question(world: World, tab: Page) -> None:
-    """ "Leave it" leaves it; then it is gone from the list, and its page says so."""
+    """ "Cancel" changes nothing; then it is gone from the list, and its page says so."""
 
     async def add() -> None:
         await Schedules(await world.client()).add(define("short-lived", "tidy", every="1h"))
@@ -73,7 +73,7 @@ def test_schedule_is_removed_after_a_question(world: World, tab: Page) -> None:
     tab.get_by_role("button", name="Remove").click()
     dialog = tab.get_by_role("dialog")
     expect(dialog).to_contain_text("It fires no more")
-    dialog.get_by_role("button", name="Leave it").click()
+    dialog.get_by_role("button", name="Cancel").click()
     expect(dialog).to_have_count(0)
     assert "short-lived" in schedules(world)
     tab.get_by_role("button", name="Remove").click()

@@ -18,7 +18,7 @@ from tests.integration.pages.conftest import Open, shoot
 from tests.integration.pages.world import PROBE, World
 
 PAGES = {
-    "overview": ("/", ["Overview", "Throughput", "Due next", "every-second", "no live worker"]),
+    "overview": ("/", ["Overview", "Throughput", "Next runs", "every-second", "no running worker"]),
     "jobs": ("/jobs", ["Jobs and queues", "charge", "order-paid", "no worker"]),
     "runs": ("/runs", ["Runs", "every-second"]),
     "run-done": (
@@ -30,11 +30,11 @@ PAGES = {
         ["dead", "Attempts", "epoch", "given up", "X-Note", "Run it again"],
     ),
     "run-failed": ("/runs/{failed}", ["failed", "the bank does not answer", "Next attempt"]),
-    "run-running": ("/runs/{running}", ["running", "40 %", "halfway", "Cancel", "Held by"]),
-    "run-queued": ("/runs/{queued}", ["queued", "No attempt yet", "X-Note"]),
+    "run-running": ("/runs/{running}", ["running", "40 %", "halfway", "Cancel", "Node"]),
+    "run-queued": ("/runs/{queued}", ["queued", "No attempts yet", "X-Note"]),
     "run-delayed": ("/runs/{delayed}", ["delayed", "Put off until", "Due"]),
     "schedules": ("/schedules", ["every-second", "nightly", "Europe/Paris", "paused", "Run now"]),
-    "schedule": ("/schedules/every-second", ["every 1s", "Newest slots", "Next", "X-Note", "done"]),
+    "schedule": ("/schedules/every-second", ["every 1s", "Latest slots", "Next", "X-Note", "done"]),
     "dead": ("/dead", ["Dead letters", "broken", "page -N cannot be read"]),
     "letter": ("/dead/1", ["Dead letter 1", "Traceback", "Attempts", "X-Note", "Replay"]),
     "cluster": ("/cluster", ["Cluster", "worker", "scheduler", "coordinator", "heartbeat 2.5s"]),
@@ -119,7 +119,7 @@ def test_page_of_what_is_not_there_says_so(world: World, open_tab: Open) -> None
         answer = tab.goto(world.site.url + path)
         assert answer
         assert answer.status == 404, path
-        expect(tab.get_by_role("link", name="To the overview")).to_be_visible()
+        expect(tab.get_by_role("link", name="Go to the overview")).to_be_visible()
     check_page(tab)
     answer = tab.goto(f"{world.site.url}/runs/%3Cscript%3Ewindow.pwned=1%3C%2Fscript%3E")
     assert answer
@@ -156,8 +156,8 @@ def test_schedule_tells_why(world: World, open_tab: Open) -> None:
     expect(tab.locator("#why")).to_contain_text("in the term of epoch")
     tab.goto(f"{world.site.url}/schedules/nightly")
     tab.get_by_label("At").fill("2027-01-05T02:30:00Z")
-    tab.get_by_role("button", name="Tell me").click()
+    tab.get_by_role("button", name="Explain").click()
     expect(tab.locator("#why")).to_contain_text("It is due in")
     tab.get_by_label("At").fill("yesterday")
-    tab.get_by_role("button", name="Tell me").click()
+    tab.get_by_role("button", name="Explain").click()
     expect(tab.locator("#why")).to_contain_text("is not a time")

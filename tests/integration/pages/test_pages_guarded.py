@@ -134,7 +134,7 @@ def test_empty_pages_say_what_to_do_next(world: World, site: Any, open_tab: Open
     web = site(create_app(connection=connection, config=WebConfig(), open_to_all=True))
     tab = open_tab()
     hints = {
-        "/": "All is well",
+        "/": "No problems",
         "/jobs": "holdfast dev APP",
         "/runs": "holdfast enqueue",
         "/schedules": "@app.cron",

@@ -128,14 +128,14 @@ def test_refresh_keeps_what_a_person_has_chosen(world: World, tab: Page) -> None
     send(world, "broken", -77, key="one-more")
     expect(tab.locator("#dead")).to_contain_text("broken/one-more")
     expect(tab.locator(f"tbody input[value='{value}']")).to_be_checked()
-    expect(tab.locator("[data-chosen]").first).to_have_text("1 chosen")
+    expect(tab.locator("[data-chosen]").first).to_have_text("1 selected")
 
 
 # ---- acting
 
 
 def test_cancel_asks_first_and_says_what_happens(world: World, tab: Page) -> None:
-    """A dialog with the consequences; Escape and "Leave it" change nothing; then it is done."""
+    """A dialog with the consequences; Escape and "Back" change nothing; then it is done."""
     run = send(world, "hold", 2, key="cancel-me")
     tab.goto(f"{world.site.url}/runs/{run}")
     expect(tab.locator("#run .head .state")).to_have_text("running")
@@ -146,7 +146,7 @@ def test_cancel_asks_first_and_says_what_happens(world: World, tab: Page) -> Non
     tab.keyboard.press("Escape")
     expect(dialog).to_have_count(0)
     tab.get_by_role("button", name="Cancel").click()
-    dialog.get_by_role("button", name="Leave it").click()
+    dialog.get_by_role("button", name="Back").click()
     expect(dialog).to_have_count(0)
     assert state_of(world, run) == "running"
     tab.get_by_role("button", name="Cancel").click()
@@ -243,10 +243,10 @@ def test_dead_letters_are_replayed_edited_and_dropped(world: World, tab: Page) -
     ids = {one.run: one.id for one in world.call(letters())}
     tab.goto(f"{world.site.url}/dead?job=broken")
     tab.locator("details").first.evaluate("d => { d.open = true }")
-    expect(tab.get_by_role("button", name="Replay chosen").first).to_be_disabled()
+    expect(tab.get_by_role("button", name="Replay selected").first).to_be_disabled()
     for run in runs[:2]:
         tab.locator(f"tbody input[value='{ids[run]}']").check()
-    tab.get_by_role("button", name="Replay chosen").first.click()
+    tab.get_by_role("button", name="Replay selected").first.click()
     expect(tab.get_by_role("dialog")).to_contain_text("Replay 2 dead letters?")
     expect(tab.get_by_role("dialog")).to_contain_text(runs[0])
     tab.get_by_role("dialog").get_by_role("button", name="Send again").click()

@@ -1,4 +1,4 @@
-"""Charts as numbers: where each bar, line and block of an SVG lies. Templates only draw them."""
+"""Charts as coordinates of bars, lines and blocks; templates draw them as SVG."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Block:
 
 @dataclass(slots=True)
 class Mark:
-    """A line of the grid with its label, or a label below."""
+    """A grid line with its label, or a label on the time axis."""
 
     at: float
     label: str
@@ -56,7 +56,7 @@ class Chart:
 
 
 def nice(highest: float) -> int:
-    """A round number at or above the highest value, for the top of an axis."""
+    """A round number at or above the highest value: the top of the axis."""
     if highest <= 4:
         return 4
     size = 10 ** math.floor(math.log10(highest))
@@ -73,7 +73,7 @@ def _frame(chart: Chart, top: int) -> None:
 
 
 def bars(found: Sequence[Bar], width_seconds: int) -> Chart:
-    """What ended in each part of the time, stacked by outcome."""
+    """How many runs ended in each part of the time, stacked by outcome."""
     chart = Chart()
     top = nice(max((bar.total for bar in found), default=0))
     _frame(chart, top)
@@ -85,7 +85,7 @@ def bars(found: Sequence[Bar], width_seconds: int) -> Chart:
             if height:
                 y -= height
                 chart.blocks.append(Block(x + 1, y, each - 2, height, outcome))
-        parts = ", ".join(f"{bar.counts[o]} {o}" for o in STACK if bar.counts[o]) or "nothing ended"
+        parts = ", ".join(f"{bar.counts[o]} {o}" for o in STACK if bar.counts[o]) or "no runs ended"
         title = f"{clock(bar.start)} – {clock(bar.start + width_seconds)} UTC: {parts}"
         chart.hits.append(Block(x, TOP, each, room, "", title))
         if n % max(1, len(found) // 6) == 0:
@@ -95,7 +95,7 @@ def bars(found: Sequence[Bar], width_seconds: int) -> Chart:
 
 
 def lines(samples: Sequence[tuple[float, int, int]], now: float, seconds: int) -> Chart:
-    """What waits and what is in flight, over time."""
+    """Waiting and in-flight runs over time."""
     chart = Chart()
     inside = [sample for sample in samples if sample[0] >= now - seconds]
     top = nice(max((max(s[1], s[2]) for s in inside), default=0))

@@ -1,4 +1,4 @@
-"""`/cluster`: every node with its state, settings and history on a line of time; drain one."""
+"""`/cluster`: every node with its state, liveness numbers and history; drain one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OVER: Final = ("NOT_RUNNING", "INACTIVE", "TERMINATED_GRACEFULLY", "TERMINATED_
 
 
 class NodeLine(msgspec.Struct, frozen=True):
-    """One node in the list, with the last hour of its life."""
+    """One node in the list, with its states in the last hour."""
 
     node: NodeInfo
     lane: list[Block]
@@ -40,7 +40,7 @@ class NodeLine(msgspec.Struct, frozen=True):
 async def list_nodes(
     page: ViewerPage, q: str = "", role: str = "", ended: bool = False, start: int = 0
 ) -> Response:
-    """The nodes that match, those in trouble first."""
+    """The nodes that match, problems first."""
     every = await page.all_nodes()
     known = [n for n in every if ended or n.state not in _OVER]
     found = [n for n in known if (not role or n.role == role) and _has(n, q)]
@@ -83,7 +83,7 @@ def _trouble(node: NodeInfo) -> tuple[int, str, str, str]:
 
 @router.get("/cluster/{node}")
 async def show(page: ViewerPage, node: str) -> Response:
-    """One node and its whole history, also when only that is left."""
+    """One node and its history; a node that is gone has only its history."""
     info, history = await page.nodes.show(node)
     now = page.now
     first = history[0].at if history else now - LANE_SECONDS
@@ -101,7 +101,7 @@ async def show(page: ViewerPage, node: str) -> Response:
 
 
 def settings(described: str) -> list[tuple[str, str]]:
-    """The liveness numbers one by one."""
+    """The liveness numbers as names and values."""
     found = []
     for part in described.split(", "):
         name, _, value = part.rpartition(" ") if " × " not in part else part.partition(" ")
@@ -120,7 +120,7 @@ def by_node(steps: Sequence[Transition]) -> dict[str, list[Transition]]:
 def life(
     steps: Sequence[Transition], node: NodeInfo | None, start: float, end: float
 ) -> list[Block]:
-    """The states of a node between two times; what came before the first known step is its past."""
+    """The states of a node between two times."""
     spans: list[tuple[float, float, str, str]] = []
     if not steps and node:
         since = node.started or start

@@ -1,4 +1,4 @@
-"""`/dead`: dead letters by job and kind of error; look into one, edit it, replay or drop many."""
+"""`/dead`: dead letters by job and kind of error; show, edit, replay and drop them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def list_dead(page: ViewerPage, job: str = "", error: str = "", kind: str 
 
 @router.get("/dead/{id}")
 async def show(page: ViewerPage, id: int) -> Response:
-    """One letter: its story, headers and body."""
+    """One letter: its attempts, headers and payload."""
     letter = await page.dead.show(id)
     body = await page.dead.body(id)
     return await page.show(

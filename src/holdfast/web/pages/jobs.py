@@ -1,4 +1,4 @@
-"""`/jobs`: every job and its queue: what waits, what is in flight, and the switches."""
+"""`/jobs`: every job and its queue; pause, resume and purge."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TREND_PARTS: Final = 30
 
 @router.get("/jobs")
 async def list_jobs(page: ViewerPage, q: str = "") -> Response:
-    """The jobs whose name or group has `q` in it."""
+    """The jobs whose name or group contains `q`."""
     every = await page.all_jobs()
     found = [j for j in every if q.lower() in f"{j.group}/{j.job}".lower()]
     trends = page.feed.rates.by_job(page.now, TREND_SECONDS, TREND_PARTS)

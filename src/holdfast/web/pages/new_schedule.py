@@ -1,7 +1,7 @@
 """`/do/schedules/add`: a form for a new schedule: by cron, at an interval, or once.
 
-What is wrong stands beside its field. What is right is shown before it is added, with the times at
-which it would run. Everything else a schedule can have is for `holdfast schedules add` and the API.
+Errors are shown next to their fields. A valid schedule is previewed with its next run times before
+it is added. Other options of a schedule need `holdfast schedules add` or the API.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdfast.web.security import Fields
 
 router = APIRouter(include_in_schema=False)
 
-KINDS: Final = (("cron", "by cron"), ("every", "at an interval"), ("at", "once"))
+KINDS: Final = (("cron", "by cron rule"), ("every", "at an interval"), ("at", "once"))
 GIVEN: Final = ("name", "job", "group", "kind", "rule", "tz", "payload")
 FIRST: Final = {"group": DEFAULT_GROUP, "kind": "cron", "tz": "UTC"}
 SHOWN: Final = 5
@@ -57,7 +57,7 @@ async def _form(
 
 @router.post("/do/schedules/ask")
 async def ask(page: AdminPage, fields: Fields) -> Response:
-    """Say when it would run; or what is wrong, beside the field."""
+    """Preview the run times; or show errors next to their fields."""
     wrong = await _wrong(page, fields)
     if wrong:
         return await _form(page, fields, wrong)
@@ -88,11 +88,11 @@ async def add(page: AdminPage, fields: Fields) -> Response:
     return page.done(f"/schedules/{added.name}", f"{added.name} is added")
 
 
-# ---- what was filled in
+# ---- the form
 
 
 def _made(fields: dict[str, str]) -> Schedule:
-    """The schedule of a form."""
+    """The schedule that a form describes."""
     return define(
         fields.get("name", "").strip(),
         fields.get("job", "").strip(),
@@ -116,15 +116,15 @@ def _zone(fields: dict[str, str]) -> str:
 
 
 def _rule(fields: dict[str, str]) -> dict[str, Any]:
-    """The rule as `define` takes it; a time without an offset is one of the time zone."""
+    """The rule as `define` takes it; a time without an offset is in the form's time zone."""
     kind, rule = fields.get("kind", ""), fields.get("rule", "").strip()
     if kind == "cron":
         return {"cron": rule, "tz": _zone(fields)}
     if kind == "every":
         return {"every": rule}
     if kind != "at":
-        raise InvalidInput("choose when it runs: by cron, at an interval, or once")
-    with suppress(ValueError):  # `define` says what is wrong with it
+        raise InvalidInput("choose when it runs: by cron rule, at an interval, or once")
+    with suppress(ValueError):  # `define` reports what is wrong with it
         moment = datetime.fromisoformat(rule)
         if moment.tzinfo is None:
             zone = _zone(fields)
@@ -134,7 +134,7 @@ def _rule(fields: dict[str, str]) -> dict[str, Any]:
 
 
 async def _wrong(page: PageRequest, fields: dict[str, str]) -> dict[str, str]:
-    """What is wrong with each field."""
+    """An error for each invalid field."""
     checks: dict[str, Callable[[], object]] = {
         "name": lambda: check_name(fields.get("name", "").strip(), "schedule"),
         "job": lambda: check_name(fields.get("job", "").strip(), "job"),
@@ -151,7 +151,7 @@ async def _wrong(page: PageRequest, fields: dict[str, str]) -> dict[str, str]:
     if "tz" not in wrong:
         wrong |= _wrong_rule(page, fields)
     if "name" not in wrong and await _is_taken(page, fields.get("name", "").strip()):
-        wrong["name"] = "there is a schedule of this name already: choose another, or remove it"
+        wrong["name"] = "a schedule with this name exists: choose another name, or remove it first"
     return wrong
 
 
@@ -161,7 +161,7 @@ def _wrong_rule(page: PageRequest, fields: dict[str, str]) -> dict[str, str]:
     except HoldfastError as error:
         return {"rule": str(error)}
     if next_after(schedule, page.now) is None:
-        why = "this time has passed" if schedule.at else "its first time is too far away"
+        why = "this time has passed" if schedule.at else "its first run is too far away"
         return {"rule": f"{why}: it would never run"}
     return {}
 
@@ -175,7 +175,7 @@ async def _is_taken(page: PageRequest, name: str) -> bool:
 
 
 def _times(schedule: Schedule, fields: dict[str, str], now: float) -> list[str]:
-    """The first times at which it would run: in its own zone, and in UTC where that differs."""
+    """Its first run times, in its time zone, and in UTC if that differs."""
     zone = _zone(fields)
     found = []
     for moment in itertools.islice(instants(schedule, now), SHOWN):

@@ -1,4 +1,4 @@
-"""`/`: how it goes, at a glance: what is wrong, how much is done, what waits, what comes next."""
+"""`/`: the overview: problems, throughput, waiting runs, and what runs next."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ RANGES: Final = {"5m": 300, "15m": 900, "1h": 3600}
 BARS: Final = 60
 SHOWN: Final = 6
 OLD_SECONDS: Final = 60.0
+"""A run that waits longer than this is worth a look; usual waits are far below a second."""
 RECENT_SECONDS: Final = 3600.0
 RATE_SECONDS: Final = 300.0
 TROUBLE: Final = ("DISCONNECTED", "ERROR")
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something that a person should look at."""
+    """Something that needs attention."""
 
     level: str
     text: str
@@ -41,7 +42,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 @router.get("/")
 async def overview(page: ViewerPage, range: str = "15m") -> Response:
-    """The first page."""
+    """The overview page."""
     chosen = range if range in RANGES else "15m"
     seconds = RANGES[chosen]
     jobs, nodes, schedules, progress, letters = await asyncio.gather(
@@ -82,7 +83,7 @@ def _age(job: JobInfo) -> float:
     return job.oldest_seconds or 0.0
 
 
-# ---- what is wrong
+# ---- problems
 
 
 def findings(
@@ -92,12 +93,10 @@ def findings(
     overdue: float,
     died: int,
 ) -> list[Finding]:
-    """What a person should look at, the worst first."""
+    """What needs attention, the worst first."""
     found = [*_of_jobs(jobs, nodes), *_of_nodes(nodes)]
     if overdue:
-        text = (
-            f"a slot is due for {span(overdue)} and was not fired: is 'holdfast scheduler' running?"
-        )
+        text = f"a slot is {span(overdue)} overdue: is 'holdfast scheduler' running?"
         found.append(Finding("bad", text, "/schedules"))
     if died:
         more = f"{died} or more" if died >= SHOWN else str(died)
@@ -118,7 +117,7 @@ def _of_jobs(jobs: Sequence[JobInfo], nodes: Sequence[NodeInfo]) -> list[Finding
     found = [
         Finding(
             "bad",
-            f"group {group} has {many(count, 'run')} waiting and no live worker: start one with "
+            f"group {group} has {many(count, 'run')} waiting and no running worker: start one with "
             f"'holdfast worker APP{'' if group == 'default' else f' --group {group}'}'",
             f"/jobs?q={group}",
         )
@@ -127,7 +126,7 @@ def _of_jobs(jobs: Sequence[JobInfo], nodes: Sequence[NodeInfo]) -> list[Finding
     found += [
         Finding(
             "warn",
-            f"{j.job} has {many(j.waiting, 'run')} waiting, and no worker has ever served it: "
+            f"{j.job} has {many(j.waiting, 'run')} waiting, but no worker has ever served it: "
             "check its name, or start its worker",
             f"/jobs?q={j.job}",
         )
@@ -135,7 +134,11 @@ def _of_jobs(jobs: Sequence[JobInfo], nodes: Sequence[NodeInfo]) -> list[Finding
     ]
     slow = [j for j in jobs if (j.oldest_seconds or 0) > OLD_SECONDS and j.group in serving]
     found += [
-        Finding("warn", f"{j.job} has a run that waits for {span(_age(j))}", f"/jobs?q={j.job}")
+        Finding(
+            "warn",
+            f"the oldest run of {j.job} has been waiting for {span(_age(j))}",
+            f"/jobs?q={j.job}",
+        )
         for j in slow[:3]
         if not j.paused and j.served
     ]
@@ -158,8 +161,6 @@ def _of_nodes(nodes: Sequence[NodeInfo]) -> list[Finding]:
         found.append(Finding("bad", f"{len(lost) - 3} more nodes are in trouble", "/cluster"))
     alive = {n.role for n in nodes if n.state == "RUNNING"}
     if "worker" in alive and "coordinator" not in alive:
-        text = (
-            "no coordinator is alive: a dead worker is noticed late; start 'holdfast coordinator'"
-        )
+        text = "no coordinator is running, so dead workers are detected late: start one"
         found.append(Finding("warn", text, "/cluster"))
     return found

@@ -1,4 +1,4 @@
-// Everything here only makes a page nicer that works without it.
+// Progressive enhancement: every page works without these scripts.
 import { keepTimes } from "./times.js";
 import { keepLive } from "./live.js";
 import { askFirst } from "./asking.js";

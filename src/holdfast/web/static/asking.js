@@ -1,12 +1,12 @@
-// A question before anything is changed. The server has a page for each question, with a form that
-// acts; here the same form is shown in a dialog. Without this script the link leads to that page.
+// Confirmation before every change. The server has a page with a form for each action; this shows
+// the same form in a dialog. Without scripts the link leads to that page.
 
 async function ask(url) {
   const answer = await fetch(url, { headers: { Accept: "text/html" } });
-  if (!answer.ok || answer.redirected) throw new Error("no question");
+  if (!answer.ok || answer.redirected) throw new Error("no confirmation form");
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   const form = page.querySelector("form[data-ask]");
-  if (!form) throw new Error("no question");
+  if (!form) throw new Error("no confirmation form");
   show(document.importNode(form, true));
 }
 

@@ -1,9 +1,9 @@
-// Choosing many rows: one box for all of them, and how many are chosen.
+// Selecting many rows: one checkbox for all of them, and how many are selected.
 
 function count(form) {
   const boxes = [...form.querySelectorAll("tbody input[type=checkbox]")];
   const chosen = boxes.filter((box) => box.checked).length;
-  for (const one of form.querySelectorAll("[data-chosen]")) one.textContent = chosen ? `${chosen} chosen` : "none chosen";
+  for (const one of form.querySelectorAll("[data-chosen]")) one.textContent = chosen ? `${chosen} selected` : "none selected";
   for (const button of form.querySelectorAll("button[data-needs]")) button.disabled = !chosen;
   const all = form.querySelector("input[data-all]");
   if (all) { all.checked = chosen > 0 && chosen === boxes.length; all.indeterminate = chosen > 0 && chosen < boxes.length; }

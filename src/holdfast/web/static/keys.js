@@ -1,5 +1,5 @@
-// The keyboard: `g` and a letter goes to a page, `j` and `k` walk through rows, `/` filters, `?` helps.
-// Single keys can be switched off in the help, for those who dictate or type by accident.
+// Keyboard shortcuts: `g` and a letter opens a page, `j` and `k` move between rows, `/` focuses the
+// filter, `?` shows help, where single keys can be switched off, e.g. for voice input.
 
 const STORE = "holdfast-keys";
 let waiting = "";

@@ -1,6 +1,6 @@
-// Pages that keep up. The server says what kind of thing has changed; the page then fetches itself
-// and exchanges its live regions. So there is one way in which a page is made, on the server.
-// A hidden tab holds no connection; it catches up when it is looked at again.
+// Live pages. The server says what kind of thing changed; the page then fetches itself and replaces
+// its live regions, so pages are rendered in one place only: on the server. A hidden tab holds no
+// connection and catches up when it is shown again.
 
 import { measureClock, renewTimes } from "./times.js";
 
@@ -93,7 +93,7 @@ async function catchUp() {
     if (await renew()) { dirty = true; }
   } catch {
     dirty = true;
-    show("lost", "no answer");
+    show("lost", "no response");
   } finally {
     busy = false;
     ended = performance.now();
@@ -104,7 +104,7 @@ async function catchUp() {
 
 function plan(least = 0) {
   if (timer || document.hidden) return;
-  // Whoever fetches slowly fetches seldom: a page never asks for more than a quarter of the time.
+  // Slow pages refresh less often: fetching takes at most a quarter of the time.
   const wait = Math.max(least, LEAST_MS, 3 * took) - (performance.now() - ended);
   timer = setTimeout(catchUp, Math.max(0, wait));
 }
@@ -123,7 +123,7 @@ function open() {
   if (!path) return;
   source = new EventSource(last ? `${path}?after=${encodeURIComponent(last)}` : path);
   source.addEventListener("open", () => { clearTimeout(trouble); trouble = 0; show("live", "live"); });
-  // A stream ends now and then and is resumed at once: that is no news.
+  // The server ends streams every minute and the browser resumes at once: not worth showing.
   source.addEventListener("error", () => { trouble ||= setTimeout(() => show("lost", "reconnecting"), 4000); });
   source.addEventListener("changed", (event) => {
     last = event.lastEventId || last;
@@ -151,7 +151,7 @@ export function keepLive() {
   keepFilters();
 }
 
-// Filters act as they are changed; without this script their button does it.
+// Filters apply as they are changed; without scripts their button applies them.
 function keepFilters() {
   const form = document.querySelector("form[data-filters]");
   if (!form) return;

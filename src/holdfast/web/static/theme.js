@@ -1,5 +1,5 @@
-// Light or dark by choice; without one, as the system has it. The server reads the cookie, so a page
-// is never shown in the wrong one first.
+// Light or dark: the user's choice, else the system's. The server reads the cookie, so a page never
+// flashes in the wrong theme.
 
 export function switchTheme() {
   const root = document.documentElement;

@@ -1,5 +1,4 @@
-// Relative times that stay true: "3 min ago" is worth nothing when it stands there for an hour.
-// The server's clock counts, not that of the browser.
+// Keeps relative times such as "3 min ago" current, by the server's clock and not the browser's.
 
 let offset = 0;
 
