@@ -24,19 +24,14 @@ from holdfast.app import Holdfast
 from holdfast.broker import Broker
 from holdfast.broker.upkeep import Upkeep
 from holdfast.client import Client
-from holdfast.client.schedules import Schedules
 from holdfast.config import ConnectionConfig, RecordConfig, WebConfig
 from holdfast.errors import BrokerError
 from holdfast.model.liveness import Liveness
 from holdfast.ownership.membership import Membership
-from holdfast.status.audit import Audit
-from holdfast.status.dead import Body, DeadLetters, as_text
-from holdfast.status.fleet import Agents, FleetStatus
-from holdfast.status.jobs import Jobs
+from holdfast.status.actions import Action, Operator
+from holdfast.status.dead import Body, as_text
 from holdfast.status.listing import RunPages
-from holdfast.status.nodes import Nodes
 from holdfast.status.run_index import RunIndex
-from holdfast.status.runs import Runs
 from holdfast.status.schedules import SlotHistory
 from holdfast.telemetry import Telemetry
 from holdfast.web.auth import SESSIONS, Authenticate, Role, Sessions, Tokens, User, require
@@ -54,12 +49,12 @@ LONG_BODY: Final = 16 * 1024
 """Longer bodies are masked in a thread, so that other requests are answered meanwhile."""
 
 
-class Access:
+class Access(Operator):
     """One user's access to everything; what they do is audited under their name."""
 
     def __init__(self, services: Services, user: User) -> None:
+        super().__init__(services.client, user.name)
         self.services = services
-        self.client = services.client
         self.user = user
 
     def parameters(self, job: str) -> Sequence[str] | None:
@@ -92,42 +87,10 @@ class Access:
         return Body("utf-8", masked_bytes(data, names))
 
     @cached_property
-    def audit(self) -> Audit:
-        return Audit(self.client, who=self.user.name)
-
-    @cached_property
-    def runs(self) -> Runs:
-        return Runs(self.client, self.audit)
-
-    @cached_property
     def run_pages(self) -> RunPages:
         """Lists of runs; from memory once that is loaded."""
         self.services.run_index.start()
         return RunPages(self.client, index=self.services.run_index)
-
-    @cached_property
-    def dead(self) -> DeadLetters:
-        return DeadLetters(self.client, self.audit)
-
-    @cached_property
-    def jobs(self) -> Jobs:
-        return Jobs(self.client, self.audit)
-
-    @cached_property
-    def nodes(self) -> Nodes:
-        return Nodes(self.client, self.audit)
-
-    @cached_property
-    def fleet(self) -> FleetStatus:
-        return FleetStatus(self.client, self.user.name)
-
-    @cached_property
-    def agents(self) -> Agents:
-        return Agents(self.client, self.user.name)
-
-    @cached_property
-    def schedules(self) -> Schedules:
-        return Schedules(self.client)
 
     @cached_property
     def slots(self) -> SlotHistory:
@@ -273,6 +236,9 @@ def access_for(role: Role) -> Callable[[Request], Access]:
     return access
 
 
+def acting(action: Action[..., Any]) -> Any:
+    """A dependency: the user's access, if their role may do an action."""
+    return Depends(access_for(action.role))
+
+
 ViewerAccess = Annotated[Access, Depends(access_for("viewer"))]
-OperatorAccess = Annotated[Access, Depends(access_for("operator"))]
-AdminAccess = Annotated[Access, Depends(access_for("admin"))]

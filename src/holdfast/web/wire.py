@@ -23,6 +23,7 @@ from holdfast.clock import rfc3339
 from holdfast.durations import instant, seconds
 from holdfast.errors import InvalidInput
 from holdfast.names import check_run
+from holdfast.status.actions import Action
 from holdfast.web.masking import masked
 from holdfast.web.problems import MEDIA_TYPE, Details, Problem
 
@@ -191,6 +192,11 @@ def returns(kind: Any, status: int = 200, *, also: dict[int, str] | None = None)
     for number in (status, *(also or {})):
         said[number] = {**good, "description": (also or {}).get(number, "Done.")}
     return {"status_code": status, "response_class": Response, "responses": said}
+
+
+def does(action: Action[..., Any], kind: Any, status: int = 200) -> dict[str, Any]:
+    """Describe the route of an operator's action, for its decorator."""
+    return {"description": action.doc, **returns(kind, status)}
 
 
 def takes(kind: Any) -> dict[str, Any]:

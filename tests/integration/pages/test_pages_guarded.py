@@ -121,7 +121,7 @@ def test_pages_work_under_another_app(world: World, site: Any, open_tab: Open) -
     told(tab, "ship is paused")
     row.get_by_role("button", name="Resume").click()
     tab.get_by_role("dialog").get_by_role("button", name="Resume it").click()
-    told(tab, "ship goes on")
+    told(tab, "ship is resumed")
     tab.goto(f"{there.url}/ops/schedules")
     tab.locator(".strip a").first.click()
     tab.wait_for_url(re.compile(r"/ops/schedules/every-second\?at="))

@@ -192,7 +192,7 @@ def test_job_is_paused_and_resumed_without_scripts(world: World, open_tab: Open)
     assert world.call(paused())
     row.get_by_role("button", name="Resume").click()
     tab.get_by_role("button", name="Resume it").click()
-    told(tab, "ship goes on")
+    told(tab, "ship is resumed")
     assert not world.call(paused())
 
 
@@ -293,7 +293,7 @@ def test_node_is_drained(world: World, tab: Page) -> None:
     tab.get_by_role("button", name="Drain").click()
     expect(tab.get_by_role("dialog")).to_contain_text("as SIGTERM would do")
     tab.get_by_role("dialog").get_by_role("button", name="Drain it").click()
-    told(tab, "drains")
+    told(tab, "is draining")
     expect(tab.locator(".story")).to_contain_text("TERMINATED_GRACEFULLY")
     shoot(tab, "node-drained")
 

@@ -13,13 +13,14 @@ from holdfast.clock import rfc3339
 from holdfast.errors import InvalidInput
 from holdfast.model.node import Transition
 from holdfast.names import check_name
+from holdfast.status import actions as table
 from holdfast.status.audit import AuditLine
 from holdfast.status.jobs import JobInfo
 from holdfast.status.nodes import NodeInfo, by_role
 from holdfast.status.schedules import coming, overdue_since
 from holdfast.web.live import KEPT_SECONDS, Feed
-from holdfast.web.services import AdminAccess, ViewerAccess
-from holdfast.web.wire import Cursor, Limit, Page, answer, page_of, returns
+from holdfast.web.services import Access, ViewerAccess, acting
+from holdfast.web.wire import Cursor, Limit, Page, answer, does, page_of, returns
 
 router = APIRouter()
 
@@ -85,10 +86,16 @@ async def history(
     return answer(request, Page(page, str(start + limit) if more else ""))
 
 
-@router.post("/nodes/{node}/drain", tags=["nodes"], summary="Drain a node", **returns(Draining))
-async def drain(request: Request, access: AdminAccess, node: Node) -> Response:
-    """It finishes its runs and stops, as on SIGTERM."""
-    await access.nodes.drain(node)
+@router.post(
+    "/nodes/{node}/drain",
+    tags=["nodes"],
+    summary="Drain a node",
+    **does(table.drain_node, Draining),
+)
+async def drain(
+    request: Request, access: Annotated[Access, acting(table.drain_node)], node: Node
+) -> Response:
+    await table.drain_node(access, node)
     return answer(request, Draining(node))
 
 

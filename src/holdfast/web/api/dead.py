@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from holdfast.errors import InvalidInput, InvalidPayload
 from holdfast.names import check_name
+from holdfast.status import actions as table
 from holdfast.status.dead import (
     GROUP_LOOK,
     Body,
@@ -23,8 +24,8 @@ from holdfast.status.dead import (
     dead_page,
 )
 from holdfast.web.masking import masked_text
-from holdfast.web.services import Access, AdminAccess, OperatorAccess, ViewerAccess
-from holdfast.web.wire import Cursor, Limit, Page, answer, raw, reads, returns, takes, when
+from holdfast.web.services import Access, ViewerAccess, acting
+from holdfast.web.wire import Cursor, Limit, Page, answer, does, raw, reads, returns, takes, when
 
 router = APIRouter(tags=["dead letters"])
 
@@ -165,24 +166,34 @@ async def groups(
 
 
 @router.post(
-    "/dead/replay", summary="Replay dead letters", **takes(Many), **returns(list[Replayed])
+    "/dead/replay",
+    summary="Replay dead letters",
+    **takes(Many),
+    **does(table.replay_dead, list[Replayed]),
 )
 async def replay_many(
-    request: Request, access: OperatorAccess, wanted: Annotated[Many, Depends(reads(Many))]
+    request: Request,
+    access: Annotated[Access, acting(table.replay_dead)],
+    wanted: Annotated[Many, Depends(reads(Many))],
 ) -> Response:
-    """Enqueue letters again. Each becomes one run, however often this is requested."""
     chosen = _selection(access, wanted)
-    done = await access.dead.replay(chosen, dry_run=wanted.dry_run, limit=wanted.limit)
+    done = await table.replay_dead(access, chosen, dry_run=wanted.dry_run, limit=wanted.limit)
     return answer(request, done)
 
 
-@router.post("/dead/drop", summary="Drop dead letters", **takes(Many), **returns(list[Replayed]))
+@router.post(
+    "/dead/drop",
+    summary="Drop dead letters",
+    **takes(Many),
+    **does(table.drop_dead, list[Replayed]),
+)
 async def drop_many(
-    request: Request, access: AdminAccess, wanted: Annotated[Many, Depends(reads(Many))]
+    request: Request,
+    access: Annotated[Access, acting(table.drop_dead)],
+    wanted: Annotated[Many, Depends(reads(Many))],
 ) -> Response:
-    """Remove letters for good."""
     chosen = _selection(access, wanted)
-    done = await access.dead.drop(chosen, dry_run=wanted.dry_run, limit=wanted.limit)
+    done = await table.drop_dead(access, chosen, dry_run=wanted.dry_run, limit=wanted.limit)
     return answer(request, done)
 
 
@@ -214,16 +225,18 @@ async def show(request: Request, access: ViewerAccess, id: Id) -> Response:
 
 
 @router.post(
-    "/dead/{id}/replay", summary="Replay a dead letter", **takes(Edited), **returns(Replayed)
+    "/dead/{id}/replay",
+    summary="Replay a dead letter",
+    **takes(Edited),
+    **does(table.replay_dead, Replayed),
 )
 async def replay(
     request: Request,
-    access: OperatorAccess,
+    access: Annotated[Access, acting(table.replay_dead)],
     id: Id,
     wanted: Annotated[Edited, Depends(reads(Edited))],
 ) -> Response:
-    """Enqueue it again, as it was or with a new payload."""
-    done = await access.dead.replay([id], edited=_payload(wanted))
+    done = await table.replay_dead(access, [id], edited=_payload(wanted))
     return answer(request, done[0])
 
 
@@ -239,7 +252,8 @@ def _payload(wanted: Edited) -> bytes | None:
         raise InvalidPayload("base64 is not valid base64") from None
 
 
-@router.delete("/dead/{id}", summary="Drop a dead letter", **returns(Replayed))
-async def drop(request: Request, access: AdminAccess, id: Id) -> Response:
-    """Remove it for good."""
-    return answer(request, (await access.dead.drop([id]))[0])
+@router.delete("/dead/{id}", summary="Drop a dead letter", **does(table.drop_dead, Replayed))
+async def drop(
+    request: Request, access: Annotated[Access, acting(table.drop_dead)], id: Id
+) -> Response:
+    return answer(request, (await table.drop_dead(access, [id]))[0])

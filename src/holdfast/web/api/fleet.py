@@ -16,16 +16,18 @@ from holdfast.model.fleet import FleetRequest, Return
 from holdfast.names import check_run
 from holdfast.settings.records import Report, Revision
 from holdfast.settings.store import Store
+from holdfast.status import actions as table
 from holdfast.status.fleet import AgentInfo, FleetInfo
 from holdfast.web.masking import masked, masked_arguments, masked_text
 from holdfast.web.problems import Problem
-from holdfast.web.services import Access, AdminAccess, OperatorAccess, ViewerAccess
+from holdfast.web.services import Access, ViewerAccess, acting
 from holdfast.web.wire import (
     Cursor,
     Limit,
     Page,
     RunPart,
     answer,
+    does,
     page_of,
     reads,
     returns,
@@ -73,12 +75,16 @@ class FleetShown(msgspec.Struct, frozen=True):
 
 
 @router.post(
-    "/fleet/runs", summary="Run a command on agents", **takes(Command), **returns(FleetInfo, 202)
+    "/fleet/runs",
+    summary="Run a command on agents",
+    **takes(Command),
+    **does(table.command_fleet, FleetInfo, 202),
 )
 async def start(
-    request: Request, access: AdminAccess, wanted: Annotated[Command, Depends(reads(Command))]
+    request: Request,
+    access: Annotated[Access, acting(table.command_fleet)],
+    wanted: Annotated[Command, Depends(reads(Command))],
 ) -> Response:
-    """The command has been dispatched once this answers; see `/fleet/runs/{run}/returns`."""
     if wanted.batch < 0 or wanted.max_failures < 0:
         raise InvalidInput("batch and max_failures must be 0 or more")
     order = FleetRequest(
@@ -93,11 +99,9 @@ async def start(
         user=access.user.name,
     )
     try:
-        record = await access.fleet.fleet.start(order)
+        record = await table.command_fleet(access, order)
     except Unavailable as error:
         raise Problem(409, str(error)) from None
-    detail = f"{wanted.function} on {wanted.target}"
-    await access.audit.write("command", runs=[record.run], count=len(record.targets), detail=detail)
     return answer(request, FleetInfo.of(record), 202)
 
 
@@ -152,13 +156,18 @@ def _return(access: Access, one: Return) -> Return:
     return msgspec.structs.replace(one, value=masked(one.value), error=masked_text(one.error))
 
 
-@router.post("/fleet/runs/{run}/cancel", summary="Cancel a fleet run", **returns(FleetInfo))
-async def cancel(request: Request, access: OperatorAccess, part: RunPart) -> Response:
-    """No further agents get the command, and those running it stop."""
+@router.post(
+    "/fleet/runs/{run}/cancel",
+    summary="Cancel a fleet run",
+    **does(table.cancel_fleet, FleetInfo),
+)
+async def cancel(
+    request: Request, access: Annotated[Access, acting(table.cancel_fleet)], part: RunPart
+) -> Response:
     run = run_of(part)
     await access.fleet.show(run)
     try:
-        record = await access.fleet.cancel(run)
+        record = await table.cancel_fleet(access, run)
     except Unavailable as error:
         raise Problem(409, str(error)) from None
     return answer(request, FleetInfo.of(record))
@@ -204,10 +213,11 @@ async def show_agent(request: Request, access: ViewerAccess, agent: Agent) -> Re
     return answer(request, AgentShown(info, facts if access.user.sees_secrets else masked(facts)))
 
 
-@router.delete("/agents/{agent}", summary="Forget an agent", **returns(Forgotten))
-async def forget(request: Request, access: AdminAccess, agent: Agent) -> Response:
-    """Targets no longer match it. If it starts again, it is known again."""
-    await access.agents.forget(agent)
+@router.delete("/agents/{agent}", summary="Forget an agent", **does(table.forget_agent, Forgotten))
+async def forget(
+    request: Request, access: Annotated[Access, acting(table.forget_agent)], agent: Agent
+) -> Response:
+    await table.forget_agent(access, agent)
     return answer(request, Forgotten(agent))
 
 

@@ -10,9 +10,10 @@ from starlette.responses import Response
 
 from holdfast.errors import UnknownJob
 from holdfast.names import check_name
+from holdfast.status import actions as table
 from holdfast.status.jobs import JobInfo, Purged, Which, check_which
-from holdfast.web.services import Access, AdminAccess, OperatorAccess, ViewerAccess
-from holdfast.web.wire import Cursor, Limit, Page, answer, page_of, reads, returns, takes
+from holdfast.web.services import Access, ViewerAccess, acting
+from holdfast.web.wire import Cursor, Limit, Page, answer, does, page_of, reads, returns, takes
 
 router = APIRouter(tags=["jobs"])
 
@@ -77,29 +78,36 @@ async def _info(access: Access, group: str, job: str) -> JobInfo:
     raise UnknownJob(f"no job {job!r} in group {group!r}: see /api/v1/jobs")
 
 
-@router.post("/jobs/{group}/{job}/pause", summary="Pause a job", **returns(JobInfo))
-async def pause(request: Request, access: OperatorAccess, group: Group, job: Job) -> Response:
-    """Workers get no new runs of it; running ones finish."""
-    check_name(group, "group")
-    return answer(request, (await access.jobs.pause(check_name(job, "job"), group))[0])
+@router.post("/jobs/{group}/{job}/pause", summary="Pause a job", **does(table.pause_job, JobInfo))
+async def pause(
+    request: Request, access: Annotated[Access, acting(table.pause_job)], group: Group, job: Job
+) -> Response:
+    done = await table.pause_job(access, check_name(job, "job"), check_name(group, "group"))
+    return answer(request, done[0])
 
 
-@router.post("/jobs/{group}/{job}/resume", summary="Resume a job", **returns(JobInfo))
-async def resume(request: Request, access: OperatorAccess, group: Group, job: Job) -> Response:
-    """Workers get its runs again."""
-    check_name(group, "group")
-    return answer(request, (await access.jobs.resume(check_name(job, "job"), group))[0])
+@router.post(
+    "/jobs/{group}/{job}/resume", summary="Resume a job", **does(table.resume_job, JobInfo)
+)
+async def resume(
+    request: Request, access: Annotated[Access, acting(table.resume_job)], group: Group, job: Job
+) -> Response:
+    done = await table.resume_job(access, check_name(job, "job"), check_name(group, "group"))
+    return answer(request, done[0])
 
 
-@router.post("/jobs/{group}/{job}/purge", summary="Purge a job", **takes(Purge), **returns(Purged))
+@router.post(
+    "/jobs/{group}/{job}/purge",
+    summary="Purge a job",
+    **takes(Purge),
+    **does(table.purge_job, Purged),
+)
 async def purge(
     request: Request,
-    access: AdminAccess,
+    access: Annotated[Access, acting(table.purge_job)],
     group: Group,
     job: Job,
     wanted: Annotated[Purge, Depends(reads(Purge))],
 ) -> Response:
-    """Delete its runs that have not started."""
-    check_name(group, "group")
-    which = check_which(wanted.which)
-    return answer(request, (await access.jobs.purge(check_name(job, "job"), group, which))[0])
+    names = check_name(job, "job"), check_name(group, "group")
+    return answer(request, (await table.purge_job(access, *names, check_which(wanted.which)))[0])

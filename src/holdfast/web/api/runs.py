@@ -14,19 +14,21 @@ from holdfast.errors import NoRecord, NotFound, RunNotFound
 from holdfast.model.job import JobSpec
 from holdfast.model.run import Attempt, Progress
 from holdfast.names import DEFAULT_GROUP
+from holdfast.status import actions as table
 from holdfast.status.dead import Body
 from holdfast.status.finding import Finder, Found, payload_of
 from holdfast.status.listing import RunFilter, RunInfo
 from holdfast.status.trace import Trace
 from holdfast.status.trace import trace as trace_of
 from holdfast.web.masking import MASK, is_secret
-from holdfast.web.services import Access, OperatorAccess, ViewerAccess
+from holdfast.web.services import Access, ViewerAccess, acting
 from holdfast.web.wire import (
     Cursor,
     Limit,
     RunPart,
     answer,
     as_value,
+    does,
     raw,
     reads,
     returns,
@@ -119,13 +121,15 @@ class Retried(msgspec.Struct, frozen=True):
     detail: str
 
 
-@router.post("/runs", summary="Enqueue a run", **takes(Enqueue), **returns(Accepted, 201))
+@router.post(
+    "/runs", summary="Enqueue a run", **takes(Enqueue), **does(table.enqueue, Accepted, 201)
+)
 async def enqueue(
-    request: Request, access: OperatorAccess, wanted: Annotated[Enqueue, Depends(reads(Enqueue))]
+    request: Request,
+    access: Annotated[Access, acting(table.enqueue)],
+    wanted: Annotated[Enqueue, Depends(reads(Enqueue))],
 ) -> Response:
-    """The run is stored once this answers. If `holdfast web` was given your app, the payload is
-    first checked against the job's parameters. Jobs that no worker has ever served are accepted:
-    `hint` says so."""
+    # With the user's app, the payload is checked against the job's parameters first.
     spec = _spec(access, wanted)
     made = make_request(
         spec,
@@ -136,8 +140,7 @@ async def enqueue(
         headers=dict(wanted.headers),
         group=wanted.group,
     )
-    done = await access.client.enqueue(made)
-    await access.audit.write("enqueue", runs=[done.run], group=made.group, job=spec.name)
+    done = await table.enqueue(access, made)
     hint = await access.jobs.unserved(spec.name, made.group)
     return answer(request, Accepted(done.run, spec.name, made.group, done.duplicate, hint), 201)
 
@@ -243,15 +246,17 @@ async def trace(request: Request, access: ViewerAccess, part: RunPart) -> Respon
     return answer(request, msgspec.structs.replace(found, steps=steps))
 
 
-@router.post("/runs/{run}/cancel", summary="Cancel a run", **returns(Cancelled))
-async def cancel(request: Request, access: OperatorAccess, part: RunPart) -> Response:
-    """Whether queued, delayed, waiting for a retry or running."""
+@router.post("/runs/{run}/cancel", summary="Cancel a run", **does(table.cancel_run, Cancelled))
+async def cancel(
+    request: Request, access: Annotated[Access, acting(table.cancel_run)], part: RunPart
+) -> Response:
     run = run_of(part)
-    return answer(request, Cancelled(run, await access.runs.cancel(run)))
+    return answer(request, Cancelled(run, await table.cancel_run(access, run)))
 
 
-@router.post("/runs/{run}/retry", summary="Retry a run", **returns(Retried))
-async def retry(request: Request, access: OperatorAccess, part: RunPart) -> Response:
-    """A dead or lost run is enqueued again; a failed one starts its next attempt now."""
+@router.post("/runs/{run}/retry", summary="Retry a run", **does(table.retry_run, Retried))
+async def retry(
+    request: Request, access: Annotated[Access, acting(table.retry_run)], part: RunPart
+) -> Response:
     run = run_of(part)
-    return answer(request, Retried(run, await access.runs.retry(run)))
+    return answer(request, Retried(run, await table.retry_run(access, run)))

@@ -8,21 +8,22 @@ import msgspec
 from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
 
-from holdfast.client.backfill import backfill as fill
 from holdfast.clock import rfc3339
 from holdfast.durations import instant
 from holdfast.errors import InvalidInput
 from holdfast.model.schedule import Schedule, define, next_after
 from holdfast.names import DEFAULT_GROUP, check_name
+from holdfast.status import actions as table
 from holdfast.status.schedules import MOST_NEXT, Outcome, outcomes
 from holdfast.web.masking import masked_bytes
-from holdfast.web.services import Access, AdminAccess, OperatorAccess, ViewerAccess
+from holdfast.web.services import Access, ViewerAccess, acting
 from holdfast.web.wire import (
     Cursor,
     Limit,
     Page,
     answer,
     as_value,
+    does,
     page_of,
     raw,
     reads,
@@ -186,19 +187,19 @@ async def list_schedules(
 
 
 @router.post(
-    "/schedules", summary="Add a schedule", **takes(NewSchedule), **returns(ScheduleShown, 201)
+    "/schedules",
+    summary="Add a schedule",
+    **takes(NewSchedule),
+    **does(table.add_schedule, ScheduleShown, 201),
 )
 async def add(
     request: Request,
-    access: AdminAccess,
+    access: Annotated[Access, acting(table.add_schedule)],
     wanted: Annotated[NewSchedule, Depends(reads(NewSchedule))],
 ) -> Response:
-    """Or replace one that was added at run time. A schedule defined in code belongs to its app."""
     given = msgspec.structs.asdict(wanted)
     replace, body = given.pop("replace"), raw(given.pop("payload"))
-    schedule = define(**given, body=body)
-    added = await access.schedules.add(schedule, replace=replace)
-    await access.audit.write("add", group=added.group, job=added.job, detail=added.name)
+    added = await table.add_schedule(access, define(**given, body=body), replace=replace)
     return answer(request, shown(access, added), 201)
 
 
@@ -208,56 +209,63 @@ async def show(request: Request, access: ViewerAccess, name: Name) -> Response:
     return answer(request, shown(access, await access.schedules.show(name)))
 
 
-@router.delete("/schedules/{name}", summary="Remove a schedule", **returns(Removed))
-async def remove(request: Request, access: AdminAccess, name: Name) -> Response:
-    """Slots that are already planned are still sent. If an app's code defines it, it is added again
-    when the app starts."""
-    await access.schedules.remove(name)
-    await access.audit.write("remove", detail=name)
+@router.delete(
+    "/schedules/{name}", summary="Remove a schedule", **does(table.remove_schedule, Removed)
+)
+async def remove(
+    request: Request, access: Annotated[Access, acting(table.remove_schedule)], name: Name
+) -> Response:
+    await table.remove_schedule(access, name)
     return answer(request, Removed(name))
 
 
-@router.post("/schedules/{name}/pause", summary="Pause a schedule", **returns(ScheduleShown))
-async def pause(request: Request, access: OperatorAccess, name: Name) -> Response:
-    """It stops firing; slots missed meanwhile are not caught up."""
-    paused = await access.schedules.pause(name)
-    await access.audit.write("pause", detail=f"schedule {name}")
-    return answer(request, shown(access, paused))
+@router.post(
+    "/schedules/{name}/pause",
+    summary="Pause a schedule",
+    **does(table.pause_schedule, ScheduleShown),
+)
+async def pause(
+    request: Request, access: Annotated[Access, acting(table.pause_schedule)], name: Name
+) -> Response:
+    return answer(request, shown(access, await table.pause_schedule(access, name)))
 
 
-@router.post("/schedules/{name}/resume", summary="Resume a schedule", **returns(ScheduleShown))
-async def resume(request: Request, access: OperatorAccess, name: Name) -> Response:
-    """It fires again from now on."""
-    resumed = await access.schedules.resume(name)
-    await access.audit.write("resume", detail=f"schedule {name}")
-    return answer(request, shown(access, resumed))
+@router.post(
+    "/schedules/{name}/resume",
+    summary="Resume a schedule",
+    **does(table.resume_schedule, ScheduleShown),
+)
+async def resume(
+    request: Request, access: Annotated[Access, acting(table.resume_schedule)], name: Name
+) -> Response:
+    return answer(request, shown(access, await table.resume_schedule(access, name)))
 
 
-@router.post("/schedules/{name}/trigger", summary="Trigger a schedule", **returns(Triggered))
-async def trigger(request: Request, access: OperatorAccess, name: Name) -> Response:
-    """Enqueue one run now, in addition to its slots."""
-    run = await access.schedules.trigger(name)
-    await access.audit.write("trigger", runs=[run], detail=name)
-    return answer(request, Triggered(run))
+@router.post(
+    "/schedules/{name}/trigger",
+    summary="Trigger a schedule",
+    **does(table.trigger_schedule, Triggered),
+)
+async def trigger(
+    request: Request, access: Annotated[Access, acting(table.trigger_schedule)], name: Name
+) -> Response:
+    return answer(request, Triggered(await table.trigger_schedule(access, name)))
 
 
 @router.post(
     "/schedules/{name}/backfill",
     summary="Backfill a schedule",
     **takes(Backfill),
-    **returns(BackfillDone),
+    **does(table.backfill_schedule, BackfillDone),
 )
 async def backfill(
     request: Request,
-    access: OperatorAccess,
+    access: Annotated[Access, acting(table.backfill_schedule)],
     name: Name,
     wanted: Annotated[Backfill, Depends(reads(Backfill))],
 ) -> Response:
-    """Fire the past slots that did not run."""
-    done = await fill(
-        access.client, name, instant(wanted.start, "start"), instant(wanted.end, "end")
-    )
-    await access.audit.write("backfill", count=len(done.sent), detail=name)
+    start, end = instant(wanted.start, "start"), instant(wanted.end, "end")
+    done = await table.backfill_schedule(access, name, start, end)
     return answer(request, BackfillDone(done.sent, done.known))
 
 

@@ -17,13 +17,24 @@ from starlette.responses import Response, StreamingResponse
 from starlette.staticfiles import StaticFiles
 
 from holdfast.web.live import STREAMS_EACH, STREAMS_MOST
-from holdfast.web.pages import cluster, dead, fleet, jobs, new_schedule, overview, runs, schedules
+from holdfast.web.pages import (
+    actions,
+    cluster,
+    dead,
+    fleet,
+    jobs,
+    new_schedule,
+    overview,
+    runs,
+    schedules,
+)
 from holdfast.web.pages.rendering import render
 from holdfast.web.pages.request import Shared, ViewerPage
 from holdfast.web.problems import Problem
 from holdfast.web.services import Services
 
 HERE = Path(__file__).parents[1]
+PAGES = (overview, jobs, runs, new_schedule, schedules, dead, cluster, fleet, actions)
 
 router = APIRouter(include_in_schema=False)
 
@@ -33,7 +44,7 @@ def include(app: FastAPI) -> None:
     services: Services = app.state.services
     app.state.shared = Shared(services.broker.clock)
     app.mount("/static", StaticFiles(directory=HERE / "static"), "static")
-    for module in (overview, jobs, runs, schedules, new_schedule, dead, cluster, fleet):
+    for module in PAGES:
         app.include_router(module.router)
     app.include_router(router)
 

@@ -10,15 +10,12 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from holdfast.errors import NotFound
 from holdfast.model.lifecycle import ALIVE
 from holdfast.model.node import Transition
-from holdfast.names import check_name
 from holdfast.status.nodes import NodeInfo
 from holdfast.web.pages.charts import Block, lane
-from holdfast.web.pages.rendering import Question, exact, look, many
-from holdfast.web.pages.request import AdminPage, ViewerPage
-from holdfast.web.security import Fields
+from holdfast.web.pages.rendering import exact, look
+from holdfast.web.pages.request import ViewerPage
 
 router = APIRouter(include_in_schema=False)
 
@@ -133,41 +130,3 @@ def life(
             title = f"{step.after} from {exact(step.at)}: {step.reason}"
             spans.append((step.at, until, look(step.after), title))
     return lane(spans, start, end)
-
-
-# ---- drain
-
-
-@router.get("/do/cluster/drain")
-async def ask_drain(page: AdminPage, node: str) -> Response:
-    """Say what a drain does."""
-    info, _ = await page.nodes.show(check_name(node, "node"))
-    if info is None or info.state not in ALIVE:
-        raise NotFound(f"node {node!r} has ended: there is nothing to drain")
-    effects = [
-        "Its process takes nothing new, finishes what it runs within its grace period, and ends, "
-        "as SIGTERM would do.",
-        f"{many(info.running, 'run')} in flight there now; what does not finish starts elsewhere.",
-        "An orchestrator may start it again. Nothing here does.",
-    ]
-    question = Question(
-        f"Drain {node}?",
-        effects,
-        "Drain it",
-        "/do/cluster/drain",
-        [("node", node)],
-        f"/cluster/{node}",
-        danger=True,
-    )
-    return page.ask(question, "cluster")
-
-
-@router.post("/do/cluster/drain")
-async def drain(page: AdminPage, fields: Fields) -> Response:
-    """Ask a node to end."""
-    node = fields.get("node", "")
-    try:
-        await page.nodes.drain(node)
-    except NotFound as error:
-        return page.done("/cluster", str(error), "bad")
-    return page.done(f"/cluster/{node}", f"{node} drains: it ends when its runs have ended")

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
-from urllib.parse import quote
 
 import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from holdfast.client.fleet import new_run
-from holdfast.errors import InvalidInput, Unavailable
-from holdfast.model.fleet import FleetRequest, FleetRun, Return
-from holdfast.names import check_name
+from holdfast.errors import InvalidInput
+from holdfast.model.fleet import FleetRun, Return
 from holdfast.settings.records import Report
 from holdfast.settings.store import Store
 from holdfast.status.fleet import AgentInfo, FleetInfo
 from holdfast.web.masking import masked, masked_arguments
-from holdfast.web.pages.rendering import Question, many
-from holdfast.web.pages.request import AdminPage, OperatorPage, PageRequest, ViewerPage
-from holdfast.web.security import Fields
+from holdfast.web.pages.request import PageRequest, ViewerPage
 
 router = APIRouter(include_in_schema=False)
 
@@ -197,125 +191,3 @@ async def _value(page: PageRequest, given: Return | None) -> str:
         return "stored separately because it is large" if given is not None and given.object else ""
     text = await page.value(given.value)
     return text if len(text) <= VALUE_BYTES else text[:VALUE_BYTES] + " …"
-
-
-# ---- send, cancel, forget
-
-
-@router.post("/do/fleet/ask")
-async def ask_command(page: AdminPage, fields: Fields) -> Response:
-    """Confirm a command; a dispatcher says which agents the target matches."""
-    target, function = fields.get("target", "").strip(), fields.get("function", "").strip()
-    words = fields.get("words", "")
-    if not target or not function:
-        raise InvalidInput("a command needs a target and a function, e.g. 'web*' and 'ping'")
-    words_of(words)
-    meant = await page.fleet.fleet.resolve(target)
-    effects = [
-        f"{function} {words}".strip() + f" runs on {many(len(meant), 'agent')}, as you.",
-        "Each agent runs it once. What it does cannot be undone from here.",
-    ]
-    listed = [*meant[:NAMED], *([f"… and {len(meant) - NAMED} more"] if len(meant) > NAMED else [])]
-    given = [("target", target), ("function", function), ("words", words), ("run", new_run())]
-    question = Question(
-        f"Run {function} on {target}?",
-        effects,
-        "Send the command",
-        "/do/fleet/command",
-        given,
-        "/fleet",
-        danger=True,
-        listed=listed or ["no agent matches: the command would reach nobody"],
-    )
-    return page.ask(question, "fleet")
-
-
-def words_of(text: str) -> tuple[str, ...]:
-    """Arguments split as by a shell: quotes keep words together."""
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise InvalidInput(f"invalid arguments: {error}") from None
-
-
-@router.post("/do/fleet/command")
-async def command(page: AdminPage, fields: Fields) -> Response:
-    """Send a command; the same form sent twice is the same run."""
-    request = FleetRequest(
-        fields.get("run", ""),
-        fields.get("target", ""),
-        fields.get("function", ""),
-        words_of(fields.get("words", "")),
-        raw=True,
-        user=page.user.name,
-    )
-    record = await page.fleet.fleet.start(request)
-    detail = f"{request.function} on {request.target}"
-    await page.audit.write("command", runs=[record.run], count=len(record.targets), detail=detail)
-    sent = f"The command was sent to {many(len(record.targets), 'agent')}"
-    return page.done(f"/fleet/runs/{quote(record.run, safe='')}", sent)
-
-
-@router.get("/do/fleet/cancel")
-async def ask_cancel(page: OperatorPage, run: str) -> Response:
-    """Say what a cancel does."""
-    record, returns = await page.fleet.show(run)
-    left = len(record.targets) - len(returns)
-    effects = [
-        "No further agent is sent to, and those that run it stop.",
-        f"{many(left, 'agent')} of {len(record.targets)} without an answer yet; what the others "
-        "did stays done.",
-    ]
-    question = Question(
-        f"Cancel {record.request.function}?",
-        effects,
-        "Cancel it",
-        "/do/fleet/cancel",
-        [("run", run)],
-        f"/fleet/runs/{run}",
-        danger=True,
-    )
-    return page.ask(question, "fleet")
-
-
-@router.post("/do/fleet/cancel")
-async def cancel(page: OperatorPage, fields: Fields) -> Response:
-    """Stop a run, wherever it is."""
-    run = fields.get("run", "")
-    await page.fleet.show(run)
-    try:
-        record = await page.fleet.cancel(run)
-    except Unavailable as error:
-        return page.done(f"/fleet/runs/{run}", str(error), "bad")
-    if record.over and not record.cancelled_by:
-        text = f"The run had ended already ({record.status}): nothing was changed"
-        return page.done(f"/fleet/runs/{run}", text, "bad")
-    return page.done(f"/fleet/runs/{run}", "The run is cancelled: agents that run it stop")
-
-
-@router.get("/do/fleet/forget")
-async def ask_forget(page: AdminPage, agent: str) -> Response:
-    """Say what forgetting does."""
-    await page.agents.show(check_name(agent, "agent"))
-    effects = ["No target means it any more. If it comes back, it is known again."]
-    question = Question(
-        f"Forget {agent}?",
-        effects,
-        "Forget it",
-        "/do/fleet/forget",
-        [("agent", agent)],
-        f"/fleet/agents/{agent}",
-        danger=True,
-    )
-    return page.ask(question, "fleet")
-
-
-@router.post("/do/fleet/forget")
-async def forget(page: AdminPage, fields: Fields) -> Response:
-    """Take an agent out of the index."""
-    agent = fields.get("agent", "")
-    try:
-        await page.agents.forget(agent)
-    except InvalidInput as error:
-        return page.done(f"/fleet/agents/{agent}", str(error), "bad")
-    return page.done("/fleet", f"{agent} is forgotten")

@@ -22,6 +22,7 @@ from holdfast.errors import HoldfastError, InvalidInput
 from holdfast.model.cron import check_zone
 from holdfast.model.schedule import Schedule, define, instants, next_after
 from holdfast.names import DEFAULT_GROUP, check_name
+from holdfast.status.actions import add_schedule
 from holdfast.web.pages.rendering import Question
 from holdfast.web.pages.request import AdminPage, PageRequest
 from holdfast.web.security import Fields
@@ -62,16 +63,11 @@ async def ask(page: AdminPage, fields: Fields) -> Response:
     if wrong:
         return await _form(page, fields, wrong)
     schedule = _made(fields)
-    effects = [f"{schedule.job} runs by the rule {schedule.rule}. Its next times are below."]
-    if schedule.at:
-        effects = [f"{schedule.job} runs once, at the time below."]
-    hint = await page.jobs.unserved(schedule.job, schedule.group)
-    if hint:
-        effects.append(f"{hint[:1].upper()}{hint[1:]}.")
+    preview = await add_schedule.preview(page, schedule)
     question = Question(
-        f"Add {schedule.name}?",
-        effects,
-        "Add it",
+        preview.title,
+        preview.effects,
+        add_schedule.button,
         "/do/schedules/add",
         [(name, fields.get(name, "")) for name in GIVEN],
         "/do/schedules/add",
@@ -82,9 +78,8 @@ async def ask(page: AdminPage, fields: Fields) -> Response:
 
 @router.post("/do/schedules/add")
 async def add(page: AdminPage, fields: Fields) -> Response:
-    """Add it; a name that is taken meanwhile is refused."""
-    added = await page.schedules.add(_made(fields))
-    await page.audit.write("add", group=added.group, job=added.job, detail=added.name)
+    """Add it; refused if the name was taken meanwhile."""
+    added = await add_schedule(page, _made(fields))
     return page.done(f"/schedules/{added.name}", f"{added.name} is added")
 
 

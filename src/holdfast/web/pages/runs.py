@@ -10,16 +10,15 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from holdfast.errors import BrokerError, InvalidInput, RunError
+from holdfast.errors import BrokerError, InvalidInput
 from holdfast.model.run import Attempt, RunRecord
 from holdfast.names import parse_slot_run
 from holdfast.status.finding import Finder, Found, payload_of
 from holdfast.status.listing import STATES, RunFilter
 from holdfast.status.trace import Step, story
 from holdfast.web.pages.charts import Block
-from holdfast.web.pages.rendering import Question, clock, long, look
-from holdfast.web.pages.request import OperatorPage, PageRequest, ViewerPage
-from holdfast.web.security import Fields
+from holdfast.web.pages.rendering import clock, long, look
+from holdfast.web.pages.request import PageRequest, ViewerPage
 
 router = APIRouter(include_in_schema=False)
 
@@ -245,75 +244,3 @@ _SENTENCES: Final[dict[str, Callable[[Step], str]]] = {
     "dead letter": lambda s: f"given up ({s.detail}): dead letter {s.dead_letter}",
     "operator": lambda s: f"operator: {s.detail}",
 }
-
-
-# ---- cancel and retry
-
-
-@router.get("/do/runs/cancel")
-async def ask_cancel(page: OperatorPage, run: str) -> Response:
-    """Say what a cancel does."""
-    detail = await page.runs.show(run)
-    effects = [f"Now it is {detail.info.state}. {_sentence(detail.where)}"]
-    if detail.info.state == "running":
-        effects.append("Its handler is interrupted; what it has done so far is not undone.")
-    else:
-        effects.append("It will not start.")
-    effects.append("It is not retried, and its payload is not kept: enqueue it again if needed.")
-    return _ask(page, "Cancel this run?", effects, "Cancel the run", "cancel", run, danger=True)
-
-
-@router.get("/do/runs/retry")
-async def ask_retry(page: OperatorPage, run: str) -> Response:
-    """Say what a retry does."""
-    detail = await page.runs.show(run)
-    effects = [f"Now it is {detail.info.state}. {_sentence(detail.where)}"]
-    if detail.info.state == "failed":
-        effects.append("Its next attempt starts at once instead of at its time.")
-    else:
-        effects.append("Its dead letter is sent again under the same run id, with fresh counts.")
-    return _ask(page, "Run it again?", effects, "Run it again", "retry", run)
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
-
-
-def _ask(
-    page: PageRequest,
-    title: str,
-    effects: list[str],
-    button: str,
-    verb: str,
-    run: str,
-    danger: bool = False,
-) -> Response:
-    fields = [("run", run)]
-    question = Question(
-        title, effects, button, f"/do/runs/{verb}", fields, address(run), danger, [run]
-    )
-    return page.ask(question, "runs")
-
-
-@router.post("/do/runs/cancel")
-async def cancel(page: OperatorPage, fields: Fields) -> Response:
-    """Cancel a run wherever it is."""
-    run = fields.get("run", "")
-    try:
-        cancelled = await page.runs.cancel(run)
-    except RunError as error:
-        return page.done(address(run), str(error), "bad")
-    if cancelled:
-        return page.done(address(run), "The run is cancelled")
-    return page.done(address(run), "The run had ended already: nothing was changed", "bad")
-
-
-@router.post("/do/runs/retry")
-async def retry(page: OperatorPage, fields: Fields) -> Response:
-    """Send a run again, or start its next attempt now."""
-    run = fields.get("run", "")
-    try:
-        said = await page.runs.retry(run)
-    except RunError as error:
-        return page.done(address(run), str(error), "bad")
-    return page.done(address(run), said[:1].upper() + said[1:])

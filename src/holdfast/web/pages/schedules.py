@@ -9,16 +9,13 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from holdfast.clock import rfc3339
 from holdfast.durations import instant
-from holdfast.errors import InvalidInput, InvalidName, Unreadable
+from holdfast.errors import InvalidInput, InvalidName
 from holdfast.model import slot as slots
 from holdfast.model.schedule import Schedule, due_at, next_after
 from holdfast.status.schedules import Outcome, Why, explain, outcomes
-from holdfast.web.pages.rendering import Question, exact, first_line, long
-from holdfast.web.pages.request import AdminPage, OperatorPage, PageRequest, ViewerPage
-from holdfast.web.pages.runs import address
-from holdfast.web.security import Fields
+from holdfast.web.pages.rendering import exact, first_line, long
+from holdfast.web.pages.request import PageRequest, ViewerPage
 
 router = APIRouter(include_in_schema=False)
 
@@ -155,112 +152,3 @@ def _moment(text: str) -> float:
         return float(slots.parse_stamp(text))
     except InvalidName:
         return instant(text, "the time")
-
-
-# ---- switches
-
-
-@router.get("/do/schedules/pause")
-async def ask_pause(page: OperatorPage, name: str) -> Response:
-    """Say what a pause does."""
-    await page.schedules.show(name)
-    effects = [
-        "It fires no more until it is resumed.",
-        "What falls due meanwhile stays missed: it is not caught up.",
-        "Runs that were sent already go on.",
-    ]
-    return _ask(page, f"Pause {name}?", effects, "Pause it", "pause", name)
-
-
-@router.get("/do/schedules/resume")
-async def ask_resume(page: OperatorPage, name: str) -> Response:
-    """Say what a resume does."""
-    schedule = await page.schedules.show(name)
-    moment = next_after(msgspec.structs.replace(schedule, paused=0.0), page.now)
-    coming = f"its next slot is {rfc3339(moment)}" if moment else "it has no slot to come"
-    effects = [f"It fires again from now on: {coming}.", "What was missed stays missed."]
-    return _ask(page, f"Resume {name}?", effects, "Resume it", "resume", name)
-
-
-@router.get("/do/schedules/trigger")
-async def ask_trigger(page: OperatorPage, name: str) -> Response:
-    """Say what a trigger does."""
-    schedule = await page.schedules.show(name)
-    effects = [
-        f"One run of {schedule.job} is sent now, with the schedule's payload.",
-        "It comes beside the slots: none is moved or left out, whatever the overlap policy says.",
-    ]
-    return _ask(page, f"Run {name} now?", effects, "Send a run", "trigger", name)
-
-
-@router.get("/do/schedules/remove")
-async def ask_remove(page: AdminPage, name: str) -> Response:
-    """Say what a removal does."""
-    effects = ["It fires no more. Slots that are planned already are still sent."]
-    try:
-        schedule = await page.schedules.show(name)
-    except Unreadable as error:
-        effects.append(f"It is removed without being read ({error}).")
-    else:
-        if schedule.source == "code":
-            app = schedule.app
-            effects.append(f"The code of app {app} defines it: it is back when {app} registers.")
-    question = Question(
-        f"Remove {name}?",
-        effects,
-        "Remove it",
-        "/do/schedules/remove",
-        [("name", name)],
-        f"/schedules/{name}",
-        danger=True,
-    )
-    return page.ask(question, "schedules")
-
-
-def _ask(
-    page: PageRequest, title: str, effects: list[str], button: str, verb: str, name: str
-) -> Response:
-    fields = [("name", name)]
-    back = f"/schedules/{name}"
-    question = Question(title, effects, button, f"/do/schedules/{verb}", fields, back)
-    return page.ask(question, "schedules")
-
-
-@router.post("/do/schedules/pause")
-async def pause(page: OperatorPage, fields: Fields) -> Response:
-    """Let it fire no more."""
-    name = fields.get("name", "")
-    await page.schedules.pause(name)
-    await _note(page, "pause", name)
-    return page.done(f"/schedules/{name}", f"{name} is paused")
-
-
-@router.post("/do/schedules/resume")
-async def resume(page: OperatorPage, fields: Fields) -> Response:
-    """Let it fire again."""
-    name = fields.get("name", "")
-    await page.schedules.resume(name)
-    await _note(page, "resume", name)
-    return page.done(f"/schedules/{name}", f"{name} fires again")
-
-
-@router.post("/do/schedules/trigger")
-async def trigger(page: OperatorPage, fields: Fields) -> Response:
-    """Send one run now."""
-    name = fields.get("name", "")
-    run = await page.schedules.trigger(name)
-    await _note(page, "trigger", name, run)
-    return page.done(address(run), f"A run of {name} was sent")
-
-
-@router.post("/do/schedules/remove")
-async def remove(page: AdminPage, fields: Fields) -> Response:
-    """Remove it."""
-    name = fields.get("name", "")
-    await page.schedules.remove(name)
-    await _note(page, "remove", name)
-    return page.done("/schedules", f"{name} is removed")
-
-
-async def _note(page: PageRequest, verb: str, name: str, run: str = "") -> None:
-    await page.audit.write(verb, runs=[run] if run else [], detail=f"schedule {name}")
