@@ -99,7 +99,7 @@ def test_agent_that_left_is_forgotten(world: World, tab: Page) -> None:
     expect(tab.locator(".head .state")).to_have_text("offline")
     tab.get_by_role("button", name="Forget").click()
     dialog = tab.get_by_role("dialog")
-    expect(dialog).to_contain_text("No target means it any more")
+    expect(dialog).to_contain_text("Targets no longer match it")
     dialog.get_by_role("button", name="Forget it").click()
     told(tab, "old1 is forgotten")
     expect(tab.locator("#agents")).not_to_contain_text("old1")
@@ -125,9 +125,9 @@ def test_fan_out_run_is_cancelled(world: World, tab: Page) -> None:
     run = tab.url.rsplit("/", 1)[1]
     tab.get_by_role("button", name="Cancel").click()
     dialog = tab.get_by_role("dialog")
-    expect(dialog).to_contain_text("2 agents of 2 without an answer yet")
+    expect(dialog).to_contain_text("2 agents of 2 have not answered yet")
     dialog.get_by_role("button", name="Cancel it").click()
-    told(tab, "The run is cancelled: agents that run it stop")
+    told(tab, "The run is cancelled: agents that are running it stop")
     expect(tab.locator(".head .state")).to_have_text("cancelled")
     expect(tab.locator(".summary")).to_contain_text("local")
     expect(tab.get_by_role("button", name="Cancel")).to_have_count(0)
@@ -146,7 +146,7 @@ def fill(tab: Page, **fields: str) -> None:
     labels = {"zone": "Time zone", "payload": "Payload (JSON)"}
     for name, value in fields.items():
         if name == "runs":
-            tab.get_by_label("Runs", exact=True).select_option(label=value)
+            tab.get_by_label("When it runs").select_option(label=value)
         else:
             label = labels.get(name, name.capitalize())
             tab.get_by_label(label, exact=name != "payload").fill(value)
@@ -164,7 +164,7 @@ def test_schedule_is_added_by_cron_in_a_time_zone(
     fill(tab, name="nightly", job="tidy", runs="by cron rule", rule="30 25 * * *", payload="{oops")
     fill(tab, zone="Europe/Pariss")
     tab.get_by_role("button", name="Preview run times").click()
-    expect(tab.locator("#wrong-name")).to_contain_text("There is a schedule of this name already")
+    expect(tab.locator("#wrong-name")).to_contain_text("A schedule with this name exists")
     expect(tab.locator("#wrong-tz")).to_contain_text("Europe/Pariss")
     expect(tab.locator("#wrong-payload")).to_contain_text("The payload must be JSON")
     expect(tab.locator("#wrong-job, #wrong-group")).to_have_count(0)
@@ -254,7 +254,7 @@ def test_charts_say_what_they_do_not_count(world: World, open_tab: Open) -> None
     tab = open_tab()
     tab.goto(f"{world.site.url}/")
     note = tab.locator("section", has=tab.get_by_role("heading", name="Throughput"))
-    expect(note).to_contain_text('Not counted: runs of jobs with delivery="at_least_once"')
+    expect(note).to_contain_text('Not included: jobs with delivery="at_least_once"')
     app = Holdfast("shop")
 
     @app.job(delivery="at_least_once")

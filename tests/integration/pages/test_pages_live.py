@@ -168,10 +168,10 @@ def test_failed_run_starts_again_now(world: World, tab: Page) -> None:
     world.call(until(failed, 20, "a failed attempt"))
     tab.goto(f"{world.site.url}/runs/{run}")
     tab.get_by_role("button", name="Run it again").click()
-    expect(tab.get_by_role("dialog")).to_contain_text("Its next attempt starts at once")
+    expect(tab.get_by_role("dialog")).to_contain_text("Its next attempt starts now")
     tab.get_by_role("dialog").get_by_role("button", name="Run it again").click()
     told(tab, "starts now")
-    expect(tab.locator("#run .summary")).to_contain_text("2, 0")
+    expect(tab.locator("#run .summary")).to_contain_text("2 · 0")
 
 
 def test_job_is_paused_and_resumed_without_scripts(world: World, open_tab: Open) -> None:
@@ -182,7 +182,7 @@ def test_job_is_paused_and_resumed_without_scripts(world: World, open_tab: Open)
     row.get_by_role("button", name="Pause").click()
     expect(tab.get_by_role("heading", name="Pause ship?")).to_be_visible()
     expect(tab.locator("main")).to_contain_text("nothing is lost")
-    tab.get_by_role("button", name="Pause it").click()
+    tab.get_by_role("button", name="Pause").click()
     told(tab, "ship is paused")
     expect(row).to_contain_text("paused")
 
@@ -191,7 +191,7 @@ def test_job_is_paused_and_resumed_without_scripts(world: World, open_tab: Open)
 
     assert world.call(paused())
     row.get_by_role("button", name="Resume").click()
-    tab.get_by_role("button", name="Resume it").click()
+    tab.get_by_role("button", name="Resume").click()
     told(tab, "ship is resumed")
     assert not world.call(paused())
 
@@ -203,7 +203,7 @@ def test_waiting_runs_are_purged(world: World, tab: Page) -> None:
     tab.goto(f"{world.site.url}/jobs?q=unserved")
     tab.get_by_role("button", name="Purge").click()
     expect(tab.get_by_role("dialog")).to_contain_text("4 runs waiting")
-    tab.get_by_role("dialog").get_by_role("button", name="Remove them for good").click()
+    tab.get_by_role("dialog").get_by_role("button", name="Remove for good").click()
     told(tab, "4 runs of unserved removed")
     world.runs["queued"] = send(world, "unserved", 1, key="u2")
 
@@ -212,14 +212,14 @@ def test_schedule_is_paused_resumed_and_run_now(world: World, tab: Page) -> None
     """The switches of a schedule, from its own page."""
     tab.goto(f"{world.site.url}/schedules/nightly")
     tab.get_by_role("button", name="Pause").click()
-    expect(tab.get_by_role("dialog")).to_contain_text("stays missed")
+    expect(tab.get_by_role("dialog")).to_contain_text("stay missed")
     tab.get_by_role("dialog").get_by_role("button", name="Pause it").click()
     told(tab, "nightly is paused")
     expect(tab.locator(".head .state")).to_have_text("paused")
     tab.get_by_role("button", name="Resume").click()
     expect(tab.get_by_role("dialog")).to_contain_text("its next slot is")
     tab.get_by_role("dialog").get_by_role("button", name="Resume it").click()
-    told(tab, "nightly fires again")
+    told(tab, "nightly is resumed")
     expect(tab.locator(".head .state")).to_have_text("active")
     tab.get_by_role("button", name="Run now").click()
     tab.get_by_role("dialog").get_by_role("button", name="Send a run").click()
@@ -253,10 +253,10 @@ def test_dead_letters_are_replayed_edited_and_dropped(world: World, tab: Page) -
     told(tab, "2 dead letters sent again")
 
     tab.goto(f"{world.site.url}/dead/{ids[runs[2]]}")
-    tab.get_by_label("Change it here").fill(json.dumps({"n": 5, "note": "mended"}))
+    tab.get_by_label("Edit the payload").fill(json.dumps({"n": 5, "note": "mended"}))
     tab.get_by_role("button", name="Replay with this payload").click()
     expect(tab.locator("main")).to_contain_text("mended")
-    tab.get_by_role("button", name="Send it").click()
+    tab.get_by_role("button", name="Send again").click()
     told(tab, "1 dead letter sent again")
 
     async def mended() -> bool:
@@ -291,7 +291,7 @@ def test_node_is_drained(world: World, tab: Page) -> None:
     tab.goto(f"{world.site.url}/cluster/{worker.node}")
     wait_live(tab)
     tab.get_by_role("button", name="Drain").click()
-    expect(tab.get_by_role("dialog")).to_contain_text("as SIGTERM would do")
+    expect(tab.get_by_role("dialog")).to_contain_text("as after SIGTERM")
     tab.get_by_role("dialog").get_by_role("button", name="Drain it").click()
     told(tab, "is draining")
     expect(tab.locator(".story")).to_contain_text("TERMINATED_GRACEFULLY")
@@ -347,7 +347,7 @@ def test_shortcuts_are_explained_and_can_be_switched_off(world: World, tab: Page
     tab.keyboard.press("?")
     help = tab.get_by_role("dialog")
     expect(help).to_contain_text("Keyboard shortcuts")
-    help.get_by_label("Shortcuts of single keys are on").uncheck()
+    help.get_by_label("Enable single-key shortcuts").uncheck()
     tab.keyboard.press("Escape")
     expect(help).to_be_hidden()
     tab.keyboard.press("g")
