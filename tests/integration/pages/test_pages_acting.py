@@ -161,7 +161,7 @@ def test_schedule_is_added_by_cron_in_a_time_zone(
     tab.get_by_role("button", name="New schedule").click()
     expect(tab.get_by_role("heading", name="New schedule")).to_be_visible()
     look_everywhere(tab, "new-schedule")
-    fill(tab, name="nightly", job="tidy", runs="by cron rule", rule="30 25 * * *", payload="{oops")
+    fill(tab, name="nightly", job="tidy", runs="by cron", rule="30 25 * * *", payload="{oops")
     fill(tab, zone="Europe/Pariss")
     tab.get_by_role("button", name="Preview run times").click()
     expect(tab.locator("#wrong-name")).to_contain_text("A schedule with this name exists")

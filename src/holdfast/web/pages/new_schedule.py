@@ -29,7 +29,7 @@ from holdfast.web.security import Fields
 
 router = APIRouter(include_in_schema=False)
 
-KINDS: Final = (("cron", "by cron rule"), ("every", "at an interval"), ("at", "once"))
+KINDS: Final = (("cron", "by cron"), ("every", "at an interval"), ("at", "once"))
 GIVEN: Final = ("name", "job", "group", "kind", "rule", "tz", "payload")
 FIRST: Final = {"group": DEFAULT_GROUP, "kind": "cron", "tz": "UTC"}
 SHOWN: Final = 5
@@ -118,7 +118,7 @@ def _rule(fields: dict[str, str]) -> dict[str, Any]:
     if kind == "every":
         return {"every": rule}
     if kind != "at":
-        raise InvalidInput("choose when it runs: by cron rule, at an interval, or once")
+        raise InvalidInput("choose when it runs: by cron, at an interval, or once")
     with suppress(ValueError):  # `define` reports what is wrong with it
         moment = datetime.fromisoformat(rule)
         if moment.tzinfo is None:
