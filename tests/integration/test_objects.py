@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 from urllib.parse import unquote, urlsplit
@@ -24,7 +24,6 @@ from holdfast.integrations.objects import (
     ObjectStore,
     S3Objects,
     objects,
-    sign,
 )
 from holdfast.server import Cluster, Server
 
@@ -41,30 +40,47 @@ class S3(BaseHTTPRequestHandler):
     def _body(self) -> bytes | None:
         """The body of a request that is signed as it should be; else it is refused."""
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        url = f"http://{self.headers['Host']}{self.path}"
-        moment = self.headers["x-amz-date"]
-        now = datetime.strptime(moment, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-        wanted = sign(self.command, url, body, KEY, SECRET, region="auto", now=now)
-        hashed = self.headers["x-amz-content-sha256"] == hashlib.sha256(body).hexdigest()
-        if hashed and self.headers["Authorization"] == wanted["Authorization"]:
+        given = dict(re.findall(r"(\w+)=([^,\s]+)", self.headers["Authorization"]))
+        digest = self.headers["x-amz-content-sha256"]
+        whole = digest == hashlib.sha256(body).hexdigest()
+        if whole and given["Signature"] == self._signature(given["SignedHeaders"], digest):
             return body
         self.send_error(403)
         return None
+
+    def _signature(self, names: str, digest: str) -> str:
+        """Computed from the text of Signature Version 4, step by step."""
+        moment = self.headers["x-amz-date"]
+        scope = f"{moment[:8]}/auto/s3/aws4_request"
+        lines = "".join(f"{n}:{self.headers[n].strip()}\n" for n in names.split(";"))
+        path, _, query = self.path.partition("?")
+        canonical = "\n".join((self.command, path, query, lines, names, digest))
+        hashed = hashlib.sha256(canonical.encode()).hexdigest()
+        text = f"AWS4-HMAC-SHA256\n{moment}\n{scope}\n{hashed}"
+        key = b"AWS4" + SECRET.encode()
+        for part in scope.split("/"):
+            key = hmac.digest(key, part.encode(), "sha256")
+        return hmac.digest(key, text.encode(), "sha256").hex()
 
     def do_PUT(self) -> None:
         body = self._body()
         if body is not None:
             self.kept[unquote(urlsplit(self.path).path)] = body
-            self.send_response(200)
-            self.end_headers()
+            self._answer(200, b"")
 
     def do_GET(self) -> None:
         if self._body() is None:
             return
         found = self.kept.get(unquote(urlsplit(self.path).path))
-        self.send_response(200 if found is not None else 404)
+        self._answer(200 if found is not None else 404, found or b"")
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("ETag", f'"{hashlib.md5(body).hexdigest()}"')
+        self.send_header("Last-Modified", self.date_time_string())
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(found or b"")
+        self.wfile.write(body)
 
     def log_message(self, *args: object) -> None: ...
 
@@ -108,34 +124,10 @@ async def test_s3_keeps_its_promises() -> None:
     """The same in a bucket that refuses what is not signed as Amazon says."""
     with s3() as endpoint:
         await _promises(S3Objects("pictures", endpoint, KEY, SECRET))
-        with pytest.raises(Unavailable, match="403"):
+        with pytest.raises(Unavailable, match="could not be stored"):
             await S3Objects("pictures", endpoint, KEY, "wrong").put("a", b"b")
-    with pytest.raises(Unavailable, match="cannot be reached"):
+    with pytest.raises(Unavailable, match="could not be read"):
         await S3Objects("pictures", endpoint, KEY, SECRET).get("a")
-
-
-def test_signature_is_that_of_amazons_specification() -> None:
-    """Computed a second way, from the text of Signature Version 4, step by step."""
-    import hmac
-
-    now = datetime(2013, 5, 24, tzinfo=UTC)
-    url = "https://examplebucket.s3.amazonaws.com/test.txt"
-    found = sign("GET", url, b"", KEY, SECRET, region="us-east-1", now=now)
-    empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-    canonical = (
-        "GET\n/test.txt\n\nhost:examplebucket.s3.amazonaws.com\n"
-        f"x-amz-content-sha256:{empty}\nx-amz-date:20130524T000000Z\n\n"
-        f"host;x-amz-content-sha256;x-amz-date\n{empty}"
-    )
-    text = (
-        "AWS4-HMAC-SHA256\n20130524T000000Z\n20130524/us-east-1/s3/aws4_request\n"
-        + hashlib.sha256(canonical.encode()).hexdigest()
-    )
-    key = b"AWS4" + SECRET.encode()
-    for part in (b"20130524", b"us-east-1", b"s3", b"aws4_request"):
-        key = hmac.new(key, part, hashlib.sha256).digest()
-    signature = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
-    assert re.search(r"Signature=(\w+)", found["Authorization"])[1] == signature  # type: ignore[index]
 
 
 def test_store_is_chosen_by_its_address(monkeypatch: pytest.MonkeyPatch) -> None:

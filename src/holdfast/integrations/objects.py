@@ -1,45 +1,44 @@
-"""Files between jobs: one interface, and the JetStream object store or S3 (R2, MinIO) behind it.
+"""Files between jobs: one interface, with the JetStream object store or S3 (R2, MinIO) behind it.
 
     store = objects(app)                      # JetStream, or what OBJECTS_URL says
     await store.put("images/cat.png", data)
     data = await store.get("images/cat.png")
 
 A message carries a name, the store carries the bytes. `OBJECTS_URL` is empty for JetStream (nothing
-else to run; what is stored is kept for 30 days), `memory:` for tests, or
-`s3://BUCKET?endpoint=https://…&region=auto` with `OBJECTS_KEY` and `OBJECTS_SECRET`.
+else to run; objects are kept for 30 days), `memory:` for tests, or
+`s3://BUCKET?endpoint=https://…&region=auto` with `OBJECTS_KEY` and `OBJECTS_SECRET`, which needs
+`pip install 'holdfast[s3]'`.
 
-Guaranteed: what was put before `put` returned is what `get` gives, and putting the same again is
-harmless, so a run may be repeated. `get` raises `NotFound` for a name that is not there.
+Guaranteed: `get` returns what was stored when `put` returned, and storing the same again is
+harmless, so a run may be repeated. `get` raises `NotFound` for an unknown name.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import hmac
 import os
-import urllib.error
-import urllib.request
-from datetime import UTC, datetime
-from typing import Protocol
-from urllib.parse import parse_qs, quote, urlsplit
+from datetime import timedelta
+from typing import Final, Protocol
+from urllib.parse import parse_qs, urlsplit
 
 from holdfast.app import Holdfast
 from holdfast.client import Client
 from holdfast.errors import ConfigError, NotFound, Unavailable
 
-TIMEOUT_SECONDS = 60.0
+TIMEOUT: Final = timedelta(seconds=60)
+"""For one request: enough for a file of 100 MB over a slow line."""
+RETRY_TIMEOUT: Final = timedelta(seconds=10)
+"""How long a failed request is retried before the run fails, which then retries by its policy."""
 
 
 class ObjectStore(Protocol):
-    """Where bytes are kept under names."""
+    """Bytes by name."""
 
     async def put(self, name: str, body: bytes) -> None:
-        """Store bytes under a name, instead of what was there."""
+        """Store bytes under a name, replacing earlier ones."""
         ...
 
     async def get(self, name: str) -> bytes:
-        """What was stored."""
+        """Read bytes by name."""
         ...
 
 
@@ -54,14 +53,14 @@ class MemoryObjects:
         self.kept[name] = body
 
     async def get(self, name: str) -> bytes:
-        """What was stored."""
+        """Read bytes by name."""
         if name not in self.kept:
-            raise NotFound(f"object {name} is not there")
+            raise NotFound(f"object {name} does not exist")
         return self.kept[name]
 
 
 class JetstreamObjects:
-    """The object store of the app's own namespace."""
+    """The object store of the app's namespace."""
 
     def __init__(self, app: Holdfast) -> None:
         self._app = app
@@ -69,7 +68,7 @@ class JetstreamObjects:
     async def _client(self) -> Client:
         backend = await self._app.backend()
         if not isinstance(backend, Client):
-            raise ConfigError("objects are on NATS, and this app is in memory: OBJECTS_URL=memory:")
+            raise ConfigError("this app runs in memory, without NATS: set OBJECTS_URL=memory:")
         return backend
 
     async def put(self, name: str, body: bytes) -> None:
@@ -77,7 +76,7 @@ class JetstreamObjects:
         await (await self._client()).objects.put(f"files/{name}", body)
 
     async def get(self, name: str) -> bytes:
-        """What was stored."""
+        """Read bytes by name."""
         return await (await self._client()).objects.get(f"files/{name}")
 
 
@@ -87,70 +86,52 @@ class S3Objects:
     def __init__(
         self, bucket: str, endpoint: str, key: str, secret: str, *, region: str = "auto"
     ) -> None:
-        if urlsplit(endpoint).scheme not in ("http", "https") or not (bucket and key and secret):
+        scheme = urlsplit(endpoint).scheme
+        if scheme not in ("http", "https") or not (bucket and key and secret):
             raise ConfigError(
                 "S3 needs a bucket, an endpoint such as https://s3.eu-west-1.amazonaws.com, "
                 "OBJECTS_KEY and OBJECTS_SECRET"
             )
-        self._bucket = bucket
-        self._endpoint = endpoint.rstrip("/")
-        self._keys = (key, secret)
-        self._region = region
+        try:
+            from obstore.store import S3Store
+        except ImportError as missing:
+            raise ConfigError("S3 needs obstore: pip install 'holdfast[s3]'") from missing
+        self._store = S3Store(
+            bucket,
+            endpoint=endpoint.rstrip("/"),
+            access_key_id=key,
+            secret_access_key=secret,
+            region=region,
+            virtual_hosted_style_request=False,
+            client_options={"allow_http": scheme == "http", "timeout": TIMEOUT},
+            retry_config={"max_retries": 3, "retry_timeout": RETRY_TIMEOUT},
+        )
 
     async def put(self, name: str, body: bytes) -> None:
         """Store bytes under a name."""
-        await asyncio.to_thread(self._send, "PUT", name, body)
+        from obstore.exceptions import BaseError
+
+        try:
+            # One request, as every store of this kind accepts up to 5 GB.
+            await self._store.put_async(name, body, use_multipart=False)
+        except (BaseError, OSError) as error:
+            raise Unavailable(f"object {name} could not be stored: {error}") from None
 
     async def get(self, name: str) -> bytes:
-        """What was stored."""
-        return await asyncio.to_thread(self._send, "GET", name, b"")
+        """Read bytes by name."""
+        from obstore.exceptions import BaseError
 
-    def _send(self, method: str, name: str, body: bytes) -> bytes:
-        url = f"{self._endpoint}/{self._bucket}/{quote(name)}"
-        now = datetime.now(UTC)
-        headers = sign(method, url, body, *self._keys, region=self._region, now=now)
-        request = urllib.request.Request(
-            url, data=body if method == "PUT" else None, headers=headers, method=method
-        )
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
-                return bytes(answer.read())
-        except urllib.error.HTTPError as error:
-            if error.code == 404:
-                raise NotFound(f"object {name} is not there") from None
-            raise Unavailable(f"object {name}: the store answered {error.code}") from None
-        except OSError as error:
-            raise Unavailable(f"object {name}: the store cannot be reached: {error}") from None
-
-
-def sign(
-    method: str, url: str, body: bytes, key: str, secret: str, *, region: str, now: datetime
-) -> dict[str, str]:
-    """The headers that AWS Signature Version 4 asks for, for a request without a query."""
-    parts = urlsplit(url)
-    moment, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
-    digest = hashlib.sha256(body).hexdigest()
-    signed = {"host": parts.netloc, "x-amz-content-sha256": digest, "x-amz-date": moment}
-    names = ";".join(signed)
-    lines = "".join(f"{name}:{value}\n" for name, value in signed.items())
-    request = "\n".join((method, parts.path, "", lines, names, digest))
-    scope = f"{day}/{region}/s3/aws4_request"
-    hashed = hashlib.sha256(request.encode()).hexdigest()
-    text = "\n".join(("AWS4-HMAC-SHA256", moment, scope, hashed))
-    chain = f"AWS4{secret}".encode()
-    for part in (day, region, "s3", "aws4_request"):
-        chain = hmac.digest(chain, part.encode(), "sha256")
-    signature = hmac.digest(chain, text.encode(), "sha256").hex()
-    given = f"Credential={key}/{scope}, SignedHeaders={names}, Signature={signature}"
-    return {
-        "Authorization": f"AWS4-HMAC-SHA256 {given}",
-        "x-amz-content-sha256": digest,
-        "x-amz-date": moment,
-    }
+            found = await self._store.get_async(name)
+            return bytes(await found.bytes_async())
+        except FileNotFoundError:
+            raise NotFound(f"object {name} does not exist") from None
+        except (BaseError, OSError) as error:
+            raise Unavailable(f"object {name} could not be read: {error}") from None
 
 
 def objects(app: Holdfast, url: str | None = None) -> ObjectStore:
-    """The store that `OBJECTS_URL`, or `url`, names; the JetStream object store without one."""
+    """The store that `url` or `OBJECTS_URL` names; by default the JetStream object store."""
     text = os.environ.get("OBJECTS_URL", "") if url is None else url
     parts = urlsplit(text)
     if not text:
@@ -158,7 +139,9 @@ def objects(app: Holdfast, url: str | None = None) -> ObjectStore:
     if parts.scheme == "memory":
         return MemoryObjects()
     if parts.scheme != "s3":
-        raise ConfigError(f"OBJECTS_URL {text!r} is not s3://BUCKET?endpoint=https://…, or empty")
+        raise ConfigError(
+            f"OBJECTS_URL {text!r} must be s3://BUCKET?endpoint=https://…, memory: or empty"
+        )
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     return S3Objects(
         parts.netloc,
