@@ -15,7 +15,7 @@ from holdfast.client import Client
 from holdfast.errors import NotFound
 from holdfast.names import H_ATTEMPT, H_MSG_ID, H_RUN, H_TTL, kv_subject
 from holdfast.server import Server
-from holdfast.status.audit import Audit
+from holdfast.status.actions import Operator, drop_dead, replay_dead
 from holdfast.status.dead import DeadFilter, DeadLetter, DeadLetters, as_text
 from holdfast.status.messages import last_of
 from holdfast.status.replaying import Replayer
@@ -480,16 +480,16 @@ async def test_drop_removes_and_the_ledger_tells_who_did(app: Holdfast) -> None:
         for n in range(3):
             subject = client.broker.names.dead_letter("g", "j")
             await client.broker.store(subject, b"1", {H_RUN: f"r{n}", H_ATTEMPT: "1"})
-        audit = Audit(client, who="ada")
-        dead = DeadLetters(client, audit)
+        by = Operator(client, "ada")
+        dead = by.dead
         ids = [letter.id for letter in await dead.list()]
-        assert [d.result for d in await dead.drop(ids[:1], dry_run=True)] == ["would drop"]
-        assert [d.result for d in await dead.drop(ids[:1])] == ["dropped"]
-        await dead.replay(ids[1:])
+        assert [d.result for d in await drop_dead(by, ids[:1], dry_run=True)] == ["would drop"]
+        assert [d.result for d in await drop_dead(by, ids[:1])] == ["dropped"]
+        await replay_dead(by, ids[1:])
         assert await dead.list() == []
         with pytest.raises(NotFound, match="does not exist"):
             await dead.show(ids[0])
-        actions = await audit.actions()
+        actions = await by.audit.actions()
         assert [(a.verb, a.who, a.runs) for a in actions] == [
             ("replay", "ada", ("r0", "r1")),
             ("drop", "ada", ("r2",)),

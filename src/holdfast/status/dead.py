@@ -37,7 +37,6 @@ from holdfast.names import (
     Names,
 )
 from holdfast.status.actions import SELECT_MOST
-from holdfast.status.audit import Audit
 from holdfast.status.messages import Kept, by_sequence, delete, newest, subject_counts
 from holdfast.status.replaying import Replayer
 
@@ -114,11 +113,10 @@ Selection = Sequence[int] | DeadFilter
 class DeadLetters:
     """The dead letters of one namespace."""
 
-    def __init__(self, client: Client, audit: Audit | None = None) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
         self._broker = client.broker
         self._stream = client.broker.names.dead
-        self._audit = audit
         self._replayer = Replayer(client)
 
     # ---- looking
@@ -178,16 +176,10 @@ class DeadLetters:
         if edited is not None and len(letters) != 1:
             raise InvalidInput("an edited payload belongs to one letter: replay the others without")
         done = [] if done is None else done
-        try:
-            for letter in letters:
-                if done and rate > 0:
-                    await self._broker.clock.sleep(1 / rate)
-                done.append(await self._replay(letter, dry_run, edited))
-        finally:
-            runs = [r.run for r in done if r.result == "replayed"]
-            if runs and self._audit:
-                detail = "with an edited payload" if edited is not None else ""
-                await self._audit.write("replay", runs=runs, detail=detail, **_where(wanted))
+        for letter in letters:
+            if done and rate > 0:
+                await self._broker.clock.sleep(1 / rate)
+            done.append(await self._replay(letter, dry_run, edited))
         return done
 
     async def _replay(
@@ -220,18 +212,13 @@ class DeadLetters:
     ) -> Sequence[Replayed]:
         """Remove letters for good; `done` as in `replay`."""
         done = [] if done is None else done
-        try:
-            for letter in await self.select(wanted, limit):
-                if dry_run:
-                    done.append(Replayed(letter.id, letter.run, letter.job, "would drop"))
-                    continue
-                there = await self._remove(letter)
-                result: Literal["dropped", "gone"] = "dropped" if there else "gone"
-                done.append(Replayed(letter.id, letter.run, letter.job, result))
-        finally:
-            runs = [r.run for r in done if r.result == "dropped"]
-            if runs and self._audit:
-                await self._audit.write("drop", runs=runs, **_where(wanted))
+        for letter in await self.select(wanted, limit):
+            if dry_run:
+                done.append(Replayed(letter.id, letter.run, letter.job, "would drop"))
+                continue
+            existed = await self._remove(letter)
+            result: Literal["dropped", "gone"] = "dropped" if existed else "gone"
+            done.append(Replayed(letter.id, letter.run, letter.job, result))
         return done
 
     async def _remove(self, letter: DeadLetter) -> bool:
@@ -239,12 +226,6 @@ class DeadLetters:
         if letter.object:
             await self._client.objects.delete(letter.object)
         return there
-
-
-def _where(wanted: Selection) -> dict[str, str]:
-    if isinstance(wanted, DeadFilter):
-        return {"group": wanted.group, "job": wanted.job}
-    return {}
 
 
 def check_id(id: int) -> int:

@@ -23,7 +23,6 @@ from holdfast.model.fleet import FACTS, FleetRun, Return, Step
 from holdfast.model.node import NodeRecord
 from holdfast.model.target import parse
 from holdfast.names import active_key, check_name, check_run, fleet_key
-from holdfast.status.audit import Audit
 
 
 class FleetInfo(msgspec.Struct, frozen=True):
@@ -76,11 +75,10 @@ class FleetInfo(msgspec.Struct, frozen=True):
 class FleetStatus:
     """Reads and steers the fan-out runs of a namespace."""
 
-    def __init__(self, client: Client, who: str | None = None) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
         self._bucket = Bucket(client.broker, client.broker.names.fleet)
         self.fleet = Fleet(client.broker)
-        self._who = who
 
     async def list(self, *, most: int = 50, status: str = "") -> Sequence[FleetInfo]:
         """The newest runs first."""
@@ -137,10 +135,7 @@ class FleetStatus:
 
     async def cancel(self, run: str, who: str = "") -> FleetRun:
         """Stop a run, wherever it is."""
-        record = await self.fleet.cancel(run, who or self._who or "")
-        if self._who:
-            await Audit(self._client, self._who).write("cancel", runs=[run], detail="fleet")
-        return record
+        return await self.fleet.cancel(run, who)
 
 
 PING_SECONDS: Final = 2.0
@@ -166,9 +161,8 @@ class AgentInfo(msgspec.Struct, frozen=True):
 class Agents:
     """Reads the agents of a namespace."""
 
-    def __init__(self, client: Client, who: str | None = None) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
-        self._who = who
         self._facts = Bucket(client.broker, client.broker.names.facts)
         self._records = Bucket(client.broker, client.broker.names.agents)
 
@@ -217,8 +211,6 @@ class Agents:
         revision, _ = await self._facts.last(agent)
         await self._facts.remove(agent, expected=revision)
         await self._records.delete(agent)
-        if self._who:
-            await Audit(self._client, self._who).write("forget", detail=agent)
 
     async def _answers(self, agent: str) -> bool:
         """Whether anybody listens under its name: a record may outlive a login that was revoked."""

@@ -29,7 +29,6 @@ from holdfast.clock import rfc3339
 from holdfast.errors import BrokerError, Conflict, InvalidInput, NotFound, UnknownJob
 from holdfast.model import run as runs
 from holdfast.names import consumer, parse_consumer, parse_pause_key, pause_key
-from holdfast.status.audit import Audit
 from holdfast.status.finding import Finder
 from holdfast.status.messages import delete, next_of, oldest, subject_counts
 
@@ -201,11 +200,10 @@ class _Counts:
 class Jobs:
     """The jobs of one namespace."""
 
-    def __init__(self, client: Client, audit: Audit | None = None) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
         self._broker = client.broker
         self._names = client.broker.names
-        self._audit = audit
         self._pauses = Bucket(client.broker, client.broker.names.schedules)
 
     # ---- looking
@@ -326,8 +324,6 @@ class Jobs:
         for one in await self._consumers():
             if (one.group, one.job) in targets:
                 await switch(one.stream, one.name)
-        if self._audit:
-            await self._audit.write(verb, job=job, group=group, count=len(targets))
         return [i for i in await self.list(job, group) if (i.group, i.job) in targets]
 
     async def pause_again(self, paused: Set[tuple[str, str]]) -> None:
@@ -358,15 +354,10 @@ class Jobs:
         """
         purger = Purger(self._client)
         done = [] if done is None else done
-        try:
-            for g, j in await self.targets(job, group):
-                waiting = await purger.waiting(g, j) if which != "parked" else 0
-                parked = await purger.parked(g, j) if which != "waiting" else 0
-                done.append(Purged(g, j, waiting, parked))
-        finally:
-            count = sum(p.waiting + p.parked for p in done)
-            if self._audit:
-                await self._audit.write("purge", job=job, group=group, count=count, detail=which)
+        for g, j in await self.targets(job, group):
+            waiting = await purger.waiting(g, j) if which != "parked" else 0
+            parked = await purger.parked(g, j) if which != "waiting" else 0
+            done.append(Purged(g, j, waiting, parked))
         return done
 
     async def targets(self, job: str, group: str) -> Sequence[tuple[str, str]]:

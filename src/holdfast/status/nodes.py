@@ -19,7 +19,6 @@ from holdfast.client import Client
 from holdfast.model import node as nodes
 from holdfast.model.node import NodeRecord, Transition
 from holdfast.names import check_name
-from holdfast.status.audit import Audit
 from holdfast.status.messages import newest
 
 DRAIN_SECONDS = 2.0
@@ -73,9 +72,8 @@ class NodeInfo(msgspec.Struct, frozen=True):
 class Nodes:
     """Reads and steers the nodes of a namespace."""
 
-    def __init__(self, client: Client, audit: Audit | None = None) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
-        self._audit = audit
         self._broker = client.broker
         self._bucket = Bucket(client.broker, client.broker.names.nodes)
 
@@ -143,8 +141,6 @@ class Nodes:
                 f"node {node!r} does not answer: it has ended, is cut off, or does not obey this "
                 "login (its log says why)"
             ) from None
-        if self._audit:
-            await self._audit.write("drain", detail=node)
 
     async def watch(self) -> AsyncIterator[Transition]:
         """Transitions as they happen, until cancelled."""

@@ -25,7 +25,6 @@ from holdfast.model.run import RunRecord
 from holdfast.names import (
     consumer,
 )
-from holdfast.status.audit import Audit
 from holdfast.status.dead import DeadLetters
 from holdfast.status.finding import Carrier, Finder, Found, replayed
 from holdfast.status.jobs import Jobs
@@ -50,11 +49,10 @@ class RunDetail(msgspec.Struct, frozen=True, omit_defaults=True):
 class Runs:
     """The runs of one namespace."""
 
-    def __init__(self, client: Client, audit: Audit | None = None) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
         self._broker = client.broker
         self._names = client.broker.names
-        self._audit = audit
         self._finder = Finder(client)
         self._dead = DeadLetters(client)
 
@@ -144,8 +142,6 @@ class Runs:
         if cancelled and found.carrier and not found.carrier.later:
             # Jobs that keep no records do not look at this one: without a message they need not.
             await delete(self._broker, self._names.jobs, found.carrier.kept.sequence)
-        if cancelled and self._audit:
-            await self._audit.write("cancel", runs=[run], group=found.group, job=found.job)
         return cancelled
 
     async def _need_record_or_queue(self, run: str, carrier: Carrier) -> None:
@@ -172,14 +168,6 @@ class Runs:
     async def retry(self, wanted: str | Found) -> str:
         """Send a run again, or its next attempt at once; returns a sentence about it."""
         found = wanted if isinstance(wanted, Found) else await self.find(wanted)
-        done = await self._retry(found)
-        if self._audit:
-            await self._audit.write(
-                "retry", runs=[found.run], group=found.group, job=found.job, detail=done
-            )
-        return done
-
-    async def _retry(self, found: Found) -> str:
         record, carrier = found.record, found.carrier
         state = record.state if record else ("dead" if found.letter and not carrier else "queued")
         if found.letter and (state in ("dead", "lost") or (record and replayed(record))):
