@@ -33,6 +33,9 @@ from tests.support import until
 ROOT = Path(__file__).parents[2]
 EARLIER = "9799b665bca4f0b962c39603e2b6a8859ef1990b"
 UP = ("control", "worker", "web", "agent")
+SHALLOW = """The earlier version is not in this clone: this test needs the history.
+In a shallow clone run `git fetch --unshallow`; in CI ask for the full history (`fetch-depth: 0`).
+git says: {}"""
 DELAY = "4s"
 """Longer than it takes to replace one role: these runs are parked by one version and worked by the
 other."""
@@ -43,7 +46,7 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sources of the earlier version."""
     command = ["git", "archive", "--format=tar", EARLIER, "src"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True)
-    assert done.returncode == 0, f"this test needs a clone with history: {done.stderr.decode()}"
+    assert done.returncode == 0, SHALLOW.format(done.stderr.decode())
     folder = tmp_path_factory.mktemp("earlier")
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         archive.extractall(folder, filter="data")

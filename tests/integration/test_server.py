@@ -132,8 +132,10 @@ def test_server_stop_and_kill_of_a_stopped_server_do_nothing() -> None:
     """Ending it twice is not an error."""
     with Server(fast=True) as server:
         server.stop()
+        assert not server.running
         server.stop()
         server.kill()
+        assert not server.running
 
 
 def test_server_stop_ends_a_frozen_process() -> None:

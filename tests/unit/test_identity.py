@@ -129,7 +129,9 @@ def test_keys_differ_by_purpose_agent_and_generation() -> None:
     keys += [SEED.report_key(a, g) for a in ("web1", "web2") for g in (1, 2)]
     keys += [AccountSeed(bytes(32)).report_key("web1")]
     assert len(set(keys)) == len(keys)
-    assert SEED.report_key("web1", 2) == SEED.report_key("web1", 2)
+    again = AccountSeed(bytes(32))
+    assert again.report_key("web1", 2) == AccountSeed(bytes(32)).report_key("web1", 2)
+    assert again.report_key("web1", 2) != SEED.report_key("web1", 2)
 
 
 def test_keys_stay_the_same_over_versions() -> None:

@@ -86,7 +86,10 @@ async def test_sleepers_does_not_count_the_cancelled() -> None:
 
 async def test_sleep_of_no_time_only_lets_others_run() -> None:
     """Zero is a way to yield, as in asyncio."""
+    others: list[str] = []
+    asyncio.get_running_loop().call_soon(others.append, "ran")
     await FakeClock().sleep(0)
+    assert others == ["ran"]
 
 
 def test_advance_refuses_to_go_back() -> None:
