@@ -14,7 +14,7 @@ PARALLEL ?= $(shell $(PYTHON) -c 'import os; print(2 * len(os.sched_getaffinity(
 PYTEST := $(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check static unit bench bench-full chaos soak house coverage docs clean system
+.PHONY: help setup demo test check static unit k8s bench bench-full chaos soak house coverage docs clean system
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -49,6 +49,11 @@ static: setup
 
 unit: setup
 	$(PYTEST) tests/unit
+
+k8s: setup ## apply the rendered manifests to a real API server (KUBEBUILDER_ASSETS=dir of envtest)
+	@[ -x "$$KUBEBUILDER_ASSETS/kube-apiserver" ] && command -v kubectl >/dev/null || { \
+	  echo "needs kubectl, and KUBEBUILDER_ASSETS: a directory with etcd and kube-apiserver"; exit 1; }
+	$(BIN)/python -m pytest -q tests/k8s
 
 bench: setup ## measure Holdfast beside its peers (about 7 minutes)
 	$(BIN)/python -m benchmarks.environments

@@ -6,6 +6,7 @@ Every server has an address of its own (127.0.0.1, .2, .3) and all have the same
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -36,7 +37,13 @@ class RenderedNats:
             "HOLDFAST_NATS_URL": self.url,
             "HOLDFAST_CREDENTIALS_FILE": str(self.users.credentials(user)),
             "HOLDFAST_REPLICAS": "3",
+            "HOLDFAST_TLS_CA": self.authority,
         }
+
+    @property
+    def authority(self) -> str:
+        """The authority that signed the servers' certificate."""
+        return str(self.users.path / "tls" / "ca.crt")
 
 
 def server_config_here(
@@ -61,6 +68,8 @@ def server_config_here(
         "/data/jetstream": str(folder / "jetstream"),
         'include "auth/auth.conf"': 'include "../users/auth.conf"',
     }
+    if project.config.tls != "off":
+        changes["/etc/nats-tls"] = str(folder.parent / "users" / "tls")
     for old, new in changes.items():
         assert old in text, old
         text = text.replace(old, new)
@@ -69,10 +78,11 @@ def server_config_here(
 
 @contextmanager
 def rendered_nats(root: Path) -> Iterator[RenderedNats]:
-    """Three servers, ready."""
-    project = Project(root, DeployConfig(name="acme", tls="off"), (), "hf")
+    """Three servers with TLS, ready."""
+    project = Project(root, DeployConfig(name="acme"), (), "hf")
     users = UserFolder(root / "users")
     users.init("hf")
+    _certificates(project, root)
     client, routes, monitor = free_ports(3)
     processes = []
     try:
@@ -80,16 +90,29 @@ def rendered_nats(root: Path) -> Iterator[RenderedNats]:
             folder = root / f"nats-{number}"
             folder.mkdir()
             config = server_config_here(project, number, (client, routes, monitor), folder)
+            (folder / "lint.conf").write_text(config)
             processes.append(Process(config, folder, folder / "log"))
         hosts = [f"127.0.0.{n + 1}" for n in range(len(processes))]
         for host in hosts:
             _wait(f"http://{host}:{monitor}/healthz", root)
-        urls = ",".join(f"nats://{host}:{client}" for host in hosts)
+        urls = ",".join(f"tls://{host}:{client}" for host in hosts)
         yield RenderedNats(urls, f"{hosts[0]}:{monitor}", users)
     finally:
         for process in processes:
             process.kill()
             process.exited.wait()
+
+
+def _certificates(project: Project, root: Path) -> None:
+    """What `certificates.sh` makes, valid for the addresses of this machine, too."""
+    script = root / "certificates.sh"
+    text = Templates(project).scripts(["nats"], [])["certificates.sh"]
+    assert "DNS:*.nats-headless.acme.svc.cluster.local" in text
+    addresses = ",".join(f"IP:127.0.0.{n + 1}" for n in range(project.config.nats_replicas))
+    script.write_text(text.replace("DNS:localhost", f"DNS:localhost,{addresses}"))
+    command = ["sh", str(script), "users"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def _wait(url: str, root: Path) -> None:

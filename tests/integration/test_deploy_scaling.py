@@ -22,6 +22,7 @@ from holdfast.deploy.register import register, unregister
 from holdfast.deploy.render import Templates
 from holdfast.errors import InvalidInput
 from holdfast.health import Health, HealthServer
+from holdfast.identity.lint import examine
 from holdfast.names import Names
 from holdfast.server import Server
 from holdfast.server.process import free_ports
@@ -260,6 +261,11 @@ async def test_rendered_cluster_serves_every_role(tmp_path: Path) -> None:
         jsz = await asyncio.to_thread(_json, f"http://{site.monitor}/jsz?config=true")
         assert jsz["config"]["sync_always"] is True
         assert jsz["config"]["max_storage"] == 16 * 2**30
+        varz = await asyncio.to_thread(_json, f"http://{site.monitor}/varz")
+        assert varz["tls_required"] is True
+        assert varz["cluster"]["tls_required"] is True
+        flaws = examine(tmp_path / "nats-0" / "lint.conf", "hf")
+        assert [flaw for flaw in flaws if flaw.level == "fail"] == []
 
         def command(user: str, *words: str) -> Command:
             env = site.environment(user)
@@ -271,7 +277,7 @@ async def test_rendered_cluster_serves_every_role(tmp_path: Path) -> None:
             assert "shop=order=loaded" in registering.text
             assert "1 schedules: nightly" in registering.text
         login = str(site.users.credentials("operator"))
-        config = ConnectionConfig(nats_url=site.url, credentials_file=login)
+        config = ConnectionConfig(nats_url=site.url, credentials_file=login, tls_ca=site.authority)
         async with Broker(config, name="sender") as broker:
             for _ in range(3):
                 await broker.store(broker.names.job("shop", "order"), b'"a"', {})

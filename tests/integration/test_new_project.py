@@ -200,6 +200,9 @@ def test_pipeline_has_no_lasting_token_and_skips_no_verification(project: Path) 
     steps = [step.get("run", "") for step in workflow["jobs"]["deploy"]["steps"]]
     assert any("production/apply.sh" in step for step in steps)
     assert "workflow_dispatch" in text
+    used = re.findall(r"uses: \S+@(\S+)", text)
+    assert used
+    assert all(re.fullmatch(r"[0-9a-f]{40}", commit) for commit in used)
     commands = re.findall(r"make ([a-z-]+)", " ".join(steps))
     makefile = (project / "Makefile").read_text()
     assert all(f"\n{name}:" in makefile for name in commands)
@@ -210,12 +213,29 @@ def test_images_test_before_they_are_made_and_are_not_root(project: Path) -> Non
     for path in project.glob("jobs/*/Dockerfile"):
         text = path.read_text()
         stages = re.findall(r"^FROM \S+ AS (\w+)", text, re.MULTILINE)
-        assert stages == ["base", "test", "production"]
+        assert stages == ["uv", "base", "test", "production"]
+        assert not re.search(r"COPY --from=\S*uv", text), "the installer is not in the image"
         production = text[text.index("AS production") :]
         assert "COPY --from=test /tested" in production
         assert production.index("USER 1000") < production.index("ENTRYPOINT")
         for source in re.findall(r"^COPY (?!--)(\S+)", text, re.MULTILINE):
             assert list(project.glob(source)), f"{path}: {source}"
+
+
+def test_job_may_have_an_environment_of_its_own(project: Path) -> None:
+    """Requirements that conflict with another job's are not installed with the others'."""
+    job = project / "jobs" / "image-resize"
+    (job / ".venv").mkdir()
+    try:
+        common = run(project, sys.executable, "tools/requirements.py")
+        own = run(project, sys.executable, "tools/requirements.py", "image-resize")
+    finally:
+        (job / ".venv").rmdir()
+    assert "Pillow" not in common
+    assert "httpx" in common
+    assert "Pillow" in own
+    assert "httpx" not in own
+    assert "jobs/image-resize/.venv" in run(project, "make", "-n", "setup-image-resize")
 
 
 def test_existing_files_are_never_overwritten(tmp_path: Path) -> None:

@@ -32,13 +32,24 @@ EACH = pytest.mark.parametrize(
         {},
         {"scaler": "metrics-api", "web_replicas": 0, "agents": "no", "nats_replicas": 5},
         {"pull_secret": "regcred", "storage_class": "ssd", "release": "41", "web_hosts": "a.b"},
+        {"web_hosts": "a.example.com", "ingress_class": "nginx", "ingress_tls_secret": "web-tls"},
         {"nats_replicas": 1, "control_replicas": 1, "web_replicas": 1, "tls": "off"},
         {"tls": "cert-manager", "tls_issuer": "acme", "gitops": "argocd", "monitoring": "files"},
         {"nats_url": "tls://nats.example.com:4222", "platform_deployer": "me", "gitops": "flux"},
         {"scaler": "hpa", "monitoring": "none", "client_namespaces": "shop, billing"},
         {"scaler": "nats-jetstream"},
     ],
-    ids=["default", "lean", "full", "small", "cert-manager", "existing", "hpa", "nats-jetstream"],
+    ids=[
+        "default",
+        "lean",
+        "full",
+        "ingress",
+        "small",
+        "cert-manager",
+        "existing",
+        "hpa",
+        "nats-jetstream",
+    ],
 )
 
 
@@ -289,6 +300,7 @@ def test_setup_applies_in_the_order_of_dependencies(tmp_path: Path) -> None:
         ({"memory": "lots"}, "not a quantity"),
         ({"control_replicas": 0}, "at least 1"),
         ({"tls": "cert-manager"}, "tls_issuer"),
+        ({"ingress_class": "nginx"}, "needs web_hosts"),
         ({"client_namespaces": "Not Good"}, "is not usable"),
         ({"scaler": "nats-jetstream", "nats_url": "nats://n:4222"}, "metrics-api"),
     ],

@@ -148,6 +148,10 @@ class DeployConfig(Scaling):
     """Number of web processes; 0 means none."""
     web_hosts: str = option("")
     """Host names of the web UI, separated by commas."""
+    ingress_class: str = option("")
+    """Class of the Ingress that opens the web UI under `web_hosts`; none when empty."""
+    ingress_tls_secret: str = option("")
+    """Secret with the certificate of `web_hosts`, for the Ingress."""
     agents: str = option("yes", choices=("yes", "no"))
     """Whether every machine runs an agent."""
     keda_namespace: str = option("keda")
@@ -197,6 +201,8 @@ class DeployConfig(Scaling):
             check_label(name, "client_namespaces")
         if self.scaler == "hpa" and self.min_replicas == 0:
             object.__setattr__(self, "min_replicas", 1)  # an HPA cannot start from zero
+        if self.ingress_class and not self.web_hosts.strip():
+            raise ConfigError("ingress_class needs web_hosts: the names to open")
         if (self.tls == "cert-manager") != bool(self.tls_issuer):
             raise ConfigError("tls_issuer belongs to tls = cert-manager: give both or neither")
         if self.scaler == "nats-jetstream" and self.nats_url:

@@ -84,6 +84,7 @@ class Templates:
         url = config.nats_url or ",".join(f"{scheme}://{host}:4222" for host in hosts)
         services = [f"web{end}" for end in ("", f".{space}", f".{space}.svc")]
         services.append(f"web.{space}.svc.cluster.local")
+        public = [host.strip() for host in config.web_hosts.split(",") if host.strip()]
         spaces = [space, *([project.agents_namespace] if config.fleet else [])]
         self._values: dict[str, Any] = {
             "project": project,
@@ -101,7 +102,8 @@ class Templates:
             ],
             # From any server KEDA finds the consumer's leader by itself.
             "nats_monitor": f"{headless}:8222",
-            "web_hosts": [h.strip() for h in config.web_hosts.split(",") if h.strip()] + services,
+            "public_hosts": public,
+            "web_hosts": [*public, *services],
             "control_stop_seconds": int(PROFILES["lan"].grace_seconds) + STOP_MARGIN_SECONDS,
             "agent_stop_seconds": int(AgentConfig().grace_seconds) + STOP_MARGIN_SECONDS,
             "keda_version": KEDA_VERSION,

@@ -1,0 +1,173 @@
+"""A real Kubernetes API server: etcd and kube-apiserver, and a thread that plays the controllers.
+
+`KUBEBUILDER_ASSETS` names a directory with both programs, as envtest makes it. `HOLDFAST_CRDS` may
+name one with the definitions of KEDA and of the Prometheus operator; without, kinds of these names
+take anything. Nothing runs: the thread says that every workload is ready, and that registrations
+have ended as the test wants.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from holdfast.server.process import free_ports
+
+READY_SECONDS = 180
+ADMIN, DEPLOYER, PLATFORM = "admin", "deployer", "platform"
+KINDS = {"scaledobjects.keda.sh": "ScaledObject"}
+KINDS |= {"servicemonitors.monitoring.coreos.com": "ServiceMonitor"}
+KINDS |= {"prometheusrules.monitoring.coreos.com": "PrometheusRule"}
+VERSIONS = {"keda.sh": "v1alpha1", "monitoring.coreos.com": "v1"}
+
+
+def definition(name: str) -> dict[str, Any]:
+    """A kind that takes anything."""
+    plural, _, group = name.partition(".")
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": VERSIONS[group], "served": True, "storage": True}
+    names = {"plural": plural, "singular": KINDS[name].lower(), "kind": KINDS[name]}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": name},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": names,
+            "versions": [version | {"schema": {"openAPIV3Schema": schema}}],
+        },
+    }
+
+
+@dataclass
+class Cluster:
+    """The API server, and how registrations end."""
+
+    folder: Path
+    outcome: str = "Complete"
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+    def config(self, user: str) -> str:
+        return str(self.folder / f"{user}.conf")
+
+    def run(self, *words: str, user: str = ADMIN, text: str = "", **env: str) -> tuple[int, str]:
+        """A command as somebody; its exit code and what it said."""
+        done = subprocess.run(
+            words,
+            input=text,
+            env=os.environ | {"KUBECONFIG": self.config(user)} | env,
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    def kubectl(self, *words: str, user: str = ADMIN, text: str = "") -> str:
+        """kubectl, which has to work."""
+        code, said = self.run("kubectl", *words, user=user, text=text)
+        assert code == 0, said
+        return said
+
+    def control(self) -> None:
+        """Everything is ready at once; registrations end."""
+        while not self.stopping.wait(0.5):
+            code, said = self.run("kubectl", "get", "deploy,sts,job", "-A", "-o", "json")
+            for item in json.loads(said)["items"] if code == 0 else []:
+                if wanted := self._status(item):
+                    where = ("-n", item["metadata"]["namespace"], item["kind"])
+                    patch = json.dumps({"status": wanted})
+                    self.run(
+                        "kubectl", "patch", *where, item["metadata"]["name"],
+                        "--subresource=status", "--type=merge", "-p", patch,
+                    )  # fmt: skip
+
+    def _status(self, item: dict[str, Any]) -> dict[str, Any] | None:
+        if item["kind"] == "Job":
+            if item.get("status", {}).get("conditions"):
+                return None
+            when = "2026-01-01T00:00:00Z"
+            before = {"Complete": "SuccessCriteriaMet", "Failed": "FailureTarget"}[self.outcome]
+            conditions = [
+                {"type": kind, "status": "True", "lastTransitionTime": when}
+                for kind in (before, self.outcome)
+            ]
+            ended = {"completionTime": when} if self.outcome == "Complete" else {}
+            return {"startTime": when, "conditions": conditions} | ended
+        generation = item["metadata"]["generation"]
+        if item.get("status", {}).get("observedGeneration") == generation:
+            return None
+        count = item["spec"]["replicas"]
+        counts = ("replicas", "readyReplicas", "updatedReplicas", "availableReplicas")
+        found = dict.fromkeys(counts, count) | {"observedGeneration": generation}
+        revisions = {"currentRevision": "a", "updateRevision": "a"}
+        return found | (revisions if item["kind"] == "StatefulSet" else {})
+
+
+@contextmanager
+def cluster(folder: Path, users: dict[str, str]) -> Iterator[Cluster]:
+    """A running API server; `users` are Kubernetes' names by ours."""
+    assets = Path(os.environ["KUBEBUILDER_ASSETS"])
+    client, peer, port = free_ports(3)
+    rows = [f"{ADMIN},{ADMIN},1,system:masters"]
+    rows += [f"{name},{user},{n},pipeline" for n, (name, user) in enumerate(users.items(), 2)]
+    (folder / "tokens.csv").write_text("\n".join(rows) + "\n")
+    key = str(folder / "sa.key")
+    subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
+    etcd = f"http://127.0.0.1:{client}"
+    commands = [
+        [
+            str(assets / "etcd"), "--data-dir", str(folder / "etcd"), "--unsafe-no-fsync",
+            "--listen-client-urls", etcd, "--advertise-client-urls", etcd,
+            "--listen-peer-urls", f"http://127.0.0.1:{peer}",
+        ],
+        [
+            str(assets / "kube-apiserver"), f"--etcd-servers={etcd}", f"--secure-port={port}",
+            "--bind-address=127.0.0.1", f"--cert-dir={folder / 'certs'}",
+            "--service-cluster-ip-range=10.0.0.0/24", "--authorization-mode=RBAC",
+            f"--token-auth-file={folder / 'tokens.csv'}", "--service-account-issuer=https://x",
+            f"--service-account-signing-key-file={key}", f"--service-account-key-file={key}",
+            "--disable-admission-plugins=ServiceAccount",
+        ],
+    ]  # fmt: skip
+    server = {"server": f"https://127.0.0.1:{port}", "insecure-skip-tls-verify": True}
+    for name in (ADMIN, *users):
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "c", "cluster": server}],
+            "users": [{"name": "u", "user": {"token": name}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "x",
+        }
+        (folder / f"{name}.conf").write_text(json.dumps(config))
+    with (folder / "log").open("wb") as log:
+        processes = [subprocess.Popen(words, stdout=log, stderr=log) for words in commands]
+    found = Cluster(folder)
+    thread = threading.Thread(target=found.control)
+    try:
+        deadline = time.monotonic() + READY_SECONDS
+        while found.run("kubectl", "get", "--raw", "/readyz")[0]:
+            assert time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
+            time.sleep(0.5)
+        if crds := os.environ.get("HOLDFAST_CRDS"):
+            found.kubectl("apply", "--server-side", "-f", crds)
+        else:
+            for name in KINDS:
+                found.kubectl("apply", "-f", "-", text=json.dumps(definition(name)))
+        thread.start()
+        yield found
+    finally:
+        found.stopping.set()
+        if thread.ident:
+            thread.join()
+        for process in reversed(processes):
+            process.kill()
+            process.wait()
