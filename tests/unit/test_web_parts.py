@@ -7,9 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import InvalidInput, InvalidName
+from holdfast.model.fleet import FleetRequest, FleetRun
 from holdfast.names import encode
 from holdfast.testing import FakeClock
 from holdfast.web.network import MOST_KEYS, Limiter
+from holdfast.web.pages.fleet import return_line
 from holdfast.web.wire import page_of, run_of, when
 
 
@@ -78,3 +80,14 @@ def test_times_are_ago_or_absolute() -> None:
     assert when("1970-01-01T00:10:00Z", 1000.0, "since") == 600.0
     with pytest.raises(InvalidInput, match="since"):
         when("yesterday", 1000.0, "since")
+
+
+def test_agent_that_refused_is_shown_with_its_reason() -> None:
+    """An agent that said why it refuses is not shown as merely unreachable."""
+    request = FleetRequest("r", "*", "ping")
+    record = FleetRun(
+        request, "partial", ("a", "b"), unreachable=("a", "b"), refused={"a": "unsigned"}
+    )
+    line = return_line(record, "a", None)
+    assert (line.outcome, line.error) == ("refused", "refused: unsigned")
+    assert return_line(record, "b", None).outcome == "unreachable"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Final
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
 from starlette.responses import Response
 
 from holdfast.model.run import fingerprint
@@ -14,11 +14,9 @@ from holdfast.web.pages.rendering import SHOWN_BYTES
 from holdfast.web.pages.request import ViewerPage
 
 router = APIRouter(include_in_schema=False)
-Ids = Annotated[list[int], Query()]
 
 SHOWN: Final = 20
 """Letters listed in a group, and groups on the page."""
-LISTED: Final = 8
 
 
 @router.get("/dead")

@@ -25,7 +25,6 @@ AGENTS: Final = 50
 RUNS: Final = 15
 DOTS: Final = 600
 RETURNS: Final = 100
-NAMED: Final = 8
 VALUE_BYTES: Final = 2_000
 SHARED_SECONDS: Final = 2.0
 """Agents and settings change seldom, and there may be thousands of agents."""
@@ -148,7 +147,7 @@ class ReturnLine(msgspec.Struct, frozen=True):
 async def show_run(page: ViewerPage, run: str, start: int = 0) -> Response:
     """One fleet run; failed and missing agents come first."""
     record, returns = await page.fleet.show(run)
-    lines = [_line(record, agent, returns.get(agent)) for agent in record.targets]
+    lines = [return_line(record, agent, returns.get(agent)) for agent in record.targets]
     lines.sort(key=lambda line: (line.outcome == "ok", line.outcome, line.agent))
     start = max(0, start)
     chosen = lines[start : start + RETURNS]
@@ -166,7 +165,8 @@ async def show_run(page: ViewerPage, run: str, start: int = 0) -> Response:
     )
 
 
-def _line(record: FleetRun, agent: str, given: Return | None) -> ReturnLine:
+def return_line(record: FleetRun, agent: str, given: Return | None) -> ReturnLine:
+    """What is known of one agent's answer."""
     if given is not None:
         return ReturnLine(
             agent, given.outcome, given.seconds, given.at, error=given.error or given.note
@@ -175,6 +175,8 @@ def _line(record: FleetRun, agent: str, given: Return | None) -> ReturnLine:
         return ReturnLine(agent, "not sent")
     if not record.over:
         return ReturnLine(agent, "waiting")
+    if agent in record.refused:
+        return ReturnLine(agent, "refused", error=f"refused: {record.refused[agent]}")
     return ReturnLine(agent, "unreachable" if agent in record.unreachable else "no answer")
 
 

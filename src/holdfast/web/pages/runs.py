@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Final
-from urllib.parse import quote
 
 import msgspec
 from fastapi import APIRouter
@@ -60,11 +59,6 @@ async def list_runs(
         known=sorted({one.job for one in await page.all_jobs()}),
         groups=sorted({one.group for one in await page.all_jobs()}),
     )
-
-
-def address(run: str) -> str:
-    """The page of a run."""
-    return f"/runs/{quote(run, safe='/=')}"
 
 
 # ---- one run
