@@ -32,7 +32,7 @@ PAGES = {
     "run-failed": ("/runs/{failed}", ["failed", "the bank does not answer", "Next attempt"]),
     "run-running": ("/runs/{running}", ["running", "40 %", "halfway", "Cancel", "Node"]),
     "run-queued": ("/runs/{queued}", ["queued", "No attempts yet", "X-Note"]),
-    "run-delayed": ("/runs/{delayed}", ["delayed", "Put off until", "Due"]),
+    "run-delayed": ("/runs/{delayed}", ["delayed", "Delayed until", "Due"]),
     "schedules": ("/schedules", ["every-second", "nightly", "Europe/Paris", "paused", "Run now"]),
     "schedule": ("/schedules/every-second", ["every 1s", "Latest slots", "Next", "X-Note", "done"]),
     "dead": ("/dead", ["Dead letters", "broken", "page -N cannot be read"]),
@@ -161,3 +161,15 @@ def test_schedule_tells_why(world: World, open_tab: Open) -> None:
     tab.get_by_label("Time", exact=True).fill("yesterday")
     tab.get_by_role("button", name="Explain").click()
     expect(tab.locator("#why")).to_contain_text("is not a time")
+
+
+@pytest.mark.parametrize("name", ["runs", "run-dead", "dead"])
+def test_last_column_fits_on_a_small_laptop(world: World, open_tab: Open, name: str) -> None:
+    """At 1024 pixels no table is wider than its panel: long errors end within it."""
+    tab = open_tab()
+    tab.set_viewport_size({"width": 1024, "height": 768})
+    tab.goto(world.site.url + path_of(world, name))
+    for table in tab.locator(".scroll").all():
+        if table.is_visible():
+            assert table.evaluate("e => e.scrollWidth - e.clientWidth") <= 1, name
+    shoot(tab, f"{name}-1024")
