@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import importlib
 import math
 import operator
 import re
@@ -52,6 +53,8 @@ _ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}")
 _FACT = re.compile(r"([A-Za-z0-9_.-]+?)(!=|>=|<=|==|=|>|<|:)(.+)", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?(\d{1,40}|\d{0,40}\.\d{1,40}|\d{1,40}\.)([eE][+-]?\d{1,3})?")
 _WILD = re.compile(r"[*?\[]")
+_PARSER: Final[Any] = importlib.import_module("re._parser")
+"""The tree of a pattern; only the standard library's own, unlisted module gives it."""
 _OPERATORS: Final = frozenset({"and", "or", "not"})
 _HOW_TO = "write a glob (web*), E@regex, L@a,b, G@fact:value, with and, or, not and ( )"
 
@@ -414,7 +417,7 @@ def _regex(source: str) -> Matcher:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             pattern = re.compile(source)
-            steps = _steps(re._parser.parse(source))  # type: ignore[attr-defined]  # its own tree
+            steps = _steps(_PARSER.parse(source))
     except (re.error, OverflowError, RecursionError) as error:
         raise InvalidTarget(f"target: E@{_shown(source)} cannot be used: {error}") from None
     if steps > MOST_STEPS:
