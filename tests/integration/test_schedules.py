@@ -19,7 +19,7 @@ from holdfast.client.schedules import Schedules, UnknownSchedule
 from holdfast.config import RecordConfig, SchedulerConfig
 from holdfast.errors import DefinitionError, HoldfastError, InvalidInput, StaleTerm
 from holdfast.model.schedule import define
-from holdfast.model.slot import Progress, Slot
+from holdfast.model.slot import SchedulerProgress, Slot
 from holdfast.names import consumer, kv_stream, schedule_key, term_key
 from holdfast.scheduler import Scheduler, registering
 from holdfast.scheduler.store import NatsSlots, Planned
@@ -232,21 +232,21 @@ async def test_stale_leader_is_refused_by_the_server(app: Holdfast) -> None:
     slots = [
         Planned("a", 1_800_000_000 + n, Slot("planned", 1.0, job="j", group="g")) for n in range(5)
     ]
-    first = await store.plan(slots[:3], Progress(watermark=1), epoch)
+    first = await store.plan(slots[:3], SchedulerProgress(watermark=1), epoch)
     assert [p.revision for p in first] == [epoch + 1, epoch + 2, epoch + 3]
-    second = await store.plan(slots, Progress(watermark=2), epoch)
+    second = await store.plan(slots, SchedulerProgress(watermark=2), epoch)
     assert {p.moment: p.revision for p in first}.items() <= {
         p.moment: p.revision for p in second
     }.items()
     assert len(await store.left_over(0, epoch)) == 5
     newer = await bucket.put(term_key("scheduler"), b"{}", expected=epoch)
     with pytest.raises(StaleTerm):
-        await store.plan([slots[0]._replace(moment=5)], Progress(watermark=3), epoch)
+        await store.plan([slots[0]._replace(moment=5)], SchedulerProgress(watermark=3), epoch)
     with pytest.raises(StaleTerm):
-        await store.mark(second, Progress(watermark=3), epoch)
+        await store.mark(second, SchedulerProgress(watermark=3), epoch)
     assert (await store.progress()).watermark == 2
     marked = [p._replace(slot=Slot("dispatched", 1.0)) for p in second]
-    await store.mark(marked, Progress(watermark=4), newer)
+    await store.mark(marked, SchedulerProgress(watermark=4), newer)
     assert await store.left_over(0, newer) == []
     await app.close()
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from holdfast.errors import BrokerError, Conflict, LeaseLost, OutcomeUnknown, StaleTerm
 from holdfast.model.planner import Planner
 from holdfast.model.schedule import Schedule, due_at, instants
-from holdfast.model.slot import Progress, Slot
+from holdfast.model.slot import SchedulerProgress, Slot
 from holdfast.ownership.lease import Lease
 from holdfast.scheduler.leader import Leader
 from holdfast.scheduler.store import TOO_LARGE, Answer, NatsSlots, Planned, Sent
@@ -55,7 +55,7 @@ class World:
         self.lease: tuple[bytes | None, int, float] = (None, 0, 0.0)
         self.term = 0
         self.slots: dict[tuple[str, int], tuple[Slot, int]] = {}
-        self.progress = Progress()
+        self.progress = SchedulerProgress()
         self.messages: list[tuple[str, int, float]] = []
         self.ids: set[str] = set()
         self.running: set[str] = set()
@@ -81,7 +81,7 @@ class World:
         self.running.add(planned.id)
         return Sent(len(self.messages), False)
 
-    def commit(self, planned: Sequence[Planned], progress: Progress, epoch: int) -> int:
+    def commit(self, planned: Sequence[Planned], progress: SchedulerProgress, epoch: int) -> int:
         """All or nothing, as the server does it."""
         if epoch != self.term:
             self.refused += 1
@@ -165,13 +165,15 @@ class MemorySlots(NatsSlots):
         self._call = caller.call
         self._world = caller.world
 
-    async def progress(self) -> Progress:
+    async def progress(self) -> SchedulerProgress:
         return await self._call(lambda: self._world.progress)
 
     def fits(self, planned: Planned) -> bool:
         return True
 
-    async def _commit(self, planned: Sequence[Planned], progress: Progress, epoch: int) -> int:
+    async def _commit(
+        self, planned: Sequence[Planned], progress: SchedulerProgress, epoch: int
+    ) -> int:
         return int(await self._call(lambda: self._world.commit(planned, progress, epoch)))
 
     async def _check_term(self, epoch: int) -> None:

@@ -16,7 +16,15 @@ from holdfast.client.schedules import merged
 from holdfast.errors import InvalidInput
 from holdfast.model import schedule as schedules
 from holdfast.model.schedule import Schedule, define, due_at, instants, next_after
-from holdfast.model.slot import Progress, Slot, decode, decode_progress, encode, parse_stamp, stamp
+from holdfast.model.slot import (
+    SchedulerProgress,
+    Slot,
+    decode,
+    decode_progress,
+    encode,
+    parse_stamp,
+    stamp,
+)
 
 
 def at(text: str, zone: str = "UTC") -> float:
@@ -264,7 +272,7 @@ def test_records_ignore_members_they_do_not_know() -> None:
     assert schedules.decode(b'{"name":"a","job":"b","every":5,"colour":"red"}').every == 5
     assert schedules.encode(Schedule("a", "b", every=5)) == b'{"name":"a","job":"b","every":5}'
     assert decode(b'{"state":"planned","due":1.5,"mood":"good"}') == Slot("planned", 1.5)
-    assert decode_progress(b'{"watermark":7,"x":1}') == Progress(watermark=7)
+    assert decode_progress(b'{"watermark":7,"x":1}') == SchedulerProgress(watermark=7)
     assert encode(Slot("planned", 1.5)) == b'{"state":"planned","due":1.5}'
 
 
@@ -289,5 +297,5 @@ def test_schedule_that_runs_on_start_has_one_instant_more() -> None:
     old = merged(None, define("a", "job", every="1h"), added)
     assert not merged(old, define("a", "job", every="1h", run_on_start=True), later).first
     for rule in ({"at": later}, {"every": 5, "start": later}):
-        with pytest.raises(InvalidInput, match="does not go with at= or start="):
+        with pytest.raises(InvalidInput, match="cannot be combined with at= or start="):
             define("a", "job", run_on_start=True, **rule)  # type: ignore[arg-type]

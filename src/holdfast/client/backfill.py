@@ -1,8 +1,8 @@
-"""Backfilling: firing the slots of a schedule that lie in the past, by hand.
+"""Backfilling: firing past slots of a schedule by hand.
 
-Each slot keeps its own id, so one that was sent is not sent again: its record says so. One that was
-skipped, or that nobody ever recorded, is recorded as planned, sent, and marked. Everything may be
-repeated: a backfill that was cut off is finished by the same command.
+Each slot keeps its id, so one that was sent is not sent again: its record says so. One that was
+skipped or never recorded is recorded as planned, sent, and marked as dispatched. A backfill that
+was interrupted is finished by repeating the command.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from holdfast.model.slot import Slot, slot_id
 from holdfast.names import slot_key
 
 KEPT_SECONDS = 7 * 86_400.0
+"""How long the records of backfilled slots are kept: a repeat within it sends nothing twice."""
 MOST = 10_000
+"""Slots are sent one by one, each with three writes: more take minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ async def _fire(client: Client, schedule: Schedule, moment: int) -> bool:
         group=schedule.group,
         body=schedule.payload,
         headers=schedule.headers,
-        reason=old.reason if old and old.last else "",  # the series that it began stays known
+        reason=old.reason if old and old.last else "",  # the record may stand for a series
         last=old.last if old else 0,
         count=old.count if old else 0,
     )

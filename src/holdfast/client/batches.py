@@ -1,13 +1,13 @@
 """Many runs at once: atomic batches, several under way, and what became of each.
 
-They go in order. The first run goes alone: with it the streams are there, or are made. Each batch
+They go in order. The first run goes alone: that creates the streams if they are missing. Each batch
 has one confirmation, and one sync on a server that syncs. A batch that is refused (one repeated key
-refuses all of it) or lost goes again one by one, with the same message ids.
+refuses all of it) or lost is sent again run by run, with the same message ids.
 
 When a run cannot be stored, nothing more is sent. What is under way is waited for, and
-`PartlyStored` says of each run whether it is stored, not sent, or unknown; when nothing at all was
-sent, the error itself says so. Sending the same requests again doubles nothing, since their ids are
-made before the first send: by the message id, and beyond its window by the record of the run.
+`PartlyStored` says of each run whether it is stored, not sent, or unknown; if nothing was sent at
+all, the plain error is raised. The same requests can be sent again without duplicates, since their
+ids are made before the first send: by the message id, and beyond its window by the run's record.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from holdfast.client.run import Enqueued, Request
 from holdfast.telemetry import Telemetry
 
 BATCH = 500
+"""Runs in one batch: half of what a server accepts."""
 BATCHES = 4
-"""Runs in one batch, and batches under way at once."""
+"""Batches under way at once: enough that neither side waits for a round trip."""
 WINDOW = 100
-"""Runs under way at once when they go one by one."""
+"""Runs under way at once when they are sent one by one."""
 
 log = logging.getLogger("holdfast.client")
 

@@ -12,7 +12,7 @@ are whatever a payload may be, checked against the type that the bucket was give
 Guaranteed: a write with `expected` is decided by the server, and a write that returned is stored.
 Reads go to the stream's leader. Not guaranteed: that a listing is a snapshot; nor that a write
 which raised `OutcomeUnknown` was not applied, so the function given to `change` may be called again
-on its own result: it has to bear that, as every effect of a run has.
+on its own result and has to be idempotent, as every effect of a run has.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from holdfast import errors
 from holdfast.broker import Broker
 from holdfast.broker import Bucket as Records
-from holdfast.broker.kv import Entry as StoredEntry
+from holdfast.broker.kv import Entry
 from holdfast.broker.streams import Topology
 from holdfast.durations import Duration, seconds
 from holdfast.names import check_key, check_name
@@ -33,9 +33,11 @@ from holdfast.payload import decode_result, encode_value
 T = TypeVar("T")
 
 TRIES = 50
+"""Each try lets one writer through: more losses in a row need more than 50 writers of one key."""
 _AWAY = (errors.NotConnected, errors.Unavailable)
 _UNSURE = (*_AWAY, errors.OutcomeUnknown)
 _WAIT_SECONDS = 0.1
+"""Between two tries of a write: a reconnect takes about as long."""
 
 
 class Data(Protocol):
@@ -44,10 +46,10 @@ class Data(Protocol):
     async def put(
         self, key: str, value: bytes, *, expected: int | None, ttl: float | None = None
     ) -> int:
-        """Write, if the key is still at `expected` (0: absent; None: whatever is there)."""
+        """Write, if the key is still at `expected` (0: absent; None: any)."""
         ...
 
-    async def get(self, key: str) -> StoredEntry | None:
+    async def get(self, key: str) -> Entry | None:
         """The newest value, or None."""
         ...
 
@@ -55,17 +57,17 @@ class Data(Protocol):
         """Remove a key."""
         ...
 
-    def entries(self, prefix: str = "") -> AsyncIterator[StoredEntry]:
+    def entries(self, prefix: str = "") -> AsyncIterator[Entry]:
         """Every key below `prefix`."""
         ...
 
-    def pass_over(self, entry: StoredEntry, error: errors.Unreadable) -> None:
+    def pass_over(self, entry: Entry, error: errors.Unreadable) -> None:
         """Note an entry that cannot be read."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Entry(Generic[T]):
+class BucketEntry(Generic[T]):
     """A value with its key, the revision that wrote it, and when the server stored it."""
 
     key: str
@@ -85,7 +87,7 @@ class Bucket(Generic[T]):
     def __repr__(self) -> str:
         return f"<Bucket {self.name}>"
 
-    async def get(self, key: str) -> Entry[T] | None:
+    async def get(self, key: str) -> BucketEntry[T] | None:
         """A key's newest value, or None."""
         data = await self._data(self.name)
         found = await data.get(check_key(key))
@@ -96,8 +98,8 @@ class Bucket(Generic[T]):
     ) -> int:
         """Write and return the new revision.
 
-        `expected` is the revision that must still be there (0: none), else `Conflict`. A value with
-        a `ttl` is removed by the server when it is over; a later write without one stays.
+        `expected` is the revision that must still be there (0: none), else `Conflict`. The server
+        removes a value after its `ttl`; a later write without one stays.
         """
         data = await self._data(self.name)
         body = encode_value(value)
@@ -107,9 +109,10 @@ class Bucket(Generic[T]):
     async def change(
         self, key: str, change: Callable[[T | None], T], *, ttl: Duration | None = None
     ) -> T:
-        """Write what `change` makes of the value (None: absent), unless somebody wrote meanwhile.
+        """Write what `change` makes of the value (None: absent).
 
-        Then it is asked again, with what they wrote. A value that stays the same is not written.
+        If another write came first, `change` is called again with the new value. A value that stays
+        the same is not written.
         """
         for _ in range(TRIES):
             entry = await self.get(key)
@@ -122,14 +125,16 @@ class Bucket(Generic[T]):
             except (errors.Conflict, errors.OutcomeUnknown):
                 continue
             return new
-        raise errors.Conflict(f"{key} in bucket {self.name} is changed by too many: try again")
+        raise errors.Conflict(
+            f"{key} in bucket {self.name}: {TRIES} tries lost to other writers; try again"
+        )
 
     async def delete(self, key: str) -> None:
-        """Remove a key; one that is not there is gone already."""
+        """Remove a key, if it exists."""
         data = await self._data(self.name)
         await data.delete(check_key(key))
 
-    async def entries(self, prefix: str = "") -> AsyncIterator[Entry[T]]:
+    async def entries(self, prefix: str = "") -> AsyncIterator[BucketEntry[T]]:
         """Every key below `prefix` (whole words), in the order of the last write.
 
         A record that does not fit the bucket's type is passed over and noted; `get` says why.
@@ -143,18 +148,18 @@ class Bucket(Generic[T]):
                 continue
             yield entry
 
-    def _read(self, found: StoredEntry) -> Entry[T]:
+    def _read(self, found: Entry) -> BucketEntry[T]:
         try:
             value = decode_result(found.value, self._type)
         except errors.InvalidPayload as error:
             raise errors.Unreadable(
                 f"{found.key} in bucket {self.name} cannot be read: {error}"
             ) from None
-        return Entry(found.key, value, found.revision, found.stored)
+        return BucketEntry(found.key, value, found.revision, found.stored)
 
 
 class NatsData:
-    """A bucket on NATS: made when it is first used, and again when somebody removed it."""
+    """A bucket on NATS: created on first use, and again if it was deleted."""
 
     def __init__(self, broker: Broker, topology: Topology, name: str) -> None:
         self._broker = broker
@@ -163,13 +168,13 @@ class NatsData:
         self._records = Records(broker, broker.names.data(name))
 
     async def ensure(self) -> None:
-        """Make the bucket unless it is there."""
+        """Create the bucket if it is missing."""
         await self._topology.ensure_buckets(f"data_{self._name}")
 
     async def put(
         self, key: str, value: bytes, *, expected: int | None, ttl: float | None = None
     ) -> int:
-        """Write; what may be repeated without harm is repeated until it is confirmed."""
+        """Write; an idempotent write is repeated until it is confirmed."""
         deadline = self._broker.clock.monotonic() + self._broker.config.request_timeout_seconds
         repeated = _UNSURE if expected is None else _AWAY
         while True:
@@ -182,7 +187,7 @@ class NatsData:
                     await self.ensure()
             await self._broker.clock.sleep(_WAIT_SECONDS)
 
-    async def get(self, key: str) -> StoredEntry | None:
+    async def get(self, key: str) -> Entry | None:
         try:
             return await self._records.get(key)
         except errors.NotFound:  # the bucket itself
@@ -195,12 +200,12 @@ class NatsData:
         except errors.NotFound:  # the bucket itself
             await self.ensure()
 
-    async def entries(self, prefix: str = "") -> AsyncIterator[StoredEntry]:
+    async def entries(self, prefix: str = "") -> AsyncIterator[Entry]:
         try:
             async for found in self._records.entries(prefix):
                 yield found
         except errors.NotFound:  # the bucket itself
             await self.ensure()
 
-    def pass_over(self, entry: StoredEntry, error: errors.Unreadable) -> None:
+    def pass_over(self, entry: Entry, error: errors.Unreadable) -> None:
         self._broker.unreadable.note(self._records.name, entry.key, error, entry.value)

@@ -2,8 +2,8 @@
 
 `enqueue` returns when the stream has confirmed the message; until then it repeats the publish with
 the same message id, so that a lost answer neither loses nor doubles the run. What cannot be
-confirmed within the request timeout raises: the caller then knows that it does not know, and a
-`key` makes trying again safe for longer than the server's window of message ids.
+confirmed within the request timeout raises `OutcomeUnknown`, and a `key` makes trying again safe
+for longer than the server's window of message ids.
 """
 
 from __future__ import annotations
@@ -31,20 +31,24 @@ from holdfast.names import check_run
 from holdfast.telemetry import Telemetry
 
 OWN_HEADERS_BYTES = 4096
-"""More than the headers that we add ourselves can have."""
+"""More than our own headers of a message can have."""
 LOOK_AGAIN_SECONDS = 2.0
+"""How often a waiting caller reads the record, in case the notice of its change was lost."""
 CANCEL_SECONDS = 10.0
-LOOK_SECONDS = 5.0
+"""Longer than a stream's election (4 to 8 s), during which nothing can be written."""
+SUBSCRIBERS_SECONDS = 5.0
+"""How often the subscriptions are listed, at most: only a warning and a metric depend on it."""
+WORKERS_SECONDS = 1.0
+"""How long a listing of workers counts: each costs a read of the whole bucket of nodes."""
 
 log = logging.getLogger("holdfast.client")
-WORKERS_SECONDS = 1.0
 
 _UNSURE = (errors.NotConnected, errors.Unavailable, errors.OutcomeUnknown)
-_MAYBE = "an answer was lost: the message may be stored or not; sending it again stores it once"
+_MAYBE = "an answer was lost: the message may or may not be stored; sending it again stores it once"
 
 
 def _longest(records: RecordConfig) -> float:
-    """The age limit of the object bucket: nothing outlives it, whatever its own TTL says."""
+    """The age limit of the object bucket; it also limits objects with a longer TTL."""
     return max(KEPT_SECONDS, records.keyed_ttl_seconds, records.dead_days * 86_400.0)
 
 
@@ -70,7 +74,7 @@ class Client:
     # ---- enqueue
 
     async def enqueue(self, request: Request) -> Enqueued:
-        """Store one run; an error has the request, to be sent again under the same id."""
+        """Store one run; an error carries the request, to be sent again under the same id."""
         try:
             if not await self._has_worker(request):
                 return await self._without_worker(request)
@@ -95,8 +99,8 @@ class Client:
         """Store the message, unless a delayed one waits under the same key.
 
         The server decides that by the subject of the delayed one. On a cluster it also refuses a
-        write because another under the same key is in process: that one may yet fail, so this one
-        is repeated until there is something to point at.
+        write while another with the same key is in progress. That one may still fail, so this one
+        is repeated until it is stored or the other one is.
         """
         clock = self.broker.clock
         deadline = clock.monotonic() + self.broker.config.request_timeout_seconds
@@ -173,8 +177,7 @@ class Client:
     async def store_surely(self, subject: str, body: bytes, headers: Headers) -> Stored:
         """Repeat a publish that carries a message id until it is confirmed or time is up.
 
-        Once a try may have been applied, no later one makes that undone: the error is
-        `OutcomeUnknown` then, whatever the last try said.
+        Once a try may have been applied, the error is `OutcomeUnknown`, however later tries fail.
         """
         clock = self.broker.clock
         deadline = clock.monotonic() + self.broker.config.request_timeout_seconds
@@ -193,14 +196,14 @@ class Client:
                     if unknown:
                         raise errors.OutcomeUnknown(f"{_MAYBE} ({error})") from None
                     raise
-            except errors.BrokerError as error:  # refused, which says nothing of an earlier try
+            except errors.BrokerError as error:  # refused, but an earlier try may have been applied
                 if unknown and not isinstance(error, errors.Conflict):
                     raise errors.OutcomeUnknown(f"{_MAYBE} ({error})") from None
                 raise
             await clock.sleep(0.1)
 
     async def drop_stored(self, stream: str, sequence: int) -> None:
-        """Remove one stored message. Best effort: readers must cope with it."""
+        """Remove one stored message, if possible."""
         request = {"seq": sequence, "no_erase": True}
         try:
             await self.broker.api(f"STREAM.MSG.DELETE.{stream}", request)
@@ -208,7 +211,7 @@ class Client:
             log.debug("message %d of %s could not be removed: %s", sequence, stream, error)
 
     async def _ensure(self, deadline: float) -> None:
-        """Make the streams if they are missing; when that takes too long, the publish will tell."""
+        """Create missing streams; if that takes too long, the next publish fails."""
         with contextlib.suppress(TimeoutError, *_UNSURE):
             async with asyncio.timeout(deadline - self.broker.clock.monotonic()):
                 await self.topology.ensure()
@@ -247,7 +250,7 @@ class Client:
         return runs.decode(entry.value) if entry else None
 
     async def wait(self, run: str, sequence: int, timeout: float | None) -> RunRecord:
-        """A run's record once it has ended: the server repeats each write to who listens."""
+        """A run's record once it has ended; the server notifies of each write."""
         changed = asyncio.Event()
 
         async def notice(_: Received) -> None:
@@ -274,7 +277,7 @@ class Client:
                     return record
                 if record is None:
                     await self._check_still_queued(run, sequence)
-            except (*_UNSURE, errors.NotFound):  # the bucket itself: it is made again
+            except (*_UNSURE, errors.NotFound):  # the bucket itself: it is created again
                 await self.broker.clock.sleep(0.2)
             try:
                 async with asyncio.timeout(LOOK_AGAIN_SECONDS):
@@ -312,7 +315,7 @@ class Client:
         return bytes(record.result)
 
     async def data(self, name: str) -> Data:
-        """A bucket of the program's own, made when it is first used."""
+        """A bucket of the program, created on first use."""
         if name not in self._buckets:
             data = NatsData(self.broker, self.topology, name)
             await data.ensure()
@@ -322,7 +325,7 @@ class Client:
     # ---- cancelling
 
     async def cancel(self, run: str, group: str, job: str) -> bool:
-        """Cancel wherever it is; each step is a compare-and-swap: it holds, or is redone."""
+        """Cancel a run in any state; each step is a compare-and-swap, repeated on a conflict."""
         check_run(run)
         deadline = self.broker.clock.monotonic() + CANCEL_SECONDS
         while True:
@@ -351,18 +354,16 @@ class Client:
         job: str,
         why: str = "cancelled",
     ) -> bool:
-        now = self.broker.server_now()
-        base = record or RunRecord("cancelled", group, job, keyed=True, created=now)
-        ended = runs.ended(base, "cancelled", error=why, token=f"cancel.{run}", now=now)
+        ended = runs.cancelled(record, run, group, job, now=self.broker.server_now(), why=why)
         try:
             await self.runs.put(
                 run, runs.encode(ended), expected=revision, ttl=self.records.keyed_ttl_seconds
             )
         except errors.Conflict:
             return False
-        # Only what is parked for this very record: an operator may have sent the run again by now.
+        # Only what is parked for this record: an operator may have sent the run again by now.
         names = self.broker.names
-        for message in (base.message, base.message + 1):
+        for message in (ended.message, ended.message + 1):
             await self.topology.purge(names.jobs, names.later(group, job, run, message))
         return True
 
@@ -378,7 +379,8 @@ class Client:
             record = await self.wait(run, 0, CANCEL_SECONDS)
         except TimeoutError:
             raise errors.RunError(
-                f"run {run} was told to stop and has not yet: look again with status()", run=run
+                f"run {run} was asked to stop but is still running: check again with status()",
+                run=run,
             ) from None
         return record.state == "cancelled"
 
@@ -388,7 +390,7 @@ class Client:
         if entry is None:
             return False
         record = bucket.read(nodes.decode, entry)
-        return record is None or record.alive  # who cannot be judged keeps what it holds
+        return record is None or record.alive  # an unreadable node keeps what it holds
 
     # ---- events
 
@@ -401,14 +403,14 @@ class Client:
         return stored
 
     async def store_event(self, event: str, body: bytes, headers: Headers) -> Stored:
-        """Store an event, and say nothing."""
+        """Store an event without counting it or warning that nobody subscribes."""
         self._check_size(body, headers)
         return await self.store_surely(self.broker.names.event(event), body, headers)
 
     async def has_subscriber(self, event: str) -> bool:
-        """Whether a job subscribes to it; looked up every few seconds at most."""
+        """Whether a job subscribes to the event, as of the last few seconds."""
         clock = self.broker.clock
-        if event not in self._subscribed and clock.monotonic() - self._looked > LOOK_SECONDS:
+        if event not in self._subscribed and clock.monotonic() - self._looked > SUBSCRIBERS_SECONDS:
             try:
                 found = await self.topology.consumers(self.broker.names.events)
             except errors.BrokerError as error:

@@ -1,8 +1,8 @@
 """The client of the fleet: ask a dispatcher for a run, follow it, cancel it.
 
 The run's id is made here. A request whose answer is lost is repeated with the same id until it is
-answered: the run is dispatched once, whoever takes the repeats. Whoever follows a run hears of each
-return as the server stores it, and reads what was stored when the run has ended, so that nothing is
+answered: the run is dispatched once, whichever dispatcher takes the repeats. A follower gets each
+return as the server stores it, and reads what was stored once the run has ended, so that nothing is
 missed.
 """
 
@@ -26,11 +26,14 @@ from holdfast.names import IdMaker, check_run, fleet_key, last_token, return_key
 log = logging.getLogger("holdfast.client")
 
 ANSWER_SECONDS: Final = 5.0
+"""For one try: a dispatcher answers after a few writes, which take milliseconds."""
 PATIENCE_SECONDS: Final = 20.0
-"""How long a request is repeated."""
+"""How long a request is repeated: longer than an election (4 to 8 s) and the change to another
+dispatcher together."""
 NOBODY_SECONDS: Final = 3.0
-"""How long it is repeated while no dispatcher is there at all."""
+"""How long it is repeated while no dispatcher runs: longer than a reconnect of all of them."""
 LOOK_SECONDS: Final = 2.0
+"""How often a follower reads the record, in case the notice of its change was lost."""
 
 _make_id = IdMaker()
 
@@ -49,21 +52,21 @@ class Fleet:
         self._returns = Bucket(broker, broker.names.returns)
 
     async def start(self, request: FleetRequest) -> FleetRun:
-        """Have a run dispatched; returns its record. Repeating a request does no harm."""
+        """Have a run dispatched; returns its record. A request may be repeated."""
         parse(request.target)
         answer = await self._ask("run", fleet.encode(request))
         assert answer.record is not None
         return answer.record
 
     async def cancel(self, run: str, user: str = "") -> FleetRun:
-        """Stop a run: no further agent is sent to, and those that run it stop."""
+        """Stop a run: agents that run it stop, and no others are sent to."""
         body = fleet.CANCEL.encode(fleet.Cancel(check_run(run), user))
         answer = await self._ask("cancel", body)
         assert answer.record is not None
         return answer.record
 
     async def resolve(self, target: str) -> tuple[str, ...]:
-        """Which agents a target means now."""
+        """The agents that a target selects now."""
         parse(target)
         return (await self._ask("resolve", target.encode())).agents or ()
 
@@ -104,7 +107,7 @@ class Fleet:
         except errors.NotFound:
             entry = None
         if entry is None:
-            raise errors.RunNotFound(f"no fan-out run {run} is known (any more)", run=run)
+            raise errors.RunNotFound(f"fan-out run {run} does not exist or has expired", run=run)
         return fleet.decode(entry.value)
 
     async def returns(self, run: str) -> dict[str, Return]:
@@ -119,7 +122,7 @@ class Fleet:
         return found
 
     async def value(self, given: Return) -> Any:
-        """What an agent returned, wherever it is kept."""
+        """The value that an agent returned, from the object store if it is there."""
         if not given.object:
             return given.value
         return JSON.decode(await Objects(self._broker).get(given.object))
@@ -132,8 +135,7 @@ class Fleet:
     ) -> AsyncIterator[FleetRun | Return]:
         """The record, each return as it comes, and the record again at the end.
 
-        With a request it is started first (`start`: by this function instead of by `self.start`),
-        and nothing of it can be missed.
+        A request is started first, by `start` if given, after listening: nothing is missed.
         """
         run = request if isinstance(request, str) else request.run
         names = self._broker.names
@@ -141,11 +143,11 @@ class Fleet:
 
         def on_return(subject: bytes, _: bytes, body: bytes, headers: bytes | None) -> None:
             given = fleet.return_of(run, last_token(subject.decode()), body)
-            if not fleet.forged(given):  # else the dispatcher decides what it is
+            if not fleet.forged(given):  # the dispatcher decides about those
                 heard.put_nowait(given)
 
         def on_record(_: bytes, __: bytes, body: bytes, headers: bytes | None) -> None:
-            with contextlib.suppress(errors.Unreadable):  # the dispatchers say so
+            with contextlib.suppress(errors.Unreadable):  # the dispatchers report it
                 heard.put_nowait(fleet.decode(body))
 
         subscriptions = [

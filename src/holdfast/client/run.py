@@ -66,7 +66,7 @@ class SendOptions(TypedDict, total=False):
     at: datetime | float | None
     """When the first attempt is due, instead of `delay`."""
     headers: dict[str, str] | None
-    """Headers of your own; they stay with the run through retries and replays."""
+    """Your own headers; they stay with the run through retries and replays."""
     group: str | None
     """The group whose workers run it, instead of the job's."""
 
@@ -74,7 +74,7 @@ class SendOptions(TypedDict, total=False):
 def make_request(
     spec: JobSpec, body: bytes, cause: str = "", **options: Unpack[SendOptions]
 ) -> Request:
-    """Check everything a caller can get wrong, so that nothing half-right is sent."""
+    """A checked request; `InvalidInput` or `InvalidName` before anything is sent."""
     if not options:
         return Request(spec, spec.group, _make_id(), body, cause=cause)
     key, delay, at = options.get("key"), options.get("delay"), options.get("at")
@@ -126,7 +126,7 @@ class Backend(Protocol):
         ...
 
     async def result_bytes(self, record: RunRecord) -> bytes:
-        """A run's result as JSON, from wherever it was put."""
+        """A run's result as JSON, from the object store if it is there."""
         ...
 
     async def publish_event(self, event: str, body: bytes, headers: dict[str, str]) -> Stored:
@@ -134,7 +134,7 @@ class Backend(Protocol):
         ...
 
     async def data(self, name: str) -> Data:
-        """A bucket of the program's own."""
+        """A bucket of the program."""
         ...
 
 
@@ -182,7 +182,7 @@ class Run(Generic[T]):
         self.job = spec.name
         self.group = group
         self.duplicate = enqueued.duplicate
-        """The key was known already: this is the handle of the earlier run."""
+        """The key was known already: this handle is the earlier run's."""
         self._spec = spec
         self._sequence = enqueued.sequence
         self._backend = backend

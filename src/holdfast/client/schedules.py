@@ -2,12 +2,12 @@
 
 An app registers the schedules of its code as one set, under its name and release. A lower release
 changes nothing once a higher one has registered, so old and new pods do not fight during a rollout;
-what is no longer in the set is retired; an empty set over a populated one is refused unless that is
-said to be meant, since it is far more often an import that failed.
+what is no longer in the set is removed; an empty set over a populated one is refused without
+`allow_empty`, since it is far more often an import that failed.
 
-Every change is a compare-and-swap on the schedule's record. A rule that changes begins to count
-anew; any other change leaves what is due as it was. A removed schedule leaves a record that says
-so, for a while, so that every scheduler hears of it.
+Every change is a compare-and-swap on the schedule's record. A changed rule counts from the time of
+the change; any other change leaves due slots as they were. A removed schedule leaves a record for a
+while, so that every scheduler notices.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from holdfast.model.schedule import KEPT_PAUSES, Pause, Schedule, check_release,
 from holdfast.names import IdMaker, app_key, check_name, schedule_key, trigger_run
 
 REMOVED_SECONDS = 7 * 86_400.0
+"""How long the record of a removed schedule is kept: longer than any scheduler is cut off."""
 TRIES = 20
+"""Each try lets one writer through; schedules are changed by few at once."""
 
 _make_id = IdMaker()
 
@@ -68,11 +70,11 @@ class Synced:
 
 
 class UnknownSchedule(InvalidInput):
-    """No schedule of that name is there."""
+    """No schedule has that name."""
 
 
-class Sender(Protocol):
-    """An app: what has a connection to send through."""
+class ConnectedApp(Protocol):
+    """What `Schedules.of` needs of an app."""
 
     async def backend(self) -> Backend: ...
 
@@ -87,8 +89,8 @@ class Schedules:
         self._measured = now is not None
 
     @classmethod
-    async def of(cls, app: Sender) -> Schedules:
-        """Those of the namespace that an app works in."""
+    async def of(cls, app: ConnectedApp) -> Schedules:
+        """The schedules of an app's namespace."""
         backend = await app.backend()
         if not isinstance(backend, Client):
             raise InvalidInput("schedules are kept on a server: test them with holdfast_worker")
@@ -122,7 +124,7 @@ class Schedules:
         return schedule
 
     async def _read(self, name: str) -> tuple[Schedule | None, int, Unreadable | None]:
-        """A schedule, its revision, and why it cannot be read if it is there and cannot."""
+        """A schedule and its revision; if its record cannot be read, the error."""
         revision, entry = await self.bucket.last(schedule_key(check_name(name, "schedule")))
         if entry is None:
             return None, revision, None
@@ -135,17 +137,16 @@ class Schedules:
     # ---- changing one
 
     async def add(self, schedule: Schedule, *, replace: bool = False) -> Schedule:
-        """Add a schedule, or replace one; one that an app's code defines belongs to that app."""
+        """Add or replace a schedule; one defined in an app's code can only be changed there."""
         self._check_size(schedule)
         if not replace and (await self._read(schedule.name))[2] is not None:
             raise InvalidInput(
-                f"there is a schedule {schedule.name!r} already, and it cannot be read: say "
-                "--replace"
+                f"schedule {schedule.name!r} exists already and cannot be read: pass --replace"
             )
         return await self._change(schedule.name, lambda old: self._added(old, schedule, replace))
 
     def _check_size(self, schedule: Schedule) -> None:
-        """Refuse what could be stored, perhaps, and would never be sent."""
+        """Refuse a schedule whose slots or runs would be too large for the server."""
         limit = self.client.broker.max_message_bytes
         needed = slots.room(schedule.payload, schedule.headers)
         if needed > limit:
@@ -171,14 +172,11 @@ class Schedules:
                     "another name, with schedule="
                 )
             if not replace:
-                raise InvalidInput(f"there is a schedule {new.name!r} already: say --replace")
+                raise InvalidInput(f"schedule {new.name!r} exists already: pass --replace")
         return merged(old, new, self._now())
 
     async def remove(self, name: str) -> None:
-        """Remove a schedule; its slots that are planned already are still sent.
-
-        One that cannot be read is removed without being read.
-        """
+        """Remove a schedule, even if it cannot be read; planned slots are still sent."""
         _, revision, damage = await self._read(name)
         if damage is not None:
             await self.bucket.remove(schedule_key(name), expected=revision)
@@ -194,7 +192,7 @@ class Schedules:
         )
 
     async def pause(self, name: str) -> Schedule:
-        """Let it fire no more until it is resumed; what is missed meanwhile stays missed."""
+        """Stop it from firing until it is resumed; slots missed meanwhile are not made up for."""
         await self.show(name)
         return await self._change(name, self._paused)
 
@@ -205,7 +203,7 @@ class Schedules:
         return msgspec.structs.replace(old, paused=self._now(), changed=self._now())
 
     async def resume(self, name: str) -> Schedule:
-        """Let it fire again, from now on."""
+        """Let it fire again from now on."""
         await self.show(name)
         return await self._change(name, self._resumed)
 
@@ -218,7 +216,7 @@ class Schedules:
         return msgspec.structs.replace(old, paused=0.0, pauses=pauses, since=now, changed=now)
 
     async def _change(self, name: str, change: Callable[[Schedule | None], Schedule]) -> Schedule:
-        """Read, change, write if nobody was faster; else again. Times are the server's."""
+        """Read, change and write, repeated on a conflict. Times are the server's."""
         if not self._measured:
             await self.client.topology.measure_clock()
             self._measured = True
@@ -234,12 +232,12 @@ class Schedules:
             except Conflict:
                 continue
             return new
-        raise Conflict(f"schedule {name!r} is changed by too many at once: try again")
+        raise Conflict(f"schedule {name!r}: {TRIES} tries lost to other writers; try again")
 
     # ---- firing by hand
 
     async def trigger(self, name: str) -> str:
-        """Send one run of it now, beside its slots; returns the run's id."""
+        """Send one run now, in addition to its slots; returns the run's id."""
         schedule = await self.show(name)
         run = trigger_run(name, _make_id())
         names, body = self.client.broker.names, bytes(schedule.payload)
@@ -257,7 +255,7 @@ class Schedules:
         release: str = "",
         allow_empty: bool = False,
     ) -> Synced:
-        """Register an app's whole set: add, change and retire; see the top of this module."""
+        """Register an app's whole set: add, change and remove; see the top of this module."""
         wanted = {
             s.name: s for s in (defined.values() if isinstance(defined, Mapping) else defined)
         }
@@ -288,7 +286,7 @@ class Schedules:
     async def _claim_release(
         self, app: str, wanted: Mapping[str, Any], release: str, allow_empty: bool
     ) -> str:
-        """Say that this release registers; returns the higher one that did so before, if any."""
+        """Record this release's registration; returns a higher release if one has registered."""
         for _ in range(TRIES):
             revision, entry = await self.bucket.last(app_key(app))
             known = self.bucket.read(REGISTRATION.decode, entry) if entry else None
@@ -298,7 +296,7 @@ class Schedules:
             if old.names and not wanted and not allow_empty:
                 raise InvalidInput(
                     f"app {app!r} has {len(old.names)} schedules registered and its code has none: "
-                    "nothing was changed. If they are meant to go, say --allow-empty"
+                    "nothing was changed. To remove them all, pass --allow-empty"
                 )
             new = Registration(release, tuple(sorted(wanted)), self._now())
             if (old.release, old.names) == (new.release, new.names) and entry:
@@ -308,13 +306,15 @@ class Schedules:
             except Conflict:
                 continue
             return ""
-        raise Conflict(f"the schedules of app {app!r} are registered by too many at once")
+        raise Conflict(
+            f"registering the schedules of app {app!r}: {TRIES} tries lost to others; try again"
+        )
 
 
 def merged(old: Schedule | None, new: Schedule, now: float) -> Schedule:
-    """A definition with what must outlive a change of it: the pause, and since when it counts.
+    """A new definition with what survives a change: the pause, and the start of an unchanged rule.
 
-    Only a schedule that is new has a start to run on; one that is deployed again has had it.
+    `run_on_start` applies to new schedules only, not to those that are deployed again.
     """
     if old is None or old.removed:
         first = int(now) + 1 if new.run_on_start else 0

@@ -17,7 +17,7 @@ from holdfast.broker.batch import Write, store_batch
 from holdfast.broker.kv import ttl_text
 from holdfast.errors import BrokerError, Conflict, TryAgain, Unreadable
 from holdfast.model import fleet
-from holdfast.model.fleet import Active, FleetRun, Step
+from holdfast.model.fleet import Active, FleetRun, LedgerEntry
 from holdfast.names import H_EXPECTED, H_TTL, active_key, fleet_key, kv_subject
 from holdfast.retrying import FIRST_PAUSE_SECONDS, retrying
 
@@ -95,7 +95,7 @@ class FleetRecords:
 
     async def tell(self, run: str, what: str, detail: str = "") -> None:
         """Write a step down in the ledger; losing one is no reason to fail."""
-        step = Step(run, what, self._node, self._broker.server_now(), detail)
+        step = LedgerEntry(run, what, self._node, self._broker.server_now(), detail)
         try:
             await self._broker.store(self._broker.names.log("fleet", run), fleet.encode(step))
         except BrokerError as error:

@@ -1,8 +1,8 @@
 """How long a failed run waits before its next attempt, and how many attempts it gets.
 
-A `Backoff` is a finished list of waits, one between each two attempts; whoever retries asks
-`wait(failures)` and nothing else. It is pure: no clock, no randomness. The same run gets the same
-waits on every worker and after every restart, because jitter is derived from a seed text.
+A `Backoff` is a finished list of waits, one between each two attempts; `wait(failures)` is all that
+retrying needs. It is pure: no clock, no randomness. The same run gets the same waits on every
+worker and after every restart, because jitter is derived from a seed text.
 
 The waits are what passes *between* attempts; the attempts' own time comes on top. Stated honestly:
 the default (linear, 1m to 24h, 15 attempts) has 14 waits and lasts about 7 days in all;
@@ -24,6 +24,7 @@ from holdfast.durations import Duration
 from holdfast.errors import InvalidInput
 
 MOST_ATTEMPTS = 1000
+"""More is a mistake: a job that has to repeat forever is a schedule."""
 
 
 @dataclass(frozen=True, slots=True)

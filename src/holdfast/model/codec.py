@@ -7,8 +7,8 @@ can be shown as dates, headers are one line each and no reserved ones, nested va
 recursively.
 
 It does not check rules of the domain: whether a cron expression has a next instant, or liveness
-settings fit together, is decided by whoever uses the record. States are open: a newer version may
-write one that is unknown here, so a state is any text, and the model says what an unknown one
+values fit together, is decided by the code that uses the record. States are open: a newer version
+may write one that is unknown here, so a state is any text, and the model says what an unknown one
 means.
 
 Unknown members are ignored, and members that are missing have defaults, so that two versions can
@@ -55,7 +55,8 @@ Name = Annotated[str, Meta(pattern=r"^[\w=-]{0,128}$(?!\n)")]
 GivenName = Annotated[str, Meta(pattern=r"^[\w=-]{1,128}$(?!\n)")]
 """The same where there must be one: what is made of it is a subject."""
 ObjectName = Annotated[str, Meta(max_length=1024)]
-"""A large value's name, or nothing: it travels in a header, of which 64 kB are too many."""
+"""A large value's name, or nothing. It travels in a header, and the server limits all headers of a
+message to 64 kB."""
 RunId = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_=/-]{0,400}$(?!\n)")]
 """A run's id, or nothing."""
 Address = Annotated[str, Meta(pattern=r"^[!-)+-=?-~]{0,1024}$(?!\n)")]
@@ -93,7 +94,7 @@ class Codec(Generic[T]):
         return self._encode(record)
 
     def decode(self, body: bytes | msgspec.Raw) -> T:
-        """What was stored or sent; `Unreadable` when it is nothing that this version knows."""
+        """The record in these bytes, or `Unreadable`."""
         data = bytes(body)
         if len(data) > self.largest:
             raise self.unreadable(f"it is larger than {self.largest:,} bytes")
@@ -133,7 +134,7 @@ _anything = msgspec.json.Decoder().decode
 
 
 def _nests(kind: Any) -> bool:
-    """Whether a type has places for values of any shape; what stays raw is opened by others."""
+    """Whether a type has members of any shape; raw members are decoded, and checked, elsewhere."""
     seen: set[Any] = set()
     left: list[Any] = [msgspec.inspect.type_info(kind)]
     while left:
@@ -154,7 +155,7 @@ def _nests(kind: Any) -> bool:
 
 
 def whole_number(text: str | None, default: int = 0, digits: int = 18) -> int:
-    """The number in a header; what is none, or has more digits, counts as absent."""
+    """The number in a header; anything else, or more digits, counts as absent."""
     if text and text.isascii() and text.isdigit() and len(text) <= digits:
         return int(text)
     return default

@@ -7,7 +7,7 @@ time that comes twice fires the first time only. A rule with a wildcard there (`
 "as time passes": it fires at every instant whose local time matches. Five and six fields follow the
 same rule (in cronsim only five do).
 
-Instants are whole seconds since 1970, so that nobody has to think of time zones further on.
+Instants are whole seconds since 1970, so that no other module deals with time zones.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ NICKNAMES = {
 }
 
 _SOME_DAY = datetime(2026, 1, 1, tzinfo=UTC)
+"""cronsim wants a start; each search sets its own."""
 _SHORTEST_STRETCH = 7 * 86_400
 """Seconds between two looks at a zone's offset: shorter than any summer time, so none is missed.
 The shortest are Morocco's four weeks around Ramadan."""

@@ -1,4 +1,4 @@
-"""A dead letter's headers: the story of a run that was given up, beside its untouched bytes."""
+"""A dead letter's headers: why a run was given up, beside its unchanged body."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from holdfast.names import (
 TEXT: Final = Codec[str](str, "a text of the dead letter")
 ATTEMPTS: Final = Codec[tuple[Attempt, ...]](tuple[Attempt, ...], "the attempts of the dead letter")
 LONGEST_TEXT = 1_000
-LONGEST_STORY = 7_000
+LONGEST_TRACEBACK = 7_000
+"""Characters. As JSON in ASCII each may take six bytes, and the server limits all headers of a
+message to 64 kB; the end of a traceback says most, so its beginning is cut."""
 
 
 def dead_headers(
@@ -38,12 +40,12 @@ def dead_headers(
     reason: str,
     error: str,
     now: float,
-    story: str = "",
+    traceback: str = "",
     failures: int = 0,
     crashes: int = 0,
     attempts: tuple[Attempt, ...] = (),
 ) -> dict[str, str]:
-    """The story as headers; texts are JSON strings in ASCII, so that any of them is one line."""
+    """The headers; texts are JSON strings in ASCII, so that each is one line."""
     headers = {
         H_RUN: run,
         H_MSG_ID: f"{run}.dead.{message}",
@@ -55,8 +57,8 @@ def dead_headers(
         H_SUBJECT: subject,
         H_DEAD_AT: rfc3339(now),
     }
-    if story:
-        headers[H_TRACEBACK] = _text(story, LONGEST_STORY)
+    if traceback:
+        headers[H_TRACEBACK] = _text(traceback, LONGEST_TRACEBACK)
     if attempts:
         lean = [msgspec.structs.replace(a, error=a.error[:120]) for a in attempts[-10:]]
         headers[H_ATTEMPTS] = json.dumps(msgspec.to_builtins(lean), separators=(",", ":"))

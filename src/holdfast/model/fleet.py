@@ -14,7 +14,7 @@ had done their work is `cancelled`; one that stopped itself, or was given up, wi
 `failed`. An agent that could not be reached has not returned.
 
 `FanOut` is the owner's view of one run: whom to send to, whom to send to again, whom to give up.
-It has no clock and no I/O: it is told what happened and when.
+It has no clock and no I/O: its owner passes in each event with its time.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from holdfast.model.codec import DEEPEST, Codec, Count, Instant, Name, Number, R
 FleetStatus = Literal["claimed", "running", "complete", "failed", "partial", "timeout", "cancelled"]
 ENDED: Final = frozenset({"complete", "failed", "partial", "timeout", "cancelled"})
 MOST_ADOPTIONS: Final = 3
+"""A run that has lost more owners than this probably kills them, and fails."""
 VERSION: Final = 1
 OF_ANOTHER: Final = "the return cannot be read: it names another run or agent than its subject"
 MOST_REFUSALS: Final = 1_000
-"""Refusals that a record tells: it has to fit into one message."""
+"""Refusals listed in a record: it has to fit into one message."""
 
 Outcome = Literal["ok", "failed", "timeout", "cancelled", "busy", "refused", "interrupted"]
 
@@ -42,18 +43,18 @@ class FleetRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a client asks of a dispatcher. Unknown members of newer versions are ignored."""
 
     run: str
-    """Checked by the dispatcher, which tells the client what is wrong."""
+    """Checked by the dispatcher, which answers what is wrong with it."""
     target: str
     function: str
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     raw: bool = False
-    """The arguments are words of a command line: the function's signature says what they mean."""
+    """The arguments are words of a command line, converted by the function's signature."""
     timeout: float = 60.0
     batch: Number = 0
     """How many agents make a wave; 0: all at once."""
     max_failures: Number = 0
-    """With waves: how many agents may fail before no further wave is sent."""
+    """With waves: how many agents may fail before sending stops."""
     user: str = ""
 
     @property
@@ -72,7 +73,7 @@ class FleetRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Order(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The payload of a command: what an agent shall run. The same for all agents of a run."""
+    """The payload of a command: what to run. The same for all agents of a run."""
 
     function: str
     args: tuple[Any, ...] = ()
@@ -91,7 +92,7 @@ class FleetRun(msgspec.Struct, frozen=True, omit_defaults=True):
     """One of `FleetStatus`; a newer version may know more."""
     targets: tuple[Name, ...] = ()
     owner: Name = ""
-    """The dispatcher that sends and finishes it; empty: handed over, whoever comes first."""
+    """The dispatcher that sends and finishes it; empty: handed over, free to adopt."""
     token: str = ""
     """One per write: tells after a lost answer whether it was ours."""
     epoch: Count = 0
@@ -102,16 +103,16 @@ class FleetRun(msgspec.Struct, frozen=True, omit_defaults=True):
     """By the server's clock, counted from the claim."""
     adoptions: Count = 0
     offline: tuple[str, ...] = ()
-    """Targets without a heartbeat when it was sent. They were sent to all the same."""
+    """Targets without a heartbeat when it was sent. Commands were sent to them as well."""
     cancelled_by: str = ""
     reason: str = ""
     returned: Count = 0
     succeeded: Count = 0
     unreachable: tuple[str, ...] = ()
     unsent: tuple[str, ...] = ()
-    """Targets of waves that were not sent any more."""
+    """Targets of waves that were not sent."""
     refused: dict[str, str] = {}
-    """Unreachable ones that said why they refuse, in a word; the first thousand."""
+    """Unreachable targets that refused, with the reason in a word; the first thousand."""
     ended: Instant = 0.0
     v: Count = VERSION
 
@@ -125,7 +126,7 @@ class FleetRun(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Return(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one agent says about one run."""
+    """One agent's result of one run."""
 
     run: RunId
     agent: Name
@@ -138,7 +139,7 @@ class Return(msgspec.Struct, frozen=True, omit_defaults=True):
     at: Instant = 0.0
     epoch: Count = 0
     object: str = ""
-    """The name of the value in the object store, when no message can carry it."""
+    """The name of the value in the object store, when it is too large for a message."""
     note: str = ""
     """What was left out, and why."""
 
@@ -148,10 +149,10 @@ class Return(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Ack(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an agent says to a command at once."""
+    """An agent's immediate answer to a command."""
 
     status: str
-    """accepted, known, stale, refused; an unknown one of a newer version is taken as accepted."""
+    """accepted, known, stale, refused; an unknown one of a newer version counts as accepted."""
     epoch: Count
     """Of the command that is answered."""
     newest: Count = 0
@@ -160,7 +161,7 @@ class Ack(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why it was refused, in a word."""
 
 
-class Step(msgspec.Struct, frozen=True, omit_defaults=True):
+class LedgerEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """One entry of a run's history in the ledger."""
 
     run: str
@@ -172,7 +173,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Cancel(msgspec.Struct, frozen=True):
-    """What a client asks for when a run is to stop."""
+    """A client's request to stop a run."""
 
     run: str
     user: str = ""
@@ -185,7 +186,7 @@ class FleetReply(msgspec.Struct, frozen=True, omit_defaults=True):
     agents: tuple[str, ...] | None = None
     error: str = ""
     again: bool = False
-    """The client should ask again in a moment."""
+    """The client should retry shortly."""
 
 
 class Active(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -220,7 +221,7 @@ def claimed(request: FleetRequest, targets: Iterable[str], **facts: Any) -> Flee
 
 
 def adopted(record: FleetRun, *, owner: str, token: str, now: float, lost: bool) -> FleetRun:
-    """The record under its next owner. Counted when the last one was lost, not when it left."""
+    """The record under its next owner; an adoption counts only if the last owner was lost."""
     return msgspec.structs.replace(
         record,
         owner=owner,
@@ -232,9 +233,9 @@ def adopted(record: FleetRun, *, owner: str, token: str, now: float, lost: bool)
 
 
 def exit_code(record: FleetRun) -> int:
-    """0 all fine, 2 something failed, 3 somebody did not answer, 4 both; 1 is for everything else.
+    """0: all succeeded, 2: some failed, 3: some did not answer, 4: both; 1 is for other errors.
 
-    A run that was given up, or not sent to some, has not reached them.
+    Agents that nothing was sent to count as not answering.
     """
     failed = record.succeeded < record.returned
     missing = record.returned < len(record.targets)
@@ -254,7 +255,7 @@ ACTIVE: Final = Codec[Active](Active, "an entry of the index of active runs")
 VALUE: Final = Codec[Any](Any, "what it returned", deepest=DEEPEST - 1)
 """A return's value: one level is the return's own."""
 FACTS: Final = Codec[dict[str, Any]](dict[str, Any], "the facts")
-STEP: Final = Codec[Step](Step, "an entry of the ledger")
+LEDGER: Final = Codec[LedgerEntry](LedgerEntry, "an entry of the ledger")
 
 decode = RUN.decode
 decode_request = REQUEST.decode
@@ -262,15 +263,14 @@ decode_return = RETURN.decode
 decode_ack = ACK.decode
 decode_order = ORDER.decode
 decode_active = ACTIVE.decode
-decode_step = STEP.decode
+decode_ledger = LEDGER.decode
 
 
 def return_of(run: str, agent: str, body: bytes) -> Return:
-    """What an agent returned. Whose it is says the subject that it came on.
+    """An agent's return; the subject that it came on decides whose it is.
 
-    A return that cannot be read is a failed one of that agent: its run must end, and nobody would
-    send a better one. So is one that names another run or agent (`forged`); where nothing is
-    signed, anybody may have put that there.
+    One that cannot be read counts as failed: the run must end, and no better one will come. So does
+    one that names another run or agent (`forged`), which anybody may send where nothing is signed.
     """
     try:
         found = decode_return(body)
@@ -286,7 +286,7 @@ def forged(given: Return) -> bool:
     return given.error is OF_ANOTHER
 
 
-def encode(record: FleetRun | FleetRequest | Return | Ack | Order | Active | Step) -> bytes:
+def encode(record: FleetRun | FleetRequest | Return | Ack | Order | Active | LedgerEntry) -> bytes:
     """A record as it travels and is stored."""
     return msgspec.json.encode(record)
 
@@ -297,10 +297,9 @@ def encode(record: FleetRun | FleetRequest | Return | Ack | Order | Active | Ste
 class FanOut:
     """Whom to send to, whom to send to again, whom to give up.
 
-    Waves: the next one is due when everybody of those before has returned or was given up, and no
-    more than `max_failures` have failed. A target that does not acknowledge in time is sent to once
-    more; one that is silent then too, or that nobody answers for, is unreachable. It may still
-    return: then it is not.
+    Waves: the next one is due when every target before it has returned or was given up, and at most
+    `max_failures` have failed. A target that does not acknowledge in time is sent to once more; if
+    it stays silent, or nobody listens on its subject, it is unreachable, unless it returns later.
     """
 
     def __init__(
@@ -322,16 +321,16 @@ class FanOut:
         self._next = 0
         """How many of the targets have had their turn."""
         self._silent: dict[str, tuple[float, int]] = {}
-        """Sent to and not heard of: when it is due, and how often it was sent."""
+        """Sent to, no answer yet: when to act next, and how often it was sent."""
         self._open: set[str] = set()
         """Sent to, neither returned nor given up."""
         self.returned: dict[str, bool] = {}
-        """Who has returned, and whether it was fine."""
+        """Who has returned, and whether it succeeded."""
         self.unreachable: set[str] = set()
         self.stopped = False
         """Too many have failed: no further wave."""
         self.refusals: dict[str, str] = {}
-        """Who said that it refuses, and why."""
+        """Who refused, and why."""
 
     @property
     def failures(self) -> int:
@@ -343,34 +342,34 @@ class FanOut:
 
     @property
     def begun(self) -> bool:
-        """Whether we have sent anything ourselves."""
+        """Whether this owner has sent anything."""
         return self._next > 0
 
     @property
     def unsent(self) -> tuple[str, ...]:
-        """Those that nothing was sent to, and that have not returned to somebody before us."""
+        """Targets that nothing was sent to and that did not return to an earlier owner either."""
         return tuple(t for t in self.targets[self._next :] if t not in self.returned)
 
     @property
     def over(self) -> bool:
-        """Nothing more can come, or will be sent."""
+        """Whether nothing is outstanding and nothing more will be sent."""
         return not self._open and (self.stopped or self._next >= len(self.targets))
 
     def pending(self) -> list[str]:
-        """Sent to, and not returned: those that a cancel has to reach."""
+        """Sent to and not returned: a cancel has to reach them."""
         return [t for t in self.targets[: self._next] if t not in self.returned]
 
     # ---- what happened
 
     def heard_ack(self, agent: str) -> None:
-        """An agent has accepted, or knows it already."""
+        """The agent acknowledged, for the first time or again."""
         self._silent.pop(agent, None)
         if agent in self.unreachable:
             self.unreachable.discard(agent)
             self._open.add(agent)
 
     def heard_return(self, agent: str, ok: bool) -> bool:
-        """A return has come; False when it is none of ours, or not the first."""
+        """A return arrived; False if it is no target's, or not the agent's first."""
         if agent not in self._known or agent in self.returned:
             return False
         self.returned[agent] = ok
@@ -386,13 +385,13 @@ class FanOut:
             self._give_up(agent)
 
     def heard_refusal(self, agent: str, why: str) -> None:
-        """An agent refuses. Told and nothing else: a forged command can cause it as well."""
+        """An agent refused. Reported only, because a forged command can cause it too."""
         if agent in self._known:
             self.refusals[agent] = why
 
     @property
     def refused(self) -> dict[str, str]:
-        """Of the unreachable ones, who refused and why."""
+        """Unreachable targets that refused, and why."""
         found = sorted(self.refusals.keys() & self.unreachable)
         return {agent: self.refusals[agent] for agent in found[:MOST_REFUSALS]}
 
@@ -401,13 +400,13 @@ class FanOut:
         self.stopped = True
 
     def start_over(self, now: float) -> None:
-        """We could not hear anybody: those who are silent are asked again before a verdict."""
+        """The owner was cut off: send to silent targets again before judging them."""
         self._silent = dict.fromkeys(self._silent, (now, 1))
 
     # ---- what to do
 
     def due(self, now: float) -> tuple[list[str], list[str]]:
-        """Whom to send to now: those whose turn it is, and the silent ones once more."""
+        """Whom to send to now: the next wave, and silent targets once more."""
         again = []
         for agent in [a for a, (when, _) in self._silent.items() if when <= now]:
             if self._silent[agent][1] >= 2:
@@ -435,7 +434,7 @@ class FanOut:
         return wave
 
     def next_at(self) -> float | None:
-        """When `due` has something to say again, if nothing happens before."""
+        """When to call `due` again, if nothing happens before."""
         return min((when for when, _ in self._silent.values()), default=None)
 
     def _give_up(self, agent: str) -> None:

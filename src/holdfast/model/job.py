@@ -25,30 +25,29 @@ RestartSaid = Literal["", "group", "job"]
 class GroupSpec:
     """What the workers of a group have in common: a default for each of its jobs.
 
-    `fallback` says what becomes of a run that is sent while no worker of the group is alive: it
+    `fallback` says what happens to a run that is sent while no worker of the group is alive: it
     waits for one, sending it fails, or it is accepted as cancelled.
     """
 
     name: str
     restart: Restart | None = None
-    """None: nothing is said, so configuration and the default decide."""
+    """None: configuration and the default decide."""
     fallback: Fallback = "wait"
     profile: str = ""
 
     def __post_init__(self) -> None:
         check_name(self.name, "group")
+        owner = f"group {self.name!r}"
         if self.restart is not None:
-            _check_choice(self.name, "restart", self.restart, get_args(Restart))
-        _check_choice(self.name, "fallback", self.fallback, get_args(Fallback))
+            _check_choice(owner, "restart", self.restart, get_args(Restart))
+        _check_choice(owner, "fallback", self.fallback, get_args(Fallback))
         if self.profile:
-            _check_choice(self.name, "profile", self.profile, ("local", "lan", "wan"))
+            _check_choice(owner, "profile", self.profile, ("local", "lan", "wan"))
 
 
-def _check_choice(group: str, what: str, value: str, choices: tuple[str, ...]) -> None:
+def _check_choice(owner: str, what: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise DefinitionError(
-            f"group {group!r}: {what} {value!r} is not one of {', '.join(choices)}"
-        )
+        raise DefinitionError(f"{owner}: {what} {value!r} is not one of {', '.join(choices)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +79,8 @@ class JobSpec:
     def configured(self, default: str, by_group: Mapping[str, str]) -> JobSpec:
         """The contract with the restart strategy that the configuration chooses.
 
-        What the job itself says stands. Then counts what is configured for its group, what the code
-        says about the group, and what is configured as the default. Runs without a record are not
-        concerned, nor those that start at most once.
+        In order of precedence: what the job says, what is configured for its group, what the code
+        says about the group, the configured default. Only `effectively_once` jobs have a choice.
         """
         if self.restart_said == "job" or self.delivery != "effectively_once":
             return self
@@ -95,21 +93,10 @@ class JobSpec:
         return self.delivery != "at_least_once"
 
     def _check_choices(self) -> None:
-        if self.delivery not in get_args(Delivery):
-            raise DefinitionError(
-                f"job {self.name!r}: delivery {self.delivery!r} is not one of "
-                + ", ".join(get_args(Delivery))
-            )
-        if self.execution not in get_args(Execution):
-            raise DefinitionError(
-                f"job {self.name!r}: execution {self.execution!r} is not one of "
-                + ", ".join(get_args(Execution))
-            )
-        if self.restart not in get_args(Restart):
-            raise DefinitionError(
-                f"job {self.name!r}: restart {self.restart!r} is not one of "
-                + ", ".join(get_args(Restart))
-            )
+        owner = f"job {self.name!r}"
+        _check_choice(owner, "delivery", self.delivery, get_args(Delivery))
+        _check_choice(owner, "execution", self.execution, get_args(Execution))
+        _check_choice(owner, "restart", self.restart, get_args(Restart))
         if self.delivery == "at_most_once" and self.retry.attempts > 1:
             raise DefinitionError(
                 f"job {self.name!r}: at_most_once allows one attempt only: leave retry out, "

@@ -15,6 +15,7 @@ import msgspec
 from holdfast.model.codec import Codec, Count, Instant, Name
 
 TRUSTED_PART = 0.9
+"""Of the TTL: the holder's clock may run up to a tenth slow, far more than any real clock does."""
 
 
 class LeaseRecord(msgspec.Struct, omit_defaults=True, frozen=True):

@@ -11,8 +11,7 @@
 Guaranteed: no history leads from DISCONNECTED back to RUNNING. A node that was declared lost can
 only end, because its runs may be running elsewhere already. A worker enters ERROR when its keeper
 is about to kill it, also while it shuts down; the next state is written after its death. A state
-may always follow itself: that is a heartbeat. Whoever moves a node writes a reason that a person
-can read.
+may always follow itself: that is a heartbeat. Every move carries a reason that a person can read.
 
 The keeper writes states too and cannot import this module: `tests/unit/test_keeper_damage.py`
 checks that it keeps to the table.

@@ -1,7 +1,7 @@
-"""Liveness settings: how fast a node's death is noticed, and what is tolerated before that.
+"""Liveness: how fast a node's death is noticed, and what is tolerated before that.
 
-Each node carries its own, in every heartbeat, and is judged by them. Three profiles, because the
-right numbers depend on the network and not on the job:
+Each node carries its own values, in every heartbeat, and is judged by them. Three profiles, because
+the right numbers depend on the network and not on the job:
 
     profile  heartbeat  timeout  initial delay  ping   confirm  misses  grace   a crash is seen in
     local       1 s        4 s        1 s       0.2 s   0.25 s    2       5 s   0.3 – 0.5 s
@@ -36,7 +36,7 @@ LEAST_CONFIRM_SECONDS: Final = 0.1
 
 
 class Liveness(msgspec.Struct, frozen=True, omit_defaults=False):
-    """One node's liveness settings."""
+    """The values by which one node is judged."""
 
     enabled: bool = True
     heartbeat_seconds: Seconds = 2.5
@@ -47,10 +47,10 @@ class Liveness(msgspec.Struct, frozen=True, omit_defaults=False):
     grace_seconds: Seconds = 10.0
     confirm_seconds: Seconds = 0.25
     cut_off: str = "stop"
-    """What a worker does that cannot reach NATS for its timeout: `stop` or `wait`."""
+    """What a worker does when it cannot reach NATS for its timeout: `stop` or `wait`."""
 
     def check(self) -> Liveness:
-        """Refuse settings that cannot work; a node checks its own, nobody another's."""
+        """Refuse values that cannot work; each node checks only its own."""
         if self.timeout_seconds < 2 * self.heartbeat_seconds:
             raise ConfigError(
                 f"timeout ({text(self.timeout_seconds)}) must be at least twice the heartbeat "
@@ -111,7 +111,7 @@ DEFAULT_PROFILE: Final = "lan"
 
 
 def from_config(config: LivenessConfig, grace_seconds: float = 0.0) -> Liveness:
-    """A node's settings: the profile, with every number that is given replaced."""
+    """A node's values: those of its profile, unless configured."""
     profile = PROFILES[config.profile]
     given = {
         name: getattr(config, name)

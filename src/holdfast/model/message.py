@@ -9,8 +9,8 @@ it to the job's subject in time.
 Guaranteed: two messages of one run have different message ids, unless one repeats the other and may
 be dropped. What a user's headers say never replaces ours.
 
-Reading never fails: headers are optional, anybody can write them, and nonsense counts as absent. A
-forged number is not found out here but by the run's record (`model.run.believed`).
+Reading never fails: headers are optional, anybody can write them, and nonsense counts as absent.
+Forged numbers are not detected here but against the run's record (`model.run.believed`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Heading(NamedTuple):
 
     run: str
     keyed: bool
-    """Its id was chosen by somebody, so the same id may come again."""
+    """Its id was chosen by the sender, so the same id may come again."""
     number: int = 1
     """1 for the first message of a run, then counted up."""
     failures: int = 0

@@ -1,14 +1,14 @@
-"""A node's record: who it is, in which state, by which liveness settings, and what it holds.
+"""A node's record: who it is, in which state, by which values it is judged, and what it holds.
 
-The node writes it with every heartbeat; the key expires by itself when the node falls silent and
-nobody is left to judge it. A coordinator that declares the node lost writes the same record with
-another state, by compare-and-swap on the node's own last heartbeat: so a node that was still alive
-wins, and one that was not finds out.
+The node writes it with every heartbeat; the key expires when the node falls silent and nobody is
+left to judge it. A coordinator that declares the node lost writes the same record with another
+state, by compare-and-swap on the node's last heartbeat: a node that was still alive wins, and one
+that was not finds out.
 
-Whoever beats for the node may also say itself that the node's process is gone: DISCONNECTED, or
-NOT_RUNNING where the node was stopping, with `by` as the node's own id and the index of what it
-held. A coordinator that sees this puts its own id there by compare-and-swap, and whoever of them
-wins gives back what the node held.
+A worker's keeper, which sends its heartbeats, may also report that the process is gone:
+DISCONNECTED, or NOT_RUNNING where the node was stopping, with `by` as the node's own id and the
+index of what it held. A coordinator that sees this puts its own id there by compare-and-swap; the
+one that wins gives back what the node held.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.model.liveness import Liveness
 
 
 class HeldRun(msgspec.Struct, frozen=True, array_like=True):
-    """Something in a node's index: where to look it up, and where to give it back."""
+    """One entry of a node's index: where to look it up, and where to give it back."""
 
     run: RunId
     revision: Count
@@ -53,33 +53,33 @@ class NodeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     version: str = ""
     started: Instant = 0.0
     beat: Count = 0
-    """Counts heartbeats."""
+    """The number of heartbeats so far."""
     liveness: Liveness = Liveness()
     running: Count = 0
     held: tuple[HeldRun, ...] = ()
     jobs: tuple[str, ...] = ()
     metrics: dict[str, float] = {}
     server: str = ""
-    """The server that the node's own connection is to; of a worker, not of what beats for it."""
+    """The server of the node's own connection; the worker's, not its keeper's."""
     client: Count = 0
-    """The number of that connection there: a coordinator asks the server whether it is open."""
+    """That connection's number there: a coordinator asks the server whether it is open."""
     inbox: Address = ""
-    """The subject below which a worker gets what it pulls, to be listened to once it is lost."""
+    """Where a worker receives what it pulls; a coordinator listens there once it is lost."""
     trouble: str = ""
-    """What is wrong with a live node, in words: its event loop is blocked."""
+    """What is wrong with a live node, in words, e.g. that its event loop is blocked."""
     culprits: tuple[str, ...] = ()
-    """If the node was killed because it was blocked: the runs of which one blocked it."""
+    """If the node was killed because it was blocked: the runs that may have blocked it."""
 
     def online(self, age: float) -> bool:
-        """Whether an agent counts as online, this long after the server stored its record.
+        """Whether an agent counts as online, `age` seconds after the server stored its record.
 
-        An agent may write anything, and a record without a TTL: the server's stamp decides.
+        The server's timestamp decides: an agent may write anything, also a record without a TTL.
         """
         return self.alive and age < min(self.liveness.timeout_seconds, LONGEST_SILENCE_SECONDS)
 
     @property
     def alive(self) -> bool:
-        """Whether it holds what it claimed; a state that is unknown here counts as alive."""
+        """Whether it holds what it claimed; an unknown state counts as alive."""
         return self.state in ALIVE or self.state not in STATES
 
     @property
@@ -105,7 +105,7 @@ class Transition(msgspec.Struct, omit_defaults=True, frozen=True):
 def move(
     record: NodeRecord, state: NodeState, *, by: str, at: float, reason: str = ""
 ) -> NodeRecord:
-    """The record in its next state; raises `InvalidTransition` when there is no such way."""
+    """The record in its next state; raises `InvalidTransition`."""
     check(record.state, state)
     if state == record.state:
         return record

@@ -4,11 +4,11 @@ It keeps, for every active schedule, the first slot that is not recorded yet, in
 it is due: a tick costs as much as there is to do, however many schedules there are. It decides and
 never writes; `put_back` undoes a `take` whose decisions could not be written.
 
-The rule of the watermark. Slots of a schedule are taken in the order of their instants, so those
-recorded are always the first so many. A watermark W says that every slot due until W is recorded:
-the next one of a schedule is then the first whose due time is after W. A schedule that is newer
-than what the watermark took into account begins at its own `since` instead; looking at a slot
-twice is harmless, because a record can be created only once.
+The rule of the watermark. Slots of a schedule are taken in the order of their instants, so the
+recorded ones have no gap. A watermark W says that every slot due until W is recorded: the next one
+of a schedule is then the first whose due time is after W. A schedule that is newer than what the
+watermark took into account begins at its own `since` instead; looking at a slot twice is harmless,
+because a record can be created only once.
 
 Late and missed. A slot taken within `missed_after` of its time is late, and fires. What is older
 was missed: `catch_up` says whether all of them fire (the newest `limit`), the last one or none.
@@ -25,9 +25,10 @@ from holdfast.model.schedule import Schedule, due_at, instants, next_after
 from holdfast.model.slot import Reason
 
 NEW_SECONDS = 60.0
-"""A rule younger than this, against the watermark, may not have been seen by who wrote it."""
+"""If `since` is less than this before the watermark, its writer may not have seen the schedule."""
 MOST_COUNTED = 20_000
-"""Missed instants of one cron rule that are looked at one by one."""
+"""Missed instants of one cron rule that are computed one by one: about a second of work, two
+weeks of a rule that fires every minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ class Planner:
         return found
 
     def put_back(self, decisions: Iterable[Decision]) -> None:
-        """Their records could not be written: they are due again."""
+        """Make decisions due again whose records could not be written."""
         first: dict[str, Decision] = {}
         for decision in decisions:
             first.setdefault(decision.schedule.name, decision)
@@ -154,7 +155,7 @@ class Planner:
                 self._enter(schedule, decision.moment)
 
     def follow(self, watermark: float) -> None:
-        """Somebody else has recorded every slot due until then."""
+        """Another scheduler has recorded every slot due until `watermark`."""
         while True:
             entry = self._top()
             if entry is None or entry.due > watermark:
@@ -175,14 +176,14 @@ def first_open(schedule: Schedule, watermark: float, *, seen: bool = True) -> in
 
 @dataclass(frozen=True, slots=True)
 class _Missed:
-    """A series of missed instants: those to be made up for, and what else there is."""
+    """A series of missed instants: those to fire now, and whether others are dropped."""
 
     first: int
     newest: int | None = None
     made_up: tuple[int, ...] = ()
     dropped: bool = False
     count: int = 0
-    """How many are dropped; 0 when nobody counted them."""
+    """How many are dropped; 0 if they were not counted."""
 
 
 def _missed_until(schedule: Schedule, first: int, cut: float) -> _Missed:
@@ -205,11 +206,11 @@ def _missed_until(schedule: Schedule, first: int, cut: float) -> _Missed:
             dropped = jumped or number > len(kept)
             count = 0 if jumped else number - len(kept)
             return _Missed(first, newest, tuple(kept), dropped, count)
-        start, jumped = nearer, True  # too many to look at one by one: go on nearer to the end
+        start, jumped = nearer, True  # too many to compute one by one: continue nearer to the end
 
 
 def _missed_regular(schedule: Schedule, first: int, cut: float, keep: int) -> _Missed:
-    """The same by arithmetic: an interval of a second has many instants in a day."""
+    """The same by arithmetic: an interval of one second has 86,400 instants a day."""
     until = min(cut, schedule.end) if schedule.end else cut
     number = max(0, int((until - first) // schedule.every) + 1)
     while number and due_at(schedule, first + (number - 1) * schedule.every) > cut:

@@ -4,8 +4,8 @@
 
 The arrow to `failed` is a compare-and-swap on the record, made before the publish, so of any number
 of operators one wins. It marks the record with a replay token; a record that still has that mark
-was not claimed yet, so whoever finds it may publish the same message again: that repairs a crash
-between the two steps, and the server drops the repeat by its message id.
+was not claimed yet, so the same message may be published again: that repairs a crash between the
+two steps, and the server drops the repeat by its message id.
 
 A letter that is older than the message its record expects has been replayed before: it is refused,
 as is anything for a run that is running, waiting for a retry of its own, or done.

@@ -5,8 +5,8 @@
                  │  └────► failed          waiting for its next attempt
                  └───────────┘
 
-Every arrow is one compare-and-swap on the record's revision, made by whoever holds it. `decide`
-says what a worker that was handed the run's message must do; it never writes.
+Every arrow is one compare-and-swap on the record's revision, made by its holder. `decide` says what
+a worker must do with a delivered message; it never writes.
 
 Guaranteed by these rules: one holder at a time; a terminal record never moves again except by an
 operator's replay, or by a new send of a run whose message was gone (`vacant`); a message older than
@@ -33,13 +33,16 @@ Restart = Literal["immediately", "after_grace", "never"]
 TERMINAL: frozenset[str] = frozenset({"done", "cancelled", "dead", "lost"})
 RESTARTS: frozenset[str] = frozenset(get_args(Restart))
 KEPT_ATTEMPTS = 30
+"""The first and the newest: twice the attempts of the default retry policy, and the record stays
+far below the server's message limit even with errors of `ERROR_CHARS`."""
 ERROR_CHARS = 2_000
+"""Of one error in a record: enough for the message; the traceback is in the dead letter."""
 NO_RESULT = msgspec.Raw(b"null")
 REPLAY_MARK = "replay."
 """How the token of an operator's replay begins."""
 DOUBTFUL_CRASHES = 3
 """A run whose crashes beside others reach this many times the limit is given up: one that never
-gets to run alone would otherwise kill its workers for ever."""
+gets to run alone would otherwise kill its workers forever."""
 LARGEST_LEAP = 1_000_000
 """More than the attempts of any run: a message's number so far ahead of its record is forged."""
 
@@ -58,7 +61,7 @@ class Attempt(msgspec.Struct, omit_defaults=True, frozen=True):
 
 
 class Progress(msgspec.Struct, omit_defaults=True, frozen=True):
-    """What a handler last said about how far it is."""
+    """The progress that a handler last reported."""
 
     fraction: float | None = None
     note: str = ""
@@ -101,11 +104,11 @@ class RunRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     body: bytes = b""
     """The payload of such a run, while it is running."""
     body_object: ObjectName = ""
-    """Where that payload is, when no record can carry it."""
+    """The payload's name in the object store, when it is too large for the record."""
     cause: str = ""
     """The run that published the event or enqueued this run."""
     vacant: bool = False
-    """It ended because its message was gone: whatever comes under its id is a new run."""
+    """It ended because its message was gone: the next message with its id is a new run."""
     alone: bool = False
     """Its holder executes nothing else: if the holder dies, this run is to blame."""
 
@@ -197,10 +200,10 @@ def _may_not_start_again(record: RunRecord) -> bool:
 
 
 def believed(record: RunRecord | None, message: int) -> int:
-    """A message's number as far as it is believed.
+    """A message's number, unless it is forged.
 
-    One that no chain of attempts can have reached was made up outside. It counts as the number that
-    the record expects, so that it is neither dropped nor counted up from.
+    A number that no chain of attempts can have reached counts as the one that the record expects:
+    the message is not dropped, and later numbers are not counted up from it.
     """
     expected = record.message if record else 1
     return message if 0 < message < expected + LARGEST_LEAP else expected
@@ -250,7 +253,7 @@ def close_crashed(record: RunRecord, now: float) -> RunRecord:
 
 
 def ended(record: RunRecord, state: State, *, error: str, token: str, now: float) -> RunRecord:
-    """The record of a run that ends without a holder to say so: cancelled, dead or lost."""
+    """The record of a run that ends without its holder: cancelled, dead or lost."""
     closed = close_crashed(record, now) if record.state == "running" else record
     return msgspec.structs.replace(
         closed,
@@ -263,6 +266,14 @@ def ended(record: RunRecord, state: State, *, error: str, token: str, now: float
         body=b"",
         body_object="",
     )
+
+
+def cancelled(
+    record: RunRecord | None, run: str, group: str, job: str, *, now: float, why: str = "cancelled"
+) -> RunRecord:
+    """The record of a run that nobody holds and that is cancelled; None: it never had one."""
+    base = record or RunRecord("cancelled", group, job, keyed=True, created=now)
+    return ended(base, "cancelled", error=why, token=f"cancel.{run}", now=now)
 
 
 def settled(

@@ -35,9 +35,12 @@ Overlap = Literal["allow", "skip", "queue", "cancel"]
 Source = Literal["code", "api"]
 
 KEPT_PAUSES = 20
+"""Enough to explain recent slots; the record stays small however often somebody pauses."""
 LARGEST_PAYLOAD = 256 * 1024
+"""A quarter of the server's default message limit: each slot's record repeats the payload."""
 NO_BODY = msgspec.Raw(b"")
 _GAPS_LOOKED_AT = 50
+"""Gaps between instants that are compared with the jitter: most rules repeat long before that."""
 LONGEST_JITTER = 366 * 86_400
 """A year: a longer delay is a mistake in the unit."""
 SOME_DAY = 1_767_225_600
@@ -45,7 +48,7 @@ SOME_DAY = 1_767_225_600
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """A time in which the schedule did not fire because somebody said so."""
+    """A time in which the schedule was paused."""
 
     since: Instant
     until: Instant
@@ -72,19 +75,19 @@ class Schedule(msgspec.Struct, omit_defaults=True, frozen=True):
     overlap: str = "allow"
     """One of `Overlap`; an unknown one of a newer version counts as `allow`."""
     app: str = ""
-    """The app whose code defines it, or nothing when it was added at run time."""
+    """The app whose code defines it; empty if it was added at run time."""
     release: str = ""
     source: str = "api"
     since: Instant = 0.0
     changed: Instant = 0.0
     paused: Instant = 0.0
-    """Since when it is paused; 0: it is not."""
+    """When it was paused; 0 if active."""
     pauses: tuple[Pause, ...] = ()
     removed: Instant = 0.0
-    """Since when it is no more; the record is kept for a while, so that everybody hears of it."""
+    """When it was removed; the record is kept for a while, so that every scheduler notices."""
     run_on_start: bool = False
     first: Moment = 0
-    """The instant that `run_on_start` gave it, beside those of its rule; without jitter."""
+    """The extra instant of `run_on_start`; without jitter."""
 
     @property
     def rule(self) -> str:
@@ -95,7 +98,7 @@ class Schedule(msgspec.Struct, omit_defaults=True, frozen=True):
 
     @property
     def timing(self) -> tuple[object, ...]:
-        """What decides its instants: when this changes, it begins to count anew."""
+        """What decides its instants: a change of it resets `since`."""
         return (self.cron, self.every, self.at, self.tz, self.jitter, self.start, self.end)
 
     @property
@@ -109,9 +112,9 @@ decode = CODEC.decode
 
 
 def usable(name: str, body: bytes) -> Schedule:
-    """A stored schedule that can fire; `Unreadable` also when its rule cannot be followed.
+    """A stored schedule that can fire; `Unreadable` also if its rule makes no sense.
 
-    Somebody may have stored it without `define`, or with what only a newer version understands.
+    It may have been stored without `define`, or by a newer version.
     """
     schedule = decode(body)
     try:
@@ -161,7 +164,7 @@ def define(
     release: str = "",
     source: Source = "api",
 ) -> Schedule:
-    """A checked schedule: what cannot work is refused here, with what to write instead."""
+    """A checked schedule; `InvalidInput` says what to write instead."""
     _check_one_rule(cron, every, at)
     for key, value in (headers or {}).items():
         check_header(key, value)
@@ -235,8 +238,8 @@ def check_release(release: object) -> str:
     text = str(release)
     if text and not all(part.isascii() and part.isdigit() for part in text.split(".")):
         raise InvalidInput(
-            f"release {text!r} must be numbers, with dots between them if need be: 41, 1.10.2 "
-            "(a build number or a date; they are compared, so a commit hash will not do)"
+            f"release {text!r} must be numbers, optionally separated by dots: 41, 1.10.2 "
+            "(a build number or a date; releases are compared, so a commit hash does not work)"
         )
     return text
 
@@ -251,15 +254,15 @@ def _check_bounds(schedule: Schedule) -> None:
         raise InvalidInput("end must be after start")
     if schedule.run_on_start and (schedule.at or schedule.start):
         raise InvalidInput(
-            "run_on_start adds a slot at the moment of the definition: it does not go with at= or "
-            "start=, which say that it is not yet time"
+            "run_on_start adds a slot at the time of the definition: it cannot be combined with "
+            "at= or start=, which set a later time"
         )
     if schedule.cron and next_instant(schedule.cron, schedule.tz, SOME_DAY) is None:
         raise InvalidInput(f"cron {schedule.cron!r} names a day that never comes")
 
 
 def _check_jitter(schedule: Schedule) -> None:
-    """A slot may not overtake the next one."""
+    """A slot must not overtake the next one."""
     if not schedule.jitter or schedule.at:
         return
     found = []

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Position = tuple[str | int, ...]
-"""Where a value stands: keys, and numbers in lists."""
+"""Where a value is: keys, and numbers in lists."""
 
 
 class Settings(Mapping[str, Any]):

@@ -5,7 +5,7 @@
       │        waiting            for the run of the slot before (overlap="queue")
       └──────► skipped            by which policy; one record may stand for a series
 
-A planned slot becomes skipped, too, when the server never takes its run: it is too large.
+A planned slot also becomes skipped when its run is too large for the server.
 
 A slot's id is its run's id and its message's id. It is made of the schedule's name and the instant
 in UTC, so every scheduler makes the same one, and a second attempt at the same slot is refused
@@ -47,12 +47,12 @@ class Slot(msgspec.Struct, omit_defaults=True, frozen=True):
     """Who planned it, in the term of `epoch`."""
     epoch: Count = 0
     sender: str = ""
-    """Who sent its run, when that was not the one who planned it."""
+    """Who sent its run, if not the one who planned it."""
     caught_up: bool = False
-    """It was missed at its time and made up for later."""
+    """It was missed at its time and fired later."""
     backfill: bool = False
     duplicate: bool = False
-    """The stream knew its message already: the one before had sent it and not said so."""
+    """The stream knew its message already: an earlier leader had sent it and not recorded that."""
     sequence: Count = 0
     """Where in the jobs stream its run was stored."""
     reason: str = ""
@@ -60,7 +60,7 @@ class Slot(msgspec.Struct, omit_defaults=True, frozen=True):
     last: Moment = 0
     """The last instant that this record stands for, when it stands for a series."""
     count: Count = 0
-    """How many instants that series has; 0 when nobody counted them."""
+    """How many instants that series has; 0 if they were not counted."""
     previous: Moment = 0
     """The instant of the last slot before it that was sent, if known: for the overlap policy."""
     body: msgspec.Raw = NO_BODY
@@ -73,32 +73,32 @@ class Slot(msgspec.Struct, omit_defaults=True, frozen=True):
         return self.state in PENDING
 
 
-class Progress(msgspec.Struct, omit_defaults=True, frozen=True):
-    """How far the schedulers have come; written in one batch with what it speaks of."""
+class SchedulerProgress(msgspec.Struct, omit_defaults=True, frozen=True):
+    """How far the schedulers have come; written in one batch with the slots that it covers."""
 
     watermark: Instant = 0.0
     """Every slot due until then is recorded."""
     settled: Count = 0
-    """No slot recorded up to this revision waits to be sent any more."""
+    """No slot recorded up to this revision still waits to be sent."""
     seen: Count = 0
-    """The newest change of a schedule that this took into account."""
+    """The newest change of a schedule that it takes into account."""
     node: str = ""
     epoch: Count = 0
 
 
 CODEC: Final = Codec[Slot](Slot, "a slot's record")
-PROGRESS: Final = Codec[Progress](Progress, "the schedulers' progress")
+PROGRESS: Final = Codec[SchedulerProgress](SchedulerProgress, "the schedulers' progress")
 decode = CODEC.decode
 decode_progress = PROGRESS.decode
 
 
-def encode(record: Slot | Progress) -> bytes:
+def encode(record: Slot | SchedulerProgress) -> bytes:
     """A record as it is stored."""
     return msgspec.json.encode(record)
 
 
 def decode_at(key: str, body: bytes) -> tuple[str, int, Slot] | None:
-    """Schedule, instant and record of a slot; None when the key is none of a slot."""
+    """Schedule, instant and record of a slot; None if the key is not a slot's."""
     parts = parse_slot_key(key)
     if parts is None:
         return None
@@ -112,7 +112,7 @@ def decode_at(key: str, body: bytes) -> tuple[str, int, Slot] | None:
 
 
 def room(body: bytes | msgspec.Raw, headers: dict[str, str]) -> int:
-    """The size of message that a slot needs at most, for its record and for its run."""
+    """The largest message that a slot needs, for its record or its run."""
     return len(bytes(body)) + (len(msgspec.json.encode(headers)) if headers else 0) + ROOM_BYTES
 
 

@@ -46,8 +46,8 @@ SLOW_FADES: Final = 0.9
 """What is left of the slowest answer with each later one: half after three seconds in `lan`."""
 HOLD_NODES: Final = 3
 HOLD_SHARE: Final = 0.05
-"""Proof against more nodes than both is a disturbance: without this, dropping 200 connections at
-once cost 238 live nodes in 18 tries."""
+"""Proof against more nodes than both of these is a disturbance: without this, dropping 200
+connections at once cost 238 live nodes in 18 tries."""
 HOLD_WINDOW_SECONDS: Final = 1.0
 """Proofs within this time count as one disturbance; each suspect is checked several times in it."""
 HOLD_SECONDS: Final = 3.0

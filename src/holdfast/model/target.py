@@ -36,15 +36,19 @@ from typing import Any, Final
 from holdfast.errors import InvalidInput
 
 LONGEST_EXPRESSION: Final = 512 * 1024
+"""A list of thousands of ids is usual; half of the server's default message limit is left."""
 MOST_WORDS: Final = 500
+"""Each word is a call for each agent."""
 DEEPEST: Final = 50
+"""Each level is four frames of the parser: far below Python's limit of a thousand."""
 LONGEST_PATTERN: Final = 500
 LONGEST_ID: Final = 64
+"""As `names.check_name` allows."""
 MOST_STEPS: Final = 200_000
 """Ways in which one pattern may try to match one id: a few milliseconds at most."""
 
 MOST_REMEMBERED: Final = 1_000
-
+"""Answers kept for each comparison: facts have few different values, but agents may send any."""
 Facts = Mapping[str, Any]
 Matcher = Callable[[str, Facts], bool]
 
@@ -74,16 +78,16 @@ class Target:
         self.text = text
         self._match = match
         self.needs_facts = needs_facts
-        """Whether facts play a part: without, ids are enough."""
+        """Whether it looks at facts; otherwise ids are enough."""
         self.named = named
-        """The ids, when it is only a list of them: then they are meant even if unknown."""
+        """The ids, if it is only a list of them: then unknown agents are included too."""
 
     def matches(self, agent: str, facts: Facts) -> bool:
-        """Whether one agent is meant."""
+        """Whether it selects an agent."""
         return self._match(agent, facts)
 
     def select(self, agents: Mapping[str, Facts] | Iterable[tuple[str, Facts]]) -> list[str]:
-        """The agents that are meant, in the order in which they came."""
+        """The agents that it selects, in the given order."""
         pairs = agents.items() if isinstance(agents, Mapping) else agents
         match = self._match
         return [agent for agent, facts in pairs if match(agent, facts)]
@@ -98,7 +102,7 @@ def parse(text: object) -> Target:
         raise InvalidTarget(f"the target is empty: {_HOW_TO}")
     if len(text) > LONGEST_EXPRESSION:
         raise InvalidTarget(f"the target has more than {LONGEST_EXPRESSION:,} characters")
-    return _Parser(text.strip()).target()
+    return _ExpressionParser(text.strip()).target()
 
 
 # ---------------------------------------------------------------- words
@@ -148,7 +152,7 @@ def _end_of_word(text: str, at: int) -> int:
 # ---------------------------------------------------------------- grammar
 
 
-class _Parser:
+class _ExpressionParser:
     """Recursive descent over the words."""
 
     def __init__(self, text: str) -> None:
@@ -262,7 +266,7 @@ def _glob(word: str) -> Matcher:
 
 
 def _glob_pattern(word: str, flags: int = 0) -> re.Pattern[str]:
-    """A glob as a pattern; neighbouring stars are one, and the engine never goes back over one."""
+    """A glob as a pattern; adjacent stars are merged, and none is ever backtracked into."""
     if len(word) > LONGEST_PATTERN:
         raise InvalidTarget(f"target: a glob has at most {LONGEST_PATTERN} characters")
     try:
@@ -304,7 +308,7 @@ def _fact(rest: str) -> Matcher:
 
 
 def lookup(facts: Facts, key: str, parts: list[str] | None = None) -> Any:
-    """A fact by its dotted name, or None; a name with dots of its own goes first."""
+    """A fact by its dotted name, or None; a key that contains dots itself wins."""
     if key in facts:
         return facts[key]
     value: Any = facts
@@ -329,7 +333,7 @@ def _test(sign: str, wanted: str) -> Callable[[Any], bool]:
 def _for_any(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """The test over a value, or the members of a list.
 
-    Its answers for texts are kept: a fleet says the same few things many times.
+    Answers for texts are cached: a fleet has few different values.
     """
     known: dict[str, bool] = {}
 
@@ -413,7 +417,7 @@ def _regex(source: str) -> Matcher:
     if len(source) > LONGEST_PATTERN:
         raise InvalidTarget(f"target: a regex has at most {LONGEST_PATTERN} characters")
     try:
-        # `[[` is only a warning of a future meaning: what it means today is what is matched.
+        # `[[` only warns of a possible future meaning: match by today's.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             pattern = re.compile(source)

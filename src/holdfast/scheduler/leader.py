@@ -23,7 +23,7 @@ import msgspec
 
 from holdfast.model.planner import Decision, Planner
 from holdfast.model.schedule import NO_BODY
-from holdfast.model.slot import Progress, Slot
+from holdfast.model.slot import SchedulerProgress, Slot
 from holdfast.scheduler.overlap import Overlaps
 from holdfast.scheduler.store import MOST_PLANNED, TOO_LARGE, Planned, Sent, SlotStore
 from holdfast.telemetry import Telemetry
@@ -47,7 +47,7 @@ class Leader:
         epoch: int,
         now: Callable[[], float],
         seen: Callable[[], int] = lambda: 0,
-        known: Progress | None = None,
+        known: SchedulerProgress | None = None,
     ) -> None:
         """`now` is the server's time, `seen` the newest change of a schedule that is in effect.
 
@@ -55,14 +55,14 @@ class Leader:
         older, because the bucket was deleted.
         """
         self.epoch = epoch
-        self.progress = Progress()
+        self.progress = SchedulerProgress()
         self._store = store
         self._planner = planner
         self._telemetry = telemetry
         self._node = node
         self._now = now
         self._seen = seen
-        self._known = known or Progress()
+        self._known = known or SchedulerProgress()
         self._newest = 0
         self._unsent: dict[str, Planned] = {}
         """Planned and not sent yet, by id."""
@@ -248,9 +248,9 @@ class Leader:
         others = [*self._overlaps.held(), *self._overlaps.replaced()]
         return found + [p.revision for p in others if p.id not in left]
 
-    def _progress(self, pending: list[int], watermark: float | None) -> Progress:
+    def _progress(self, pending: list[int], watermark: float | None) -> SchedulerProgress:
         settled = min([*pending, self._newest + 1]) - 1
-        return Progress(
+        return SchedulerProgress(
             watermark=self.progress.watermark if watermark is None else watermark,
             settled=max(settled, 0),
             seen=self._seen(),

@@ -31,7 +31,7 @@ from holdfast.errors import StaleTerm
 from holdfast.model import slot as slots
 from holdfast.model.planner import Planner
 from holdfast.model.schedule import Schedule, next_after
-from holdfast.model.slot import Progress
+from holdfast.model.slot import SchedulerProgress
 from holdfast.names import progress_key
 from holdfast.ownership.election import LeaderElection
 from holdfast.ownership.heartbeat import new_node_id
@@ -98,7 +98,7 @@ class Scheduler(Role):
         ready_file = self.config.ready_file
         super().__init__(broker, telemetry or Telemetry(), self.config, ready_file=ready_file)
         self._wake = asyncio.Event()
-        self._progress = Progress()
+        self._progress = SchedulerProgress()
         self._heard_at = 0.0
         self._said_at = -SAY_SECONDS
         self._leader: Leader | None = None
@@ -290,7 +290,7 @@ class Scheduler(Role):
         if progress is not None and progress.epoch >= self._progress.epoch:
             self._follow(progress)
 
-    def _follow(self, progress: Progress) -> None:
+    def _follow(self, progress: SchedulerProgress) -> None:
         if progress != self._progress:
             self._heard_at = self.broker.server_now()
         self._progress = progress

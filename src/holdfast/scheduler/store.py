@@ -38,7 +38,7 @@ from holdfast.errors import (
 from holdfast.model import run as runs
 from holdfast.model import slot as slots
 from holdfast.model.message import RunMessage, first_message
-from holdfast.model.slot import Progress, Slot
+from holdfast.model.slot import SchedulerProgress, Slot
 from holdfast.names import (
     H_EXPECTED,
     H_EXPECTED_SUBJECT,
@@ -105,13 +105,15 @@ Answer = Sent | TooLarge | None
 class SlotStore(Protocol):
     """What a leader needs; kept on NATS, and in memory by the tests that crash it at each step."""
 
-    async def progress(self) -> Progress: ...
+    async def progress(self) -> SchedulerProgress: ...
     def fits(self, planned: Planned) -> bool: ...
     async def plan(
-        self, planned: Sequence[Planned], progress: Progress, epoch: int
+        self, planned: Sequence[Planned], progress: SchedulerProgress, epoch: int
     ) -> list[Planned]: ...
     async def send(self, planned: Sequence[Planned]) -> list[Answer]: ...
-    async def mark(self, planned: Sequence[Planned], progress: Progress, epoch: int) -> int: ...
+    async def mark(
+        self, planned: Sequence[Planned], progress: SchedulerProgress, epoch: int
+    ) -> int: ...
     async def left_over(self, after: int, epoch: int) -> list[Planned]: ...
     async def active(self, planned: Sequence[Planned]) -> list[bool]: ...
     async def last(self, schedule: str) -> Planned | None: ...
@@ -135,7 +137,7 @@ class NatsSlots:
 
     # ---- progress
 
-    async def progress(self) -> Progress:
+    async def progress(self) -> SchedulerProgress:
         """The instant up to which schedulers have planned.
 
         Where it cannot be read, planning starts an hour before it was stored; slots planned again
@@ -143,9 +145,9 @@ class NatsSlots:
         """
         entry = await self._bucket.get(progress_key(ROLE))
         if entry is None:
-            return Progress()
+            return SchedulerProgress()
         found = self._bucket.read(slots.decode_progress, entry)
-        return found or Progress(watermark=max(0.0, entry.stored - KEPT_LEAST_SECONDS))
+        return found or SchedulerProgress(watermark=max(0.0, entry.stored - KEPT_LEAST_SECONDS))
 
     # ---- planning
 
@@ -157,7 +159,7 @@ class NatsSlots:
         return len(slots.encode(slot)) + BATCH_HEADER_BYTES <= limit
 
     async def plan(
-        self, planned: Sequence[Planned], progress: Progress, epoch: int
+        self, planned: Sequence[Planned], progress: SchedulerProgress, epoch: int
     ) -> list[Planned]:
         """Record slots that nobody has recorded; returns all of them as they are recorded now."""
         missing, there = list(planned), []
@@ -180,7 +182,9 @@ class NatsSlots:
             new = [p._replace(revision=first + n) for n, p in enumerate(missing)]
             return [*there, *new]
 
-    async def mark(self, planned: Sequence[Planned], progress: Progress, epoch: int) -> int:
+    async def mark(
+        self, planned: Sequence[Planned], progress: SchedulerProgress, epoch: int
+    ) -> int:
         """Write down what became of slots; returns the newest revision."""
         try:
             return await self._commit(planned, progress, epoch)
@@ -194,7 +198,9 @@ class NatsSlots:
         ]
         return await self._commit(open_ones, progress, epoch)
 
-    async def _commit(self, planned: Sequence[Planned], progress: Progress, epoch: int) -> int:
+    async def _commit(
+        self, planned: Sequence[Planned], progress: SchedulerProgress, epoch: int
+    ) -> int:
         bucket = self._bucket.name
         writes = [
             Write(

@@ -19,7 +19,7 @@ from holdfast.client import Client
 from holdfast.client.fleet import Fleet
 from holdfast.model import fleet
 from holdfast.model import node as nodes
-from holdfast.model.fleet import FACTS, FleetRun, Return, Step
+from holdfast.model.fleet import FACTS, FleetRun, LedgerEntry, Return
 from holdfast.model.node import NodeRecord
 from holdfast.model.target import parse
 from holdfast.names import active_key, check_name, check_run, fleet_key
@@ -114,7 +114,7 @@ class FleetStatus:
         """A run's record and the returns that are stored."""
         return await self.fleet.read(run), await self.fleet.returns(run)
 
-    async def history(self, run: str) -> Sequence[Step]:
+    async def history(self, run: str) -> Sequence[LedgerEntry]:
         """What became of a run, oldest first: who dispatched, adopted, cancelled and ended it."""
         broker = self._client.broker
         subject = broker.names.log("fleet", check_run(run))
@@ -125,7 +125,7 @@ class FleetStatus:
             async for message in found
             if (
                 step := notes.read(
-                    fleet.decode_step,
+                    fleet.decode_ledger,
                     broker.names.ledger,
                     message.headers["Nats-Sequence"],
                     message.body,

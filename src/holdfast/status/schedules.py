@@ -27,7 +27,7 @@ from holdfast.clock import rfc3339
 from holdfast.errors import InvalidInput
 from holdfast.model import slot as slots
 from holdfast.model.schedule import Schedule, due_at, instants, next_after
-from holdfast.model.slot import Progress, Slot, slot_id
+from holdfast.model.slot import SchedulerProgress, Slot, slot_id
 from holdfast.names import kv_key, kv_subject, progress_key, slot_key
 from holdfast.status.finding import read_record
 from holdfast.status.messages import newest
@@ -94,11 +94,11 @@ class SlotHistory:
             if found:
                 yield found[1:]
 
-    async def progress(self) -> Progress:
+    async def progress(self) -> SchedulerProgress:
         """How far the schedulers have come."""
         entry = await self._bucket.get(progress_key("scheduler"))
         found = self._bucket.read(slots.decode_progress, entry) if entry else None
-        return found or Progress()
+        return found or SchedulerProgress()
 
     # ---- why
 
@@ -153,13 +153,15 @@ class SlotHistory:
             slot=slot,
         )
 
-    def _without_record(self, schedule: Schedule, moment: int, progress: Progress) -> Why:
+    def _without_record(self, schedule: Schedule, moment: int, progress: SchedulerProgress) -> Why:
         now = self._client.broker.server_now()
         verdict, text = _judge(schedule, moment, now, progress)
         return Why(schedule.name, rfc3339(moment), verdict, text)
 
 
-def _judge(schedule: Schedule, moment: int, now: float, progress: Progress) -> tuple[str, str]:
+def _judge(
+    schedule: Schedule, moment: int, now: float, progress: SchedulerProgress
+) -> tuple[str, str]:
     due = due_at(schedule, moment)
     for pause in schedule.pauses:
         if pause.since <= due <= pause.until:

@@ -251,7 +251,7 @@ def _settled(read: Callable[[], object]) -> object:
 def _ledger(names: Names) -> Decode:
     kinds = {
         names.log("node", ""): node.decode_transition,
-        names.log("fleet", ""): fleet.decode_step,
+        names.log("fleet", ""): fleet.decode_ledger,
         names.log("operator", ""): LINE.decode,
     }
 

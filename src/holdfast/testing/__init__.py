@@ -4,7 +4,7 @@ From the lightest to the heaviest, each with the same rules as production:
 
 * `make_context` for calling a handler as the plain function that it is,
 * `eager` for code that enqueues: each run is executed at once, in place,
-* `memory` for whole stories in one process: retries, delays, events, crashes, on a `FakeClock`,
+* `memory` for whole scenarios in one process: retries, delays, events, crashes, on a `FakeClock`,
 * the pytest fixtures `holdfast_server` and `holdfast_worker`: a real server and a real worker.
 
 Names are loaded when they are used, because pytest imports this package at every start.

@@ -1,4 +1,4 @@
-"""What the memory app has instead of the client and the outbox on NATS."""
+"""The memory app's client and outbox."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class PublishedEvent:
 
 
 class MemoryOutbox:
-    """What executions send (`worker.settling.Outbox`), and what became of it."""
+    """What executions send (`worker.settling.Outbox`), kept to look at."""
 
     largest_result = MAX_PAYLOAD // 4
 
@@ -103,7 +103,7 @@ class MemoryOutbox:
     async def dead_letter(self, group: str, job: str, body: bytes, headers: Headers) -> Letter:
         if not self._queue.is_new_dead_letter(headers):
             return Letter()
-        error, story = headers.get(H_ERROR, '""'), headers.get(H_TRACEBACK, '""')
+        error, traceback = headers.get(H_ERROR, '""'), headers.get(H_TRACEBACK, '""')
         self.dead.append(
             DeadLetter(
                 headers.get(H_RUN, ""),
@@ -111,7 +111,7 @@ class MemoryOutbox:
                 job,
                 headers.get(H_REASON, ""),
                 json.loads(error),
-                json.loads(story),
+                json.loads(traceback),
                 body,
                 headers,
             )
@@ -131,7 +131,7 @@ class MemoryOutbox:
 
 
 class MemoryData:
-    """A bucket of the program's own (`client.bucket.Data`)."""
+    """A bucket of the program (`client.bucket.Data`)."""
 
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock
@@ -160,10 +160,10 @@ class MemoryData:
             yield entry
 
     def pass_over(self, entry: Entry, error: Exception) -> None:
-        """In memory nobody else writes: the test did, and `get` tells it why."""
+        """Not noted: only the test itself writes here, and `get` raises the error."""
 
 
-class Process(Protocol):
+class MemoryProcess(Protocol):
     """What the backend needs of the app in memory."""
 
     clock: FakeClock
@@ -178,7 +178,7 @@ class MemoryBackend:
 
     def __init__(
         self,
-        process: Process,
+        process: MemoryProcess,
         queue: MemoryQueue,
         names: Names,
         store: MemoryStore,
@@ -219,7 +219,7 @@ class MemoryBackend:
         return Enqueued(request.run, 0, stored.duplicate)
 
     async def _is_known(self, request: Request) -> bool:
-        """Whether a delayed run of the key waits; for a delayed one, whether it has a record."""
+        """Whether a delayed run of the key waits; for a delayed request, whether it is recorded."""
         if not request.delayed:
             subject = self._names.later(request.group, request.spec.name, request.run, 1)
             return self._queue.waits(subject)
@@ -274,24 +274,22 @@ class MemoryBackend:
     async def _write_cancelled(
         self, run: str, record: RunRecord | None, revision: int, group: str, job: str
     ) -> bool:
-        now = self._process.clock.utc()
-        base = record or RunRecord("cancelled", group, job, keyed=True, created=now)
-        ended = runs.ended(base, "cancelled", error="cancelled", token=f"cancel.{run}", now=now)
+        ended = runs.cancelled(record, run, group, job, now=self._process.clock.utc())
         ttl = self._records.keyed_ttl_seconds
         try:
             await self._store.put(run, runs.encode(ended), expected=revision, ttl=ttl)
         except Conflict:
             return False
-        for message in (base.message, base.message + 1):
+        for message in (ended.message, ended.message + 1):
             self._queue.forget_later(self._names.later(group, job, run, message))
         return True
 
 
 def _due(at: float, now: float) -> float:
-    """When an instant is due by a clock that shows `now` and stands still.
+    """When an instant is due on a fake clock that shows `now`.
 
-    Code under test takes its instants from the wall clock, a test from its `FakeClock`: an instant
-    is meant by the clock that it is nearer to.
+    Code under test takes its instants from the wall clock, a test from its `FakeClock`: the clock
+    that is nearer to the instant is assumed.
     """
     wall = time.time()
     return now + max(0.0, at - wall) if abs(at - wall) < abs(at - now) else at

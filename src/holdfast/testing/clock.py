@@ -1,9 +1,9 @@
-"""A clock that stands still until it is told to move.
+"""A clock that stands still until a test moves it.
 
     clock = FakeClock()
     task = asyncio.create_task(something(clock))     # sleeps an hour on it
-    await clock.sleepers(1)                          # it has come to its sleep
-    clock.advance("1h")                              # and is woken
+    await clock.sleepers(1)                          # wait until it sleeps
+    clock.advance("1h")                              # wake it
 
 `advance` wakes every sleeper that is due, the earliest first; they run as soon as the test waits
 for something. One that sleeps again counts from the new time.
@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from holdfast.durations import Duration, seconds
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
+"""Any fixed instant will do; this one makes dates in failures easy to read."""
 _NEVER_ZERO = 1_000.0  # a monotonic clock that starts at 0 hides bugs
 _DIGITS = 9  # three steps of 0.1 s are 0.3 s
 

@@ -5,8 +5,8 @@
         assert await resize(Image(id=42), ctx) == Thumbnail(key="42-small")
         assert ctx.published == [("image-resized", {"key": "42-small"})]
 
-Nothing is sent anywhere: what the handler published and how far it said it was are kept on the
-context. `make_sync_context` is for plain handlers, which get a `SyncContext`.
+Nothing is sent: published events and reported progress are kept on the context.
+`make_sync_context` is for plain handlers, which get a `SyncContext`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Noted:
 
 
 class FakeContext(Context):
-    """A `Context` that notes what it is told."""
+    """A `Context` that records its calls."""
 
     _execution: _Noted
 
@@ -60,7 +60,7 @@ class FakeContext(Context):
 
 
 class FakeSyncContext(SyncContext):
-    """A `SyncContext` that notes what it is told, without a thread or a loop."""
+    """A `SyncContext` that records its calls, without a thread or a loop."""
 
     _execution: _Noted
 
@@ -80,7 +80,7 @@ class FakeSyncContext(SyncContext):
         except StopIteration as end:
             value: T = end.value
             return value
-        raise AssertionError("noting something never waits")
+        raise AssertionError("recording a call never waits")
 
 
 def make_context(
@@ -98,7 +98,7 @@ def make_context(
 ) -> FakeContext:
     """A context for an `async def` handler; `owner` is what `still_owner()` answers.
 
-    `epoch=None` makes one as of an `at_least_once` job, whose `ctx.epoch` raises `NoRecord`.
+    With `epoch=None` it is that of an `at_least_once` job, whose `ctx.epoch` raises `NoRecord`.
     """
     return FakeContext(
         _Noted(owner),

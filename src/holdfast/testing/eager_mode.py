@@ -5,10 +5,10 @@
             run = await place_order.enqueue(Order(id=1))     # executed when this returns
             assert await run.result() == "sent"
 
-For tests of code that enqueues and does not care when. The run goes through the same claim,
-attempts and retries as on a worker; delays and waits are skipped by moving a `FakeClock`, so every
-run has ended when `enqueue` returns: done, dead, cancelled or discarded. What it causes (events,
-further runs) has ended too.
+For tests of code that enqueues and does not care when runs execute. A run goes through the same
+claim, attempts and retries as on a worker; delays and waits are skipped by moving a `FakeClock`, so
+every run has ended when `enqueue` returns: done, dead, cancelled or discarded. So have the events
+and runs that it caused.
 
 What a handler raises is recorded, as on a worker, and shows when the test asks for the result.
 With `raise_errors=True` it is raised from `enqueue`, at the first attempt that fails.
@@ -65,7 +65,7 @@ class _EagerBackend:
             if self._raise and len(memory.raised) > known:
                 raise memory.raised[known]
         raise HoldfastError(
-            f"{MOST_ATTEMPTS:,} steps and still not ended: does a job enqueue or snooze itself?"
+            f"not finished after {MOST_ATTEMPTS:,} steps: does a job enqueue or snooze itself?"
         )
 
     async def data(self, name: str) -> Data:
@@ -91,7 +91,7 @@ class _EagerBackend:
 def eager(
     app: Holdfast, *, raise_errors: bool = False, clock: FakeClock | None = None
 ) -> Iterator[Memory]:
-    """Execute at once whatever is enqueued inside the block; gives the app in memory to look at."""
+    """Execute at once what is enqueued inside the block; yields the app in memory."""
     memory = Memory(app, clock)
     before = app.replace_backend(_EagerBackend(memory, raise_errors))
     try:

@@ -9,8 +9,8 @@
             assert await run.result() == Thumbnail(key="42-small")
 
 Guaranteed to behave as a worker does, because it is the same code: claims, attempts, retries, dead
-letters, events, cancellation and the de-duplication of keys. The clock stands still until
-`advance`; it moves from one due instant to the next, so that each attempt starts when it would.
+letters, events, cancellation and deduplication by key. The clock stands still until `advance`,
+which moves it from one due instant to the next, so that each attempt starts at its time.
 
 Not covered: several processes at once (attempts are made one after the other; a crash is simulated
 with `crash_next`), acknowledgement deadlines, outages. Timeouts pass in real time. Use the pytest
@@ -41,7 +41,7 @@ from holdfast.payload import Bound
 from holdfast.telemetry import Telemetry
 from holdfast.testing.backend import DeadLetter, MemoryBackend, MemoryOutbox, PublishedEvent
 from holdfast.testing.clock import FakeClock
-from holdfast.testing.queue import MemoryDelivery, MemoryQueue, Message
+from holdfast.testing.queue import MemoryDelivery, MemoryQueue, QueuedMessage
 from holdfast.worker.attempt import Call, Caller, Held
 from holdfast.worker.execution import Executor
 
@@ -56,7 +56,7 @@ class _ProcessDied(BaseException):
 
 
 class _Calls(Caller):
-    """Calls handlers, unless their process is to die; remembers what they raised."""
+    """Calls handlers, or simulates a crash instead; remembers what they raised."""
 
     fatal = (KeyboardInterrupt, _ProcessDied)
 
@@ -168,18 +168,18 @@ class Memory:
         self.app.replace_backend(self._before)
 
     def close(self) -> None:
-        """Let go of the threads in which plain handlers ran."""
+        """Release the threads of plain handlers."""
         self._calls.close()
 
     # ---- making things happen
 
     async def drain(self) -> int:
-        """Execute everything that is due, and what that causes, until nothing is; how many."""
+        """Execute everything that is due, and what it causes; returns the attempts made."""
         for count in range(MOST_ATTEMPTS):
             if not await self.step():
                 return count
         raise HoldfastError(
-            f"{MOST_ATTEMPTS:,} attempts and still not drained: does a job enqueue itself?"
+            f"not drained after {MOST_ATTEMPTS:,} attempts: does a job enqueue itself?"
         )
 
     async def step(self) -> bool:
@@ -194,10 +194,10 @@ class Memory:
         held = Held(delivery, job, self.clock.monotonic(), message.event)
         task = asyncio.create_task(self._attempt(held, message), name=f"memory-{job.name}")
         self._attempting[held] = task
-        await asyncio.shield(task)  # whoever waits may be cancelled; the attempt goes on
+        await asyncio.shield(task)  # the caller may be cancelled; the attempt continues
         return True
 
-    async def _attempt(self, held: Held, message: Message) -> None:
+    async def _attempt(self, held: Held, message: QueuedMessage) -> None:
         try:
             await self._executor.execute(held)
         except _ProcessDied:
@@ -210,7 +210,7 @@ class Memory:
             del self._attempting[held]
 
     async def _write_down_as_lost(self, held: Held, claim: Claim) -> None:
-        """What a coordinator does for a run whose message is gone already (`at_most_once`)."""
+        """What a coordinator does for a run whose message is already gone (`at_most_once`)."""
         error = "its worker died and its restart strategy is 'never'"
         ended = await self._executor.claims.give_up(
             claim.run, claim.record, claim.revision, state="lost", error=error
@@ -229,7 +229,7 @@ class Memory:
             await self._outbox.dead_letter(ended.group, ended.job, held.message.body, headers)
 
     async def advance(self, duration: Duration) -> int:
-        """Let time pass, and execute everything when it becomes due; how many attempts."""
+        """Let time pass and execute everything when it becomes due; returns the attempts made."""
         end = self.clock.utc() + seconds(duration, "advance")
         count = await self.drain()
         while (due := self._queue.next_due()) is not None and due <= end:
@@ -241,8 +241,8 @@ class Memory:
     def crash_next(self, job: Job[Any, Any] | str, *, times: int = 1, at: Moment = "end") -> None:
         """Let the process die at the next attempts of a job.
 
-        At the `end` of the handler its effects have happened and nothing of them is recorded; at
-        the `start` it has not been called. The message is redelivered at once, to a new process.
+        At the `end` of the handler its effects have happened and nothing is recorded; at the
+        `start` it has not been called. The message is redelivered at once to a new process.
         """
         name = job if isinstance(job, str) else job.name
         self._calls.crashes.setdefault(name, []).extend([at] * times)
@@ -301,7 +301,7 @@ class Memory:
         if not patient:
             return TimeoutError()
         due = self._queue.next_due()
-        when = f"; the next thing is due at {rfc3339(due)}" if due is not None else ""
+        when = f"; the next item is due at {rfc3339(due)}" if due is not None else ""
         return RunError(
             f"run {run} has not ended and nothing is due now{when}: move the clock with "
             "`await mem.advance(...)`",

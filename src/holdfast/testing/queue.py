@@ -1,13 +1,13 @@
-"""The streams in memory: what `holdfast.testing.memory` has instead of a server.
+"""The streams in memory, for `holdfast.testing.memory`.
 
-It keeps the rules of the server that jobs can notice: a message id is known for the window and a
-repeat of it is dropped; a message that is held is not handed out again; `nak` brings it back when
-its delay is over; a scheduled message is handed out when it is due, as a new message without its
-message id; a later schedule for the same run and attempt replaces the earlier one; each job that
-subscribes to an event gets its own copy.
+They follow the server's rules that jobs can notice: a repeated message id is dropped within the
+window; a message that is held is not delivered again; `nak` redelivers it after the delay; a
+scheduled message is delivered when it is due, as a new message without its message id; a later
+schedule for the same run and attempt replaces the earlier one; each job that subscribes to an event
+gets its own copy.
 
-Not kept: acknowledgement deadlines. A message that was handed out stays with its holder until it
-is acknowledged, given back or `returned` by the simulated crash of its process.
+Not covered: acknowledgement deadlines. A delivered message stays with its holder until it is
+acknowledged, given back or `returned` by the simulated crash of its process.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from holdfast.keeper.board import Board
 from holdfast.names import H_MSG_ID, SERVER_HEADERS, Names
 
 NANO = 1_000_000_000
-_SAME_INSTANT = 1e-6  # of two sums of the same seconds in another order
+_SAME_INSTANT = 1e-6  # sums of the same seconds in another order differ by less
 
 Headers = dict[str, str]
 
 
 @dataclass(eq=False)
-class Message:
+class QueuedMessage:
     """A stored message of one consumer."""
 
     subject: str
@@ -46,7 +46,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A message that is handed out when it is due."""
+    """A message that is delivered when it is due."""
 
     group: str
     job: str
@@ -56,9 +56,9 @@ class Scheduled:
 
 
 class MemoryDelivery:
-    """One handing out of a message, with the right to acknowledge it (`worker.attempt.Message`)."""
+    """One delivery of a message (`worker.attempt.Message`)."""
 
-    def __init__(self, queue: MemoryQueue, message: Message) -> None:
+    def __init__(self, queue: MemoryQueue, message: QueuedMessage) -> None:
         self.subject = message.subject
         self.body = message.body
         self.headers = message.headers
@@ -92,7 +92,7 @@ class Window:
     seen: dict[str, tuple[float, Stored]] = field(default_factory=dict)
 
     def known(self, headers: Headers, now: float) -> Stored | None:
-        """What was stored under this id not longer ago than the window."""
+        """What was stored under this id within the window."""
         found = self.seen.get(headers.get(H_MSG_ID, ""))
         if found is None or now - found[0] >= self.seconds:
             return None
@@ -113,7 +113,7 @@ class MemoryQueue:
         self._names = names
         self._windows = {s: Window(window_seconds) for s in (names.jobs, names.events, names.dead)}
         self._sequences = {stream: itertools.count(1) for stream in self._windows}
-        self._messages: dict[Message, None] = {}
+        self._messages: dict[QueuedMessage, None] = {}
         self._later: dict[str, Scheduled] = {}
 
     # ---- storing
@@ -129,12 +129,12 @@ class MemoryQueue:
     def _put(self, group: str, job: str, body: bytes, headers: Headers, now: float) -> Stored:
         sequence = next(self._sequences[self._names.jobs])
         subject = self._names.job(group, job)
-        message = Message(subject, group, job, body, headers, sequence, now, now)
+        message = QueuedMessage(subject, group, job, body, headers, sequence, now, now)
         self._messages[message] = None
         return Stored(self._names.jobs, sequence)
 
     def later(self, subject: str, scheduled: Scheduled, *, replace: bool) -> Stored:
-        """Store a scheduled message, unless its id is known or (without `replace`) one waits."""
+        """Store a scheduled message, unless its id is known, or one waits and `replace` is off."""
         now = self._clock.utc()
         window = self._windows[self._names.jobs]
         if known := window.known(scheduled.headers, now):
@@ -156,12 +156,12 @@ class MemoryQueue:
         sequence = next(self._sequences[self._names.events])
         subject = self._names.event(event)
         for group, job in subscribers:
-            copy = Message(subject, group, job, body, headers, sequence, now, now, event)
+            copy = QueuedMessage(subject, group, job, body, headers, sequence, now, now, event)
             self._messages[copy] = None
         return window.remember(headers, now, Stored(self._names.events, sequence))
 
     def is_new_dead_letter(self, headers: Headers) -> bool:
-        """Whether the dead letter's id is not known yet; it is from now on."""
+        """Whether the dead letter's id is new; remembers it."""
         now = self._clock.utc()
         window = self._windows[self._names.dead]
         if window.known(headers, now):
@@ -171,10 +171,10 @@ class MemoryQueue:
         )
         return True
 
-    # ---- handing out
+    # ---- delivering
 
-    def take(self, consumers: set[tuple[str, str]]) -> Message | None:
-        """The message that has been due longest, for one of these consumers (group and job)."""
+    def take(self, consumers: set[tuple[str, str]]) -> QueuedMessage | None:
+        """The message that has been due longest, of these consumers (group and job)."""
         self._fire()
         now = self._clock.utc() + _SAME_INSTANT
         due = [
@@ -198,7 +198,7 @@ class MemoryQueue:
             self._put(found.group, found.job, found.body, kept, found.due)
 
     def next_due(self) -> float | None:
-        """When the next thing that is not due yet will be."""
+        """When the next delayed item is due."""
         now = self._clock.utc() + _SAME_INSTANT
         waiting = [m.visible for m in self._messages if not m.held and m.visible > now]
         waiting += [scheduled.due for scheduled in self._later.values()]
@@ -206,11 +206,11 @@ class MemoryQueue:
 
     # ---- what becomes of a message
 
-    def remove(self, message: Message) -> None:
+    def remove(self, message: QueuedMessage) -> None:
         """It was acknowledged."""
         self._messages.pop(message, None)
 
-    def returned(self, message: Message, delay: float = 0.0) -> None:
+    def returned(self, message: QueuedMessage, delay: float = 0.0) -> None:
         """It was given back, or its process died."""
         message.held = False
         message.visible = self._clock.utc() + delay
@@ -226,11 +226,11 @@ class MemoryQueue:
         return any(m.sequence == sequence and not m.event for m in self._messages)
 
     def has_later(self, prefix: str) -> bool:
-        """Whether a scheduled message's subject starts so."""
+        """Whether a scheduled message waits under a subject with this prefix."""
         return any(subject.startswith(prefix) for subject in self._later)
 
     def waits(self, subject: str) -> bool:
-        """Whether a scheduled message has this subject."""
+        """Whether a scheduled message waits under this subject."""
         return subject in self._later
 
     def waiting(self) -> int:

@@ -1,9 +1,9 @@
-"""A real worker inside a test: one for every group of an app, in this very process.
+"""A real worker inside a test: one for every group of an app, in the test's process.
 
-With `async with` it runs on the test's own event loop, so handlers and test share objects; with
-`with` it runs on a loop in a thread of its own, and the block gets a `SyncApp`. It is ready when
-the block is entered: streams and consumers exist, so an event published in the first line reaches
-its subscribers. Leaving the block drains.
+With `async with` it runs on the test's event loop, so handlers and test share objects; with `with`
+it runs on a loop in a separate thread, and the block gets a `SyncApp`. It is ready when the block
+is entered: streams and consumers exist, so an event published in the first line reaches its
+subscribers. Leaving the block drains.
 
 Not covered: what happens when the process dies. For that, run the workers as processes, or use
 `holdfast.testing.memory`, where a crash can be simulated.
@@ -21,7 +21,9 @@ from holdfast.sync import LoopThread, SyncApp
 from holdfast.worker import Worker
 
 READY_SECONDS = 10.0
+"""Many times what a start takes, for machines under load."""
 _LOOK_SECONDS = 0.01
+"""Short against the start itself, which takes a few tenths of a second."""
 
 
 class RunningWorker:
@@ -77,7 +79,7 @@ class RunningWorker:
             self._thread.close()
 
     async def _until_ready(self) -> None:
-        """Every consumer is there; a worker that ends before that tells why."""
+        """Wait until every consumer exists; raise if a worker ends before that."""
         try:
             async with asyncio.timeout(READY_SECONDS):
                 while not all(_ready(worker) for worker in self.workers):
@@ -87,7 +89,7 @@ class RunningWorker:
                     await asyncio.wait(self._tasks, timeout=_LOOK_SECONDS)
         except TimeoutError:
             raise HoldfastError(
-                f"the worker was not ready after {READY_SECONDS:g} s: look at the log"
+                f"the worker was not ready after {READY_SECONDS:g} s: see the log"
             ) from None
 
     async def _stop(self) -> None:

@@ -322,7 +322,7 @@ class Settler:
             reason=reason,
             error=error,
             now=self._now(),
-            story=trace,
+            traceback=trace,
             failures=held.failures + (reason in ("failed", "timeout")),
             crashes=record.crashes if record else held.crashes,
             attempts=record.attempts if record else (),

@@ -69,7 +69,7 @@ class DeadLetterStore:
             reason=reason,
             error=why,
             now=self._broker.clock.utc(),
-            story="".join(traceback.format_exception(error)) if error else "",
+            traceback="".join(traceback.format_exception(error)) if error else "",
             failures=failures,
         )
         headers[H_QUEUE] = self._queue
