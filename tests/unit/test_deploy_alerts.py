@@ -238,8 +238,8 @@ def test_every_alert_has_a_runbook_that_exists() -> None:
     for group in groups():
         for rule in group["rules"]:
             url = rule["annotations"]["runbook_url"]
-            assert url.startswith("https://holdfast.dev/docs/operations")
-            name, _, anchor = url.removeprefix("https://holdfast.dev/").partition("#")
+            assert url.startswith("docs/operations")
+            name, _, anchor = url.partition("#")
             page = (ROOT / name).read_text(encoding="utf-8")
             headings = {
                 line.lstrip("# ").lower().replace(" ", "-").replace("'", "")

@@ -164,8 +164,9 @@ class DeployConfig(Scaling):
     for a Prometheus and a Grafana without it, or not rendered."""
     monitoring_namespace: str = option("monitoring")
     """Namespace of Prometheus, which is allowed to scrape."""
-    runbooks_url: str = option("https://holdfast.dev/docs")
-    """Where the runbooks are that alerts link to."""
+    runbooks_url: str = option("docs")
+    """Where alerts say that their runbook is: the address at which you publish Holdfast's `docs/`;
+    the default is the path in its repository."""
     monitoring_release: str = option("prometheus")
     """Value of the label `release` that Prometheus and Grafana select on."""
     scaler: str = option("metrics-api", choices=("metrics-api", "nats-jetstream", "hpa"))
