@@ -62,3 +62,13 @@ def test_glossary_has_every_word() -> None:
         "dead letter",
     }
     assert wanted <= set(words)
+
+
+def test_glossary_names_classes_that_exist() -> None:
+    """The code has a concept under the name that the glossary says."""
+    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([A-Z][a-z]\w+)(?:\.\w+)?`", glossary))
+    source = "".join(p.read_text("utf-8") for p in (ROOT / "src" / "holdfast").rglob("*.py"))
+    defined = set(re.findall(r"^(?:class )?(\w+)(?:[(:\[]| = )", source, re.MULTILINE))
+    assert len(named) > 40
+    assert not named - defined
