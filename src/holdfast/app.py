@@ -71,18 +71,18 @@ class JobOptions(TypedDict, total=False):
     retry: Backoff | None
     """When a failed attempt is repeated."""
     restart: Restart | None
-    """What becomes of a run whose worker died."""
+    """What happens to a run whose worker died."""
     timeout: Duration | None
     """The longest that one attempt may take."""
     run_timeout: Duration | None
     """The longest that all attempts together may take."""
     on: str | Sequence[str]
-    """Events of which each starts a run."""
+    """Events that start a run each."""
     execution: Execution
 
 
 class RuleOptions(TypedDict, total=False):
-    """What a rule of a schedule takes beside its timing."""
+    """Options of a schedule's rule, besides its timing."""
 
     schedule: str | None
     """The schedule's name, instead of the job's."""

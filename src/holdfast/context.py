@@ -1,11 +1,11 @@
-"""What a handler is told about its run, and what it may do with it.
+"""What a handler gets to know about its run, and what it can do.
 
 `Context` is for `async def` handlers, `SyncContext` for plain ones, which run in a thread: the
 same names, but its methods block. Annotate a parameter with either, or call it `ctx`.
 
-`run` stays the same over all attempts: use it as the idempotency key of an effect. `epoch` only
-grows: store it with an effect and refuse smaller ones, and a process that was replaced can do no
-harm when it wakes.
+`run` is the same for all attempts: use it as the idempotency key of an effect. `epoch` only grows:
+store it with an effect and reject smaller ones, and a process that was replaced can do no harm when
+it resumes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from holdfast.names import check_event, parse_slot_run
 T = TypeVar("T")
 
 current_run: contextvars.ContextVar[str] = contextvars.ContextVar("holdfast_run", default="")
-"""The run that the running code belongs to: what it enqueues names it as its cause."""
+"""The run that the current code belongs to: runs that it enqueues name it as their cause."""
 
 _log = logging.getLogger("holdfast.job")
 
@@ -44,7 +44,7 @@ class Attempting(Protocol):
         ...
 
     async def progress(self, fraction: float | None, note: str) -> None:
-        """Write down how far it is."""
+        """Record the progress."""
         ...
 
 
@@ -84,7 +84,7 @@ class _Facts:
         self.deadline = datetime.fromtimestamp(deadline, UTC) if deadline else None
         """When this attempt times out, or None."""
         self.state: dict[str, Any] = {}
-        """For middlewares: whatever they want to hand to the handler."""
+        """For middlewares: values to pass to the handler."""
         self._epoch = epoch
         self._execution = execution
         self._settings = settings
@@ -107,7 +107,7 @@ class _Facts:
         found = parse_slot_run(self.run)
         try:
             return datetime.fromtimestamp(parse_stamp(found[1]), UTC) if found else None
-        except InvalidName:  # somebody's own run id that only looks like a slot's
+        except InvalidName:  # a custom run id that only looks like a slot's
             return None
 
     @property

@@ -84,6 +84,7 @@ _HEADER_NAME = re.compile(r"[!-9;-~]{1,128}")
 _PULL_INBOX = re.compile(r"[a-zA-Z0-9_-]+(\.[a-zA-Z0-9_-]+){0,15}\.pull\.[0-9a-f]{22}")
 _PLAIN = re.compile(r"[a-zA-Z0-9_-]+")
 _LONGEST_KEY = 160
+"""Longer keys are hashed: with group and job, a run id stays below its 400 characters."""
 _B62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
@@ -171,7 +172,7 @@ def encode(text: str) -> str:
 
 
 def decode(token: str) -> str:
-    """What `encode` was given; a hashed text stays a hash, and a foreign token what it is."""
+    """What `encode` was given; hashes and foreign tokens stay as they are."""
     if token.startswith("=h"):
         return token
     raw = token.encode("utf-8", "surrogatepass")
@@ -192,9 +193,9 @@ def _b62(number: int) -> str:
 
 
 def pull_inbox(prefix: str, token: str) -> str:
-    """The subject below which a process gets what it pulls, apart from the answers it gets.
+    """The subject below which a process receives what it pulls, separate from other answers.
 
-    So a coordinator can be allowed to hear what is handed to a dead worker, and nothing else.
+    So a coordinator can be allowed to receive what is sent to a dead worker, and nothing else.
     """
     return f"{prefix}.pull.{token}"
 
@@ -213,8 +214,8 @@ class IdMaker:
     """Unique ids without asking the system's random source each time.
 
     One random prefix per process and a counter. The prefix starts with the second of creation, so
-    that ids of one day sort roughly by age. A forked child makes a prefix of its own: with its
-    parent's, the two would give the same id to two runs, and one would be dropped as a repeat.
+    that ids of one day sort roughly by age. A forked child makes a new prefix: with its parent's,
+    the two would give the same id to two runs, and one would be dropped as a repeat.
     """
 
     def __init__(self) -> None:
@@ -245,9 +246,9 @@ def sequence_run(stream_sequence: int, timestamp_ns: int) -> str:
 
 
 def event_run(group: str, job: str, event_id: str) -> str:
-    """The run id of a subscriber: derived from the event, so that a repeat is known as one.
+    """The run id of a subscriber: derived from the event, so that repeats are detected.
 
-    `=e` is nothing that `encode` makes, so no user's key can be mistaken for it.
+    `encode` never makes `=e`, so no user's key can be mistaken for it.
     """
     prefix = job if group == DEFAULT_GROUP else f"{group}/{job}"
     return f"{prefix}/=e{encode(event_id)}"
@@ -261,7 +262,7 @@ def is_event_run(run: str) -> bool:
 def slot_run(schedule: str, time: str) -> str:
     """The run id of a slot: `<schedule>/=t<UTC time>`.
 
-    `=t` is nothing that `encode` makes, so no user's key can be mistaken for a slot.
+    `encode` never makes `=t`, so no user's key can be mistaken for a slot.
     """
     return f"{schedule}/=t{time}"
 
@@ -273,7 +274,7 @@ def parse_slot_run(run: str) -> tuple[str, str] | None:
 
 
 def trigger_run(schedule: str, id: str) -> str:
-    """The run id of a schedule that somebody fired by hand."""
+    """The run id of a schedule that was triggered by hand."""
     return f"{schedule}/=m{id}"
 
 
@@ -357,7 +358,7 @@ def term_key(role: str) -> str:
 
 
 def progress_key(role: str) -> str:
-    """The key under which a role's leaders write down how far they have come."""
+    """The key under which a role's leaders record their progress."""
     return f"progress.{role}"
 
 
@@ -504,11 +505,11 @@ class Names:
 
     @property
     def applied(self) -> str:
-        """What each agent made of the settings, key: the agent's id, which it alone writes."""
+        """Each agent's report on the settings, key: the agent's id, which only it writes."""
         return self.bucket("applied")
 
     def data(self, name: str) -> str:
-        """A bucket of a program's own."""
+        """A bucket of a program."""
         return self.bucket(f"data_{name}")
 
     @property
@@ -561,8 +562,8 @@ class Names:
 
     @property
     def agents(self) -> str:
-        """The records of agents. Not among the nodes: what stands there is acted upon, and an
-        agent could write there that it is a worker, and what to give back when it is lost."""
+        """The records of agents. Separate from the nodes, whose records are acted upon: an agent
+        could claim there to be a worker, with messages to give back when it is lost."""
         return self.bucket("agents")
 
     @property
@@ -575,7 +576,7 @@ class Names:
 
     @property
     def handover(self) -> str:
-        """Where a dispatcher that leaves says so to the others."""
+        """Where a dispatcher announces that it is leaving."""
         return f"{self.namespace}.dispatchers.handover"
 
     def agent(self, agent: str, verb: str) -> str:
@@ -594,7 +595,7 @@ class Names:
         return f"{self.namespace}.node.{node}.{verb}"
 
     def changed(self, bucket: str, key: str) -> str:
-        """Where the server repeats each write to a bucket, for those who wait for one."""
+        """Where the server republishes each write to a bucket."""
         return f"{self.namespace}.kv.{bucket}.{key}"
 
     def parse_job(self, subject: str) -> tuple[str, str] | None:
@@ -639,17 +640,17 @@ class Names:
 
 
 def result_object(run: str, epoch: int) -> str:
-    """Where the large result of one holder is: a holder that was replaced writes elsewhere."""
+    """The object of one holder's large result: a replaced holder writes another one."""
     return f"result/{run}/{epoch}"
 
 
 def body_object(run: str, mark: str) -> str:
-    """Where the large payload of an `at_most_once` run is; `mark` is its worker's alone."""
+    """The object of an `at_most_once` run's large payload; `mark` is unique to its worker."""
     return f"body/{run}/{mark}"
 
 
 def dead_object(message_id: str) -> str:
-    """Where the body of a dead letter is, when no message can carry it with its story."""
+    """The object of a dead letter's body, when it is too large for a message with its headers."""
     return f"dead/{message_id}"
 
 
@@ -670,7 +671,7 @@ def object_meta(bucket: str, name: str | None) -> str:
 
 
 def is_literal(key: str) -> bool:
-    """Whether a key means itself alone. The server stores `*` and `>` as keys, and reads, compares
+    """Whether a key has no wildcards. The server stores `*` and `>` as keys, and reads, compares
     and purges every key that they match."""
     return not any(token in ("*", ">") for token in key.split("."))
 

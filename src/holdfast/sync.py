@@ -6,13 +6,13 @@
         run = shop.enqueue(resize, Image(id=42), key="image-42")
         return run.result(timeout=5)
 
-One background thread with an event loop and one connection of its own, made at the first call and
-shared by all threads of the process; each call waits for its answer. A forked child (gunicorn,
-uWSGI, Celery's prefork) makes its own. It is closed by `close`, by leaving `with SyncApp(app)`, and
-in any case when the process ends; a call after that opens it again.
+One background thread with an event loop and a connection, made at the first call and shared by all
+threads of the process; each call waits for its answer. A forked child (gunicorn, uWSGI, Celery's
+prefork) makes its own. It is closed by `close`, by leaving `with SyncApp(app)`, and when the
+process ends; a later call opens it again.
 
-Not for code that runs on an event loop: it would stand still meanwhile, and deadlock if the answer
-depends on it. There every call is refused with the way to write it instead.
+Not for code that runs on an event loop: a call would block the loop, and deadlock if the answer
+depends on it. Every call there raises, and says what to write instead.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 CLOSE_SECONDS = 5.0
+"""For a goodbye to the server, and again for the thread: a process must end without its server."""
 
 _everyone: weakref.WeakSet[SyncApp] = weakref.WeakSet()
 _left_behind: list[object] = []
 """Loops that a forked child inherited without their threads. They must neither be used nor closed:
-their file descriptors are shared with the parent, which would stop hearing of its own sockets."""
+their file descriptors are shared with the parent, which would stop receiving on its sockets."""
 
 
 class SyncRun(Generic[R]):
@@ -48,7 +49,7 @@ class SyncRun(Generic[R]):
         self.job = request.spec.name
         self.group = request.group
         self.duplicate = enqueued.duplicate
-        """The key was known already: this is the handle of the earlier run."""
+        """The key was known already: this handle is the earlier run's."""
         self._owner = owner
         self._request = request
         self._enqueued = enqueued
@@ -69,7 +70,7 @@ class SyncRun(Generic[R]):
         return self._ask(lambda run: run.cancel())
 
     def _ask(self, what: Callable[[Run[R]], Coroutine[Any, Any, T]]) -> T:
-        """Ask through today's connection: that of the enqueue may be closed, or the parent's."""
+        """Ask through the current connection: the old one may be closed, or the parent's."""
 
         async def ask() -> T:
             app = self._owner.app
@@ -108,8 +109,8 @@ class SyncApp:
     ) -> SyncRun[Any]:
         """Send a run of a job, of `job.options(...)`, or of a job by name.
 
-        `key=`, `delay=`, `at=`, `headers=`, `group=` say how; the rest is payload. What cannot be
-        sent raises before anything is.
+        `key=`, `delay=`, `at=`, `headers=`, `group=` say how to send it; the other arguments are
+        the payload. Invalid arguments raise before anything is sent.
         """
         found = self.app.job_named(job) if isinstance(job, str) else job
         request = found.request(*args, **kwargs)
@@ -128,27 +129,27 @@ class SyncApp:
         return await (await self.app.backend()).enqueue_many(requests)
 
     def publish(self, event: str, data: Any = None, *, id: str | None = None) -> None:
-        """Send an event from outside a run; `id` makes repeats of it known as such."""
+        """Send an event from outside a run; with an `id`, repeats of it are detected."""
         self._wait(lambda: self.app.publish(event, data, id=id))
 
     # ---- the thread behind it
 
     def _wait(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine in the background thread and wait for what it gives."""
+        """Run a coroutine in the background thread and wait for its result."""
         _refuse_on_a_loop()
         return self._running().wait(make())
 
     def _running(self) -> LoopThread:
         with self._lock:
             if self._thread is not None and self._thread.pid != os.getpid():
-                self._leave_behind()  # forked by something that told nobody
+                self._leave_behind()  # forked without the after-fork hook, e.g. by C code
             if self._thread is None:
                 self._thread = LoopThread(self.app)
                 self._finalizer = weakref.finalize(self, self._thread.close)
             return self._thread
 
     def close(self) -> None:
-        """Close connection and thread, if there are any; calls that wait are told so."""
+        """Close connection and thread, if there are any; waiting calls raise `OutcomeUnknown`."""
         with self._lock:
             thread, self._thread = self._thread, None
             finalizer, self._finalizer = self._finalizer, None
@@ -170,7 +171,7 @@ class SyncApp:
         self._thread = self._finalizer = None
 
     def _after_fork(self) -> None:
-        self._lock = threading.Lock()  # the old one may be held by a thread that is not here
+        self._lock = threading.Lock()  # a thread that does not exist here may hold the old one
         if self._thread is not None:
             self._leave_behind()
 
@@ -193,14 +194,14 @@ class LoopThread:
             self.loop.close()
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there and wait for what it gives."""
+        """Run a coroutine there and wait for its result."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
             raise OutcomeUnknown("the connection was closed before an answer came") from None
         except BaseException:
-            future.cancel()  # Ctrl-C: nobody waits for it any more
+            future.cancel()  # Ctrl-C: nobody waits for the result
             raise
 
     def close(self) -> None:
@@ -212,7 +213,7 @@ class LoopThread:
         try:
             leaving.result(CLOSE_SECONDS)
         except (concurrent.futures.TimeoutError, HoldfastError):
-            pass  # the server does not answer: the process ends without its goodbye
+            pass  # the server does not answer: close without a goodbye
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(CLOSE_SECONDS)
 
@@ -230,7 +231,7 @@ def _refuse_on_a_loop() -> None:
     except RuntimeError:
         return
     raise HoldfastError(
-        "SyncApp was called on an event loop, which would stand still until the answer came: "
+        "SyncApp was called on an event loop, which it would block until the answer came: "
         "write `await job.enqueue(...)` there, or call it in a thread (asyncio.to_thread)"
     )
 

@@ -108,6 +108,6 @@ def test_describe_tells_jobs_with_groups_and_parameters(folder: Path) -> None:
     (folder / "shop_g.py").write_text(source)
     assert describe(load_app("shop_g:app")) == {
         "name": "shop",
-        "jobs": [{"name": "f", "group": "g", "parameters": ["a", "b"], "on": []}],
+        "jobs": [{"name": "f", "group": "g", "parameters": ["a", "b"], "on": [], "timeout": None}],
         "schedules": [],
     }

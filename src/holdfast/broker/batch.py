@@ -1,8 +1,8 @@
 """Atomic batches: up to a thousand writes to one stream that all happen, or none.
 
 Each write may name the revision that it expects of its own subject, or of another one (a fence).
-One refusal refuses the whole batch, and the server does not say which: whoever asks reads what is
-there. It is also a group commit: the stream syncs once for all of them.
+One refusal refuses the whole batch, and the server does not say which write was refused: the caller
+has to read. It is also a group commit: the stream syncs once for all of them.
 
 A batch whose answer is lost is unknown as a whole; its parts never differ.
 """
@@ -19,6 +19,7 @@ from holdfast.broker.wire import Headers, Received, Stored, read_ack
 from holdfast.names import H_BATCH_COMMIT, H_BATCH_ID, H_BATCH_SEQUENCE
 
 LARGEST_BATCH: Final = 1_000
+"""The server's limit."""
 
 
 class Write(NamedTuple):
@@ -30,12 +31,12 @@ class Write(NamedTuple):
 
 
 async def store_batch(broker: Broker, writes: Sequence[Write]) -> Stored:
-    """Write them all or none; the sequence is that of the last, the others lie right before it."""
+    """Write all or none; returns the last one's sequence, the others' are right before it."""
     return await read_ack(await send_batch(broker, writes))
 
 
 async def send_batch(broker: Broker, writes: Sequence[Write]) -> asyncio.Future[Received]:
-    """Send a batch; the future gets the one answer to all of it. Many may be under way."""
+    """Send a batch; the future gets its one answer. Many may be under way."""
     if not 0 < len(writes) <= LARGEST_BATCH:
         raise ValueError(f"a batch has 1 to {LARGEST_BATCH} writes, not {len(writes)}")
     batch = secrets.token_hex(8)

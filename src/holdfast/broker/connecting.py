@@ -1,9 +1,9 @@
 """Connecting: the client's options for a `ConnectionConfig`, and which servers are accepted.
 
-A wrong login and a certificate that does not fit do not get better by trying again: `hopeless` says
-so in a sentence, and connecting ends at once. A server that is too old, or without JetStream, is
+Retrying does not help against a wrong login or a certificate that is not trusted: `hopeless` says
+what is wrong, and connecting ends at once. A server that is too old, or without JetStream, is
 refused with `ServerTooOld` or `BrokerError`. An election in its cluster is waited for; if it does
-not end, `Unavailable` is raised, since that is not a server without JetStream.
+not end, `Unavailable` is raised, since JetStream is not disabled.
 
 Not checked: the other nodes of the cluster, and whether streams exist.
 """
@@ -36,6 +36,7 @@ _LOGIN: Final = "check user and password, token, credentials_file, creds_file or
 _ELECTION_SECONDS: Final = 10.0
 """Longer than the election of a cluster's leader takes (4 to 8 s)."""
 _PAUSE_SECONDS: Final = 0.25
+"""Between two questions: short against an election, and few requests from many clients."""
 _LEADERLESS: Final = "(10008)"
 """The server's number for a cluster without a leader: it elects one, or has too few nodes to."""
 
@@ -67,9 +68,9 @@ async def check_jetstream(account: Account, clock: Clock) -> int:
 
 
 async def _answered(account: Account, clock: Clock) -> dict[str, Any]:
-    """What JetStream says of the account; an election in its cluster is waited for.
+    """JetStream's answer about the account; an election in its cluster is waited for.
 
-    A question that was asked during an election is never answered: it is asked again soon.
+    A request that was sent during an election is never answered, so it is repeated soon.
     """
     deadline = clock.monotonic() + _ELECTION_SECONDS
     while True:
@@ -118,13 +119,13 @@ def connect_options(config: ConnectionConfig) -> dict[str, Any]:
 
 
 def request_signer(config: ConnectionConfig, now: Callable[[], float]) -> RequestSigner | None:
-    """What signs this login's requests; None without a login that can prove its role."""
+    """The signer of this login's requests; None without a login that can prove its role."""
     login = load_credentials(config.credentials_file) if config.credentials_file else None
     return RequestSigner(login, config.namespace, now) if login and login.certificates else None
 
 
 def request_guard(config: ConnectionConfig) -> RequestGuard:
-    """What verifies others' requests: by the account's public keys in the credentials file."""
+    """The verifier of others' requests, by the account's public keys in the credentials file."""
     login = load_credentials(config.credentials_file) if config.credentials_file else None
     if login and not login.anchors and login.role != AGENT:
         log.warning(
@@ -181,7 +182,7 @@ def shown_url(url: str) -> str:
 
 
 def hopeless(error: BaseException | None) -> str:
-    """What is wrong and what to do, for an error that no further try can change; else empty."""
+    """What is wrong and what to do, if retrying cannot help; else empty."""
     text = str(error).removeprefix("nats: ").strip("'")
     if "authorization" in text.lower() or "authentication" in text.lower():
         return f"refuses the login ({text}): {_LOGIN}"

@@ -1,14 +1,13 @@
 """One connection to NATS, and every write that goes through it.
 
-What it gives: publishes that are checked (size with headers, names by the caller) before a byte is
-sent; writes to a stream that are pipelined through one reply inbox and end in exactly one of
-`Stored`, `Conflict` (refused), `Unavailable` (never applied) or `OutcomeUnknown` (no answer came:
-resolve it by an owner token, never by hope); a lost connection that prints one line and comes back
-by itself.
+Guaranteed: publishes are checked (size with headers, names by the caller) before a byte is sent;
+writes to a stream are pipelined through one reply inbox and end in exactly one of `Stored`,
+`Conflict` (refused), `Unavailable` (never applied) or `OutcomeUnknown` (no answer came: an owner
+token tells whether it was applied); a lost connection logs one line and is reestablished.
 
-What it does not give: buffering. While disconnected a publish raises `NotConnected` at once, since
-a message that leaves minutes later may act on something that has changed hands. Nothing is retried
-here either: only the caller knows what a repeat would mean.
+Not provided: buffering. While disconnected a publish raises `NotConnected` at once, since a message
+that leaves minutes later may act on something that has a new owner. Nothing is retried here either:
+only the caller knows what a repeat would mean.
 
 A server that is too old, or without JetStream, is refused when connecting.
 """
@@ -66,17 +65,22 @@ from holdfast.names import Names, pull_inbox
 log = logging.getLogger("holdfast.broker")
 
 PING_SECONDS: Final = 2
-"""A server that froze, or a network that went silent, is noticed after two to three of these: well
-before the liveness timeout of a process that could go on with another server."""
+"""A frozen server or a silent network is noticed after two to three of these: well before the
+liveness timeout of a process that could continue with another server."""
 USELESS_SECONDS: Final = 10.0
-"""A server through which nothing could be written for so long may have lost the others."""
+"""A server through which nothing was written for this long may have lost its cluster: an election
+is over sooner (4 to 8 s)."""
 
 CALLBACKS: Final = ("error_cb", "disconnected_cb", "reconnected_cb", "closed_cb")
 
 _CLOSE_SECONDS: Final = 3.0
+"""For a polite goodbye; a frozen server reads nothing."""
 _SWEEP_SECONDS: Final = 0.25
+"""How late a request may time out: request timeouts are seconds."""
 _LOOK_SECONDS: Final = 2.0
+"""For questions about the account, and between two measurements of the server's time."""
 _FIXED: Final = {"pending_size": 0, "skip_subject_validation": True}
+"""No buffering while disconnected; subjects are built in `holdfast.names` and checked there."""
 
 Callback = Callable[[Received], Awaitable[None]]
 Future = asyncio.Future
@@ -93,7 +97,7 @@ class Broker:
         clock: Clock | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """`options` are the client's own, for code written for it; its callbacks are kept."""
+        """`options` are passed on to the NATS client; callbacks among them are called too."""
         self.config = config
         self._options = dict(options or {})
         self._theirs = {n: self._options.pop(n, None) for n in CALLBACKS}
@@ -121,12 +125,12 @@ class Broker:
         self._disconnected: list[Callable[[], None]] = []
         self._missed: list[Callable[[], None]] = []
         self.denied: dict[str, str] = {}
-        """What the server refused to let us publish or subscribe to, in lower case: its words."""
+        """Subjects, in lower case, that the server forbids us, with its error."""
         self._sweeper: asyncio.Task[None] | None = None
         self._lost_at: float | None = None
         self._confirmed = 0.0
         self._trouble: Exception | None = None
-        self._refused = False  # since the connection was lost, and told
+        self._refused = False  # whether a refused login was logged since the connection was lost
         self._closing = False
 
     # ---- who asks
@@ -145,11 +149,11 @@ class Broker:
         return self._signer.sign(subject, body) if self._signer else None
 
     async def ask(self, subject: str, body: bytes = b"", timeout: float = 0) -> Received:
-        """A request that changes something: signed with the login of this process."""
+        """Send a request that changes something, signed with this process's login."""
         return await self.request(subject, body, self.signature(subject, body), timeout)
 
     def sender(self, message: Received, subject: str) -> Requester:
-        """Who sent a request that may be obeyed; else `RequestRefused`.
+        """The authorized sender of a request; else `RequestRefused`.
 
         `subject` is the one that we listen on: the server may deliver a message under another.
         """
@@ -165,7 +169,7 @@ class Broker:
         await self.close()
 
     async def open(self, *, check: bool = True) -> None:
-        """Connect and listen for replies; refuse a server that is too old, unless told not to."""
+        """Connect and listen for replies; with `check`, refuse a server that is too old."""
         await self._connect()
         try:
             await self._nc.listen(f"{self._inbox}.*", self._on_reply)
@@ -200,7 +204,7 @@ class Broker:
             raise self._not_connected(error) from None
 
     def _usual(self) -> dict[str, Any]:
-        """What somebody's own options may replace."""
+        """Options that the caller's may replace."""
         return {
             "name": self._name,
             "max_reconnect_attempts": -1,
@@ -211,7 +215,7 @@ class Broker:
         }
 
     def _not_connected(self, error: Exception) -> errors.NotConnected:
-        """What went wrong at the last try, for the client just tries again until time is up."""
+        """The error of the last try: the NATS client itself only reports a timeout."""
         why = reason(self._trouble or error)
         url = shown_url(self.config.nats_url)
         if what := hopeless(self._trouble):
@@ -222,7 +226,7 @@ class Broker:
         )
 
     async def close(self) -> None:
-        """Flush what was published and disconnect; quiet, because it is wanted."""
+        """Flush what was published and disconnect."""
         self._closing = True
         for task in (self._sweeper, self._measuring):
             if task:
@@ -240,14 +244,14 @@ class Broker:
         self._fail_waiting(errors.OutcomeUnknown("the connection was closed before an answer came"))
 
     async def _end_reconnecting(self) -> None:
-        """The library's reconnecting may miss that it was cancelled, and would go on for ever."""
+        """The library's reconnecting may swallow its cancellation and continue forever."""
         task = self._nc._reconnection_task
         while task is not None and not task.done():
             task.cancel()
             await asyncio.wait({task}, timeout=0.1)
 
     async def leave(self) -> None:
-        """Leave this server for another: it is there, and of no use. Chance may choose it again."""
+        """Reconnect to a random server, because this one is connected but useless."""
         if self._nc.is_connected:
             self._confirmed = self.clock.monotonic()
             url = self._nc.connected_url
@@ -255,7 +259,7 @@ class Broker:
             await self._nc.force_reconnect()
 
     async def leave_if_useless(self) -> None:
-        """Leave this server when no write through it was confirmed for a while."""
+        """Leave this server if no write through it was confirmed for a while."""
         if self.clock.monotonic() - self._confirmed > USELESS_SECONDS:
             await self.leave()
 
@@ -289,7 +293,7 @@ class Broker:
 
     @property
     def known_servers(self) -> int:
-        """How many nodes the server told us of; 1 when it stands alone."""
+        """How many nodes the server knows of, itself included."""
         return max(1, len(self._nc._server_info.get("connect_urls") or []))
 
     @property
@@ -300,7 +304,7 @@ class Broker:
 
     @property
     def asks_login(self) -> bool:
-        """Whether the server wants to know who we are."""
+        """Whether the server requires a login."""
         return bool(self._nc._server_info.get("auth_required"))
 
     def server_now(self) -> float:
@@ -308,12 +312,12 @@ class Broker:
         return self.time.now()
 
     def on_reconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back after each reconnect; returns the way to stop that."""
+        """Call back after each reconnect; returns a function that unsubscribes."""
         self._reconnected.append(callback)
         return lambda: self._reconnected.remove(callback)
 
     def on_disconnect(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back after each loss of the connection; returns the way to stop that."""
+        """Call back after each loss of the connection; returns a function that unsubscribes."""
         self._disconnected.append(callback)
         return lambda: self._disconnected.remove(callback)
 
@@ -341,7 +345,7 @@ class Broker:
             raise errors.NotConnected(f"not connected to NATS ({reason(error)})") from None
 
     async def publish_all(self, messages: Sequence[tuple[str, bytes, Headers]]) -> None:
-        """Send many in one go, and do not wait."""
+        """Send many at once, and do not wait."""
         lines = [self._line(subject, "", body, headers) for subject, body, headers in messages]
         await self._write(b"".join(lines))
 
@@ -366,7 +370,7 @@ class Broker:
         self._waiting[number] = (future, deadline, subject)
         try:
             await self._write(line)
-        except errors.NotConnected as error:  # the line is in the buffer, and may leave it yet
+        except errors.NotConnected as error:  # the line is buffered and may still be sent
             self._waiting.pop(number, None)
             raise errors.OutcomeUnknown(str(error)) from None
         return future
@@ -393,7 +397,7 @@ class Broker:
             raise errors.NotConnected(f"not connected to NATS ({reason(error)})") from None
 
     async def unsubscribe(self, subscription: Subscription) -> None:
-        """Stop receiving, once what is under way has arrived; a lost connection has stopped."""
+        """Stop receiving, once what is under way has arrived."""
         with contextlib.suppress(nats.errors.Error, OSError, TimeoutError):
             await subscription.unsubscribe()
             if self._nc.hears:
@@ -401,38 +405,38 @@ class Broker:
         self._nc.forget(subscription)
 
     async def flush(self) -> None:
-        """Return when the server has seen, and answered for, everything sent so far."""
+        """Return when the server has processed everything sent so far."""
         try:
             await self._nc.flush(timeout=max(1, int(self.config.request_timeout_seconds)))
         except (nats.errors.Error, OSError) as error:
             raise errors.NotConnected(f"not connected to NATS ({reason(error)})") from None
 
     def new_inbox(self) -> str:
-        """A subject of one's own for answers."""
+        """A new subject for answers."""
         self._prefix = self._prefix or inbox_prefix(self.config)
         return f"{self._prefix}.{secrets.token_hex(11)}"
 
     @property
     def pull_inbox(self) -> str:
-        """The subject below which everything arrives that is pulled over this connection."""
+        """The subject below which pulled messages arrive on this connection."""
         if not self._pull_inbox:
             self._prefix = self._prefix or inbox_prefix(self.config)
             self._pull_inbox = pull_inbox(self._prefix, secrets.token_hex(11))
         return self._pull_inbox
 
     def new_pull_inbox(self) -> str:
-        """A subject below it for one consumer; the first is 0, where coordinators probe."""
+        """One consumer's subject below `pull_inbox`; the first is 0, where coordinators probe."""
         return f"{self.pull_inbox}.{next(self._pulls)}"
 
     async def listen(self, subject: str, listener: Listener) -> Subscription:
-        """Receive on the short way: a plain function, called straight from the parser."""
+        """Receive by a plain function that the parser calls directly, without a task."""
         try:
             return await self._nc.listen(subject, listener)
         except (nats.errors.Error, OSError) as error:
             raise errors.NotConnected(f"not connected to NATS ({reason(error)})") from None
 
     def _line(self, subject: str, reply: str, body: bytes, headers: Headers | None) -> bytes:
-        """The bytes to send, refused here when the server would cut the connection for them."""
+        """The bytes to send; too many would make the server close the connection."""
         if not self._nc.hears:
             raise errors.NotConnected("not connected to NATS right now")
         line = publish_line(subject, reply, body, headers)
@@ -482,7 +486,7 @@ class Broker:
             self._keep_time()
 
     def _keep_time(self) -> None:
-        """Measure the server's time again where what we know of it is old or doubtful."""
+        """Measure the server's time again if the last measurement is doubtful."""
         busy = self._measuring is not None and not self._measuring.done()
         if self.connected and not busy and self.time.doubtful and self.time.measure is not None:
             task = self._measure_again(self.time.measure)
@@ -500,7 +504,7 @@ class Broker:
         for future, _, _ in waiting.values():
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # nobody may be waiting any more
+                future.exception()  # marks it as retrieved: nobody may be waiting
 
     async def _on_error(self, error: Exception) -> None:
         if not hopeless(self._trouble):
@@ -511,21 +515,21 @@ class Broker:
         text = str(error)
         if "permissions violation" in text.lower():
             log.error("NATS refused: %s", text)
-            subject = text.split('"')[1].lower() if '"' in text else ""  # the client lowers it too
+            subject = text.split('"')[1].lower() if '"' in text else ""  # the client lower-cases it
             self.denied[subject] = text
             self._deny_waiting(subject, text)
         elif self._opened and not self._refused and (what := hopeless(error)):
             self._refused = True
-            log.error("NATS %s; it is tried again", what)
+            log.error("NATS %s; retrying", what)
         else:
             log.debug("nats: %s", reason(error))
         await self._tell("error_cb", error)
 
     def _give_up_if_hopeless(self, error: Exception) -> None:
-        """While connecting: once as many servers as there are have said no, it is no.
+        """While connecting: give up once there were as many refusals as servers.
 
-        Raised into the client's loop of attempts, which would otherwise go on until time is up. A
-        connection that once stood keeps trying: its login may be given back.
+        Raised into the client's loop of attempts, which would otherwise continue until the timeout.
+        An established connection keeps trying: its login may be restored.
         """
         if not self._opened and hopeless(error):
             self._refusals += 1
@@ -533,7 +537,7 @@ class Broker:
                 raise error
 
     async def _tell(self, callback: str, *facts: Any) -> None:
-        """Call somebody's own callback, if there is one; its errors are its own."""
+        """Call the caller's callback, if there is one; its errors are only logged."""
         if theirs := self._theirs[callback]:
             try:
                 await theirs(*facts)
@@ -541,10 +545,10 @@ class Broker:
                 log.exception("%s raised", callback)
 
     def _deny_waiting(self, subject: str, text: str) -> None:
-        """Answer what was asked on a subject that the server does not let us use."""
-        deaf = subject.startswith(self._inbox.lower())  # no answer will ever arrive
+        """Fail requests on a subject that the server forbids us."""
+        unanswerable = subject.startswith(self._inbox.lower())  # no answer can arrive
         for number, (future, _, sent) in list(self._waiting.items()):
-            if (deaf or sent.lower() == subject) and not future.done():
+            if (unanswerable or sent.lower() == subject) and not future.done():
                 del self._waiting[number]
                 reason = (
                     f"{text}: use a login whose role may do this, or allow it for this user in the "
@@ -554,7 +558,7 @@ class Broker:
 
     def _on_malformed(self, subject: bytes, body: bytes, error: Exception) -> None:
         place = subject.decode("ascii", "backslashreplace")
-        said = errors.Unreadable(f"the message cannot be taken in: {type(error).__name__}")
+        said = errors.Unreadable(f"the message cannot be parsed: {type(error).__name__}")
         self.unreadable.note("messages", place, said, body)
 
     async def _on_disconnected(self) -> None:

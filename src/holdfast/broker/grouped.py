@@ -1,15 +1,15 @@
-"""A bucket whose writes travel in groups: while some are under way, the next ones gather.
+"""A bucket with group commit: while some writes are under way, the next ones are collected.
 
 On a server that syncs every write (`sync_interval: always`) a sync costs more than anything else,
-and an atomic batch needs one for all of its writes. So a write that finds the way free leaves at
-once, alone; those that come meanwhile leave together when another has landed. Nothing waits for
-company, and a group is as large as the server is slow. Where syncs cost nothing, batches cost more
-than they save. Which it is, no server tells its clients; so the bucket compares the pace of its own
-writes in both ways, while enough of them are under way for a group.
+and an atomic batch needs one for all of its writes. So a write is sent at once if few are under
+way; those that come meanwhile are sent together when one is confirmed. Nothing waits for company,
+and the slower the server, the larger the groups. Where syncs cost nothing, batches cost more than
+they save. The server does not say which applies, so the bucket compares the pace of its writes both
+ways, while enough of them are under way for a group.
 
 Guaranteed: each write succeeds or fails by its own expected revision, as in a plain `Bucket`. A
-batch is all or nothing, so when one is refused or its answer is lost, its writes go again one by
-one: what had been applied after all is then refused, and known by its writer's token.
+batch is all or nothing, so when one is refused or its answer is lost, its writes are repeated one
+by one: what had been applied after all is then refused, and recognised by its writer's token.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ LARGEST_GROUP: Final = 200
 APART_SECONDS: Final = 2.0
 """How long writes go one by one after a batch was refused: the server may have too many."""
 SMALLEST_GROUP: Final = 24
-"""A batch has a price of its own, whatever its size."""
+"""A batch has a fixed cost, whatever its size."""
 MEASURED_WRITES: Final = 100
-"""Writes by which a way is judged: a tenth of a second on a server that syncs each of them."""
+"""Writes in one measurement: a tenth of a second on a server that syncs each of them."""
 GAIN: Final = 1.5
 """How much faster groups must be: a smaller difference may be noise."""
 COMPARE_SECONDS: Final = 60.0

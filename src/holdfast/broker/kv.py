@@ -3,9 +3,9 @@
 A bucket is a stream `KV_<bucket>` of subjects `$KV.<bucket>.<key>`, as every NATS tool knows it.
 Each write names the revision it expects (0: the key must not exist), so the server decides who was
 first; a write may carry a TTL, which a later write without one removes. Reads go to the stream's
-leader; they inform, they never decide.
+leader and are advisory: only a write decides.
 
-Listing pages through direct gets: the client library's own watch may call a full bucket empty.
+Listing uses paged direct gets: the client library's watch may report a full bucket as empty.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ from holdfast.names import (
 T = TypeVar("T")
 
 _PAGE = 1000
+"""Messages in one request of a listing; the server ends a page sooner if they are large."""
 LOOK_SECONDS = 0.5
-"""How long to ask whether a bucket that nobody answers for is there at all."""
+"""How long to ask whether a bucket that does not answer exists."""
 
 
 class Entry(NamedTuple):
@@ -60,14 +61,14 @@ class Change(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a bucket's stream says of itself."""
+    """A bucket's stream as its leader describes it."""
 
     keys: set[str]
     """Keys of a pattern that have a value, or a marker of their deletion."""
     last: int
     """The newest revision of the whole bucket."""
     created: str
-    """Another text means another bucket of that name."""
+    """It differs if the bucket was deleted and created again."""
 
 
 class Bucket:
@@ -82,7 +83,7 @@ class Bucket:
     async def put(
         self, key: str, value: bytes, *, expected: int | None, ttl: float | None = None
     ) -> int:
-        """Write if the key is still at `expected` (None: in any case); returns the new revision."""
+        """Write if the key is still at `expected` (None: always); returns the new revision."""
         return (await self._broker.store(*self._write(key, value, expected, ttl))).seq
 
     def _write(self, key: str, value: bytes, expected: int | None, ttl: float | None) -> Write:
@@ -92,7 +93,7 @@ class Bucket:
         return Write(self._prefix + key, value, headers)
 
     def raw(self, key: str, ttl: float, ended_ttl: float) -> dict[str, Any]:
-        """How another process writes and reads one key as `put` and `get` do."""
+        """What a keeper process needs to write and read one key as `put` and `get` do."""
         headers = "NATS/1.0\r\n" + H_EXPECTED + ": {expected}\r\n" + H_TTL + ": {ttl}\r\n\r\n"
         return {
             "record_subject": self._prefix + key,
@@ -109,8 +110,8 @@ class Bucket:
         return (await self.last(key))[1]
 
     async def peek(self, key: str) -> Entry | None:
-        """Read from any copy of the bucket: what is read may be old, and the key is part of the
-        request's subject, so that a login can be allowed some keys only."""
+        """Read from any replica: the value may be stale. The key is part of the request's subject,
+        so that a login can be limited to some keys."""
         subject = self._prefix + key
         found = await self._broker.request(f"$JS.API.DIRECT.GET.{self.stream}.{subject}")
         if H_SEQUENCE not in found.headers:
@@ -123,7 +124,7 @@ class Bucket:
         return Entry(key, found.body, int(found.headers["Nats-Sequence"]), stored)
 
     async def last(self, key: str) -> tuple[int, Entry | None]:
-        """The revision that a next write must expect, and the value unless it is gone.
+        """The revision that the next write must expect, and the value unless it is gone.
 
         A key that was deleted or has expired may leave a marker, which has a revision too.
         """
@@ -154,13 +155,13 @@ class Bucket:
             return False
         return True
 
-    async def page(self, start: int, *, markers: bool = False) -> Page:
+    async def page(self, start: int, *, markers: bool = False) -> MessagePage:
         """The next records from a revision on, by paged direct gets."""
         subject = self._prefix + ">"
         return await direct_page(self._broker, self.stream, subject, start, markers=markers)
 
     async def state(self, pattern: str) -> State:
-        """Which keys there are, from the stream's leader; `pattern` may have wildcards."""
+        """The existing keys, from the stream's leader; `pattern` may have wildcards."""
         keys: set[str] = set()
         while True:
             request = {"subjects_filter": self._prefix + pattern, "offset": len(keys)}
@@ -187,7 +188,7 @@ class Bucket:
             yield Change(kv_key(self.name, message["subject"]), value, int(message["seq"]))
 
     async def remove(self, key: str, *, expected: int) -> None:
-        """Delete a key that is still at `expected`, leaving a marker that listeners hear of."""
+        """Delete a key that is still at `expected`, leaving a marker that notifies listeners."""
         headers = {H_EXPECTED: str(expected), H_KV_OPERATION: "DEL"}
         await self._broker.store(self._prefix + key, b"", headers)
 
@@ -196,9 +197,9 @@ class Bucket:
         await self._broker.store(self._prefix + key, b"", {H_KV_OPERATION: "DEL"})
 
     async def delete(self, key: str) -> None:
-        """Remove a key with all its traces."""
+        """Remove a key without leaving a marker."""
         if not is_literal(key):
-            raise errors.InvalidName(f"key {key!r} stands for others as well: nothing was removed")
+            raise errors.InvalidName(f"key {key!r} is a wildcard: nothing was removed")
         await self._broker.api(f"STREAM.PURGE.{self.stream}", {"filter": self._prefix + key})
 
     async def entries(self, prefix: str = "") -> AsyncIterator[Entry]:
@@ -213,7 +214,7 @@ class Bucket:
             )
 
     def read(self, decode: Callable[[bytes], T], entry: Entry) -> T | None:
-        """An entry's record, or None when it cannot be read, which is noted."""
+        """An entry's record; None if it cannot be read, which is counted and logged."""
         if not is_literal(entry.key):
             stray = errors.Unreadable("its key is a wildcard: it cannot be read back")
             self._broker.unreadable.note(self.name, entry.key, stray, entry.value)
@@ -223,7 +224,7 @@ class Bucket:
     async def records(
         self, decode: Callable[[bytes], T], prefix: str = ""
     ) -> AsyncIterator[tuple[Entry, T]]:
-        """Every entry with its record; those that cannot be read are noted and left out."""
+        """Every entry with its record, without those that cannot be read."""
         async for entry in self.entries(prefix):
             if (record := self.read(decode, entry)) is not None:
                 yield entry, record
@@ -242,7 +243,7 @@ async def direct_batch(
         start = page.last + 1
 
 
-class Page(NamedTuple):
+class MessagePage(NamedTuple):
     """Part of a listing: its messages, the last sequence looked at, and whether more follow."""
 
     messages: list[Received]
@@ -258,11 +259,11 @@ async def direct_page(
     size: int = _PAGE,
     *,
     markers: bool = False,
-) -> Page:
-    """The next stored messages of a subject from a sequence on; a bucket's markers if wanted.
+) -> MessagePage:
+    """The next stored messages of a subject from a sequence on; a bucket's markers on request.
 
-    In any other stream a header that looks like a marker's is its sender's. The server ends a page
-    before `size` when its messages are large, and says that more follow.
+    Markers are left out of buckets only: in other streams senders may set such headers. The server
+    ends a page before `size` when its messages are large, and says that more follow.
     """
     inbox = broker.new_inbox()
     queue: asyncio.Queue[Received] = asyncio.Queue()
@@ -289,7 +290,7 @@ async def direct_page(
         await broker.unsubscribe(subscription)
 
 
-async def _read_page(queue: asyncio.Queue[Received], timeout: float, dropping: bool) -> Page:
+async def _read_page(queue: asyncio.Queue[Received], timeout: float, dropping: bool) -> MessagePage:
     page: list[Received] = []
     last = 0
     while True:
@@ -300,7 +301,7 @@ async def _read_page(queue: asyncio.Queue[Received], timeout: float, dropping: b
             raise errors.OutcomeUnknown("a listing was cut off: try again") from None
         status = message.status
         if status in ("204", "404"):
-            return Page(page, last, int(message.headers.get("Nats-Num-Pending", 0)) > 0)
+            return MessagePage(page, last, int(message.headers.get("Nats-Num-Pending", 0)) > 0)
         if status == "503":
             raise errors.Unavailable("nobody answers for the bucket right now")
         if status:
@@ -311,7 +312,7 @@ async def _read_page(queue: asyncio.Queue[Received], timeout: float, dropping: b
 
 
 def ttl_text(ttl: float) -> str:
-    """A TTL as the server reads it; it takes nothing under a second."""
+    """A TTL as the server reads it; its minimum is one second."""
     return f"{max(1000, round(ttl * 1000))}ms"
 
 

@@ -1,8 +1,8 @@
-"""nats-py without what only `ws://` needs.
+"""nats-py without aiohttp, which only `ws://` needs.
 
 The library imports aiohttp wherever it is installed: 12 MB and a fifth of a second in every
-process, for a transport that few use. Importing this module first puts that off until the first
-connection over a websocket. Nobody else's import of aiohttp is touched.
+process, for a transport that few use. Importing this module first defers that until the first
+connection over a websocket. Other imports of aiohttp are not affected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _AIOHTTP = "aiohttp"
 
 
 class _Later:
-    """A module that is imported when something of it is used."""
+    """A module that is imported on first use."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(_AIOHTTP), name)
@@ -26,7 +26,7 @@ class _Later:
 def _import_transport() -> ModuleType:
     if _AIOHTTP in sys.modules or "nats.aio.transport" in sys.modules:
         return importlib.import_module("nats.aio.transport")
-    sys.modules[_AIOHTTP] = None  # type: ignore[assignment]  # how to say: not to be imported
+    sys.modules[_AIOHTTP] = None  # type: ignore[assignment]  # makes the import fail
     try:
         transport = importlib.import_module("nats.aio.transport")
     finally:

@@ -37,8 +37,7 @@ PACE_SECONDS: Final = 0.02
 """The shortest time between two readings: a fleet that starts changes thousands of keys a second,
 and one reading takes in all that have changed."""
 AT_ONCE: Final = 500
-"""Records handed over before other tasks may run: computing when schedules are due takes a while.
-"""
+"""Records handed over before other tasks may run: computing when schedules are due is slow."""
 STALE_TRIES: Final = 25
 STALE_SECONDS: Final = 0.2
 """Together five seconds, which is longer than a healthy replica lags."""

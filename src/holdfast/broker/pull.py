@@ -1,15 +1,15 @@
-"""The pull loop: one consumer's messages, handed to a callback, never stalled in silence.
+"""The pull loop: passes one consumer's messages to a callback, and never stalls silently.
 
-The protocol. One inbox subscription receives everything. A request names how many messages are
-wanted, how long it lives and how often the server must say that it is still there (idle
-heartbeat). Requests overlap: the next one leaves while half of the last is still to come. `want`
-says how many messages may be outstanding at all, so backpressure is the worker's decision.
+The protocol. One inbox subscription receives everything. A request says how many messages are
+wanted, how long it is valid and how often the server must send an idle heartbeat. Requests overlap:
+the next one is sent while half of the last is still to come. `want` limits how many messages may be
+outstanding, so backpressure is the worker's decision.
 
-What makes it ask again, always counting from nothing: a reconnect; heartbeats missed (the library
-does not count them, so we do); a request that ended for whatever reason. A consumer or stream that
-is gone is made again by `ensure`.
+It asks again, with nothing outstanding, after a reconnect, after missed heartbeats (the library
+does not count them) and when a request has ended for any reason. A consumer or stream that is gone
+is created again by `ensure`.
 
-What it does not do: acknowledge, decode, or run anything. It keeps no message: `deliver` takes it.
+It does not acknowledge, decode, run or keep messages: `deliver` takes them.
 
 On failure: with the connection down it waits for it. While connected, a consumer that cannot be
 brought back within `GIVE_UP_SECONDS` ends `run` with `Unavailable`, so that the process can exit
@@ -35,11 +35,18 @@ log = logging.getLogger("holdfast.pull")
 NANO: Final = 1_000_000_000
 HEARTBEAT_SECONDS: Final = 0.75
 MISSED_HEARTBEATS: Final = 2.2
+"""Together 1.65 s until a lost consumer leader is noticed; the second heartbeat may be a little
+late. Each idle consumer costs little more than one small message a second."""
 EXPIRES_SECONDS: Final = 30.0
+"""A request that is never answered again, because its server died, is forgotten after this time."""
 COMPLAIN_SECONDS: Final = 10.0
+"""An election (4 to 8 s) is normal and not worth a log line."""
 GIVE_UP_SECONDS: Final = 60.0
+"""Longer than a rolling restart of a server takes; then the supervisor should restart us."""
 REFUSED_SECONDS: Final = 0.1
+"""Pause after a refused request, so that a refusing server is not flooded."""
 MAX_BATCH: Final = 2_000
+"""Limits what one request of one worker takes away from the others."""
 EXTENSION_SECONDS: Final = 2.0
 """Twice what a keeper waits for the server's confirmation of an extension."""
 
@@ -50,7 +57,7 @@ IN_PROGRESS: Final = b"+WPI"
 
 
 def nak_body(delay: float = 0.0) -> bytes:
-    """What gives a message back, to be delivered again after `delay` seconds."""
+    """The acknowledgement that gives a message back, to be redelivered after `delay` seconds."""
     return NAK + b' {"delay": %d}' % int(delay * NANO) if delay > 0 else NAK
 
 
@@ -84,7 +91,7 @@ class Delivery:
         parts = reply.split(".")
         end = 0 if len(parts) == 9 else -1
         self.deliveries = int(parts[end - 5])
-        """How often the message has been handed out, this time included."""
+        """How often the message has been delivered, this time included."""
         self.sequence = int(parts[end - 4])
         self.stored_ns = int(parts[end - 2])
         """When the stream stored it, by the server's clock."""
@@ -108,7 +115,7 @@ class Delivery:
         return self._answer(nak_body(delay))
 
     async def _answer(self, body: bytes) -> None:
-        """Tell the server, unless the message was given back, and is somebody else's."""
+        """Acknowledge, unless the message was already given back: another may hold it."""
         if self.board is not None and self.place >= 0 and self.board.given_back(self.place):
             self.abandon()
             return
@@ -132,9 +139,9 @@ class Delivery:
         return True
 
     async def _until_extended(self) -> None:
-        """Wait until the extension that somebody is sending for it has arrived.
+        """Wait until an extension that the keeper is sending has arrived.
 
-        After `EXTENSION_SECONDS` it is not waited for: its sender has lost its connection.
+        At most `EXTENSION_SECONDS`: the keeper has lost its connection then.
         """
         board, place, self.place = self.board, self.place, -1
         deadline = self._broker.clock.monotonic() + EXTENSION_SECONDS
@@ -145,7 +152,7 @@ class Delivery:
             await self._broker.clock.sleep(0.002)
 
     def abandon(self) -> None:
-        """Leave its place without a word to the server: somebody else has the message."""
+        """Free its place without an acknowledgement: another process has the message."""
         board, place, self.place = self.board, self.place, -1
         if board is not None and place >= 0 and not board.leave(place):
             board.leaving.append(place)
@@ -188,12 +195,12 @@ class Pull:
 
     @property
     def outstanding(self) -> int:
-        """Messages asked for that have not come yet."""
+        """Messages requested and not yet received."""
         return self._outstanding
 
     @property
     def healthy(self) -> bool:
-        """The consumer's leader has been heard of lately, on this very connection."""
+        """Whether the consumer's leader was heard from recently on this connection."""
         if not self._broker.connected or self._missing:
             return False
         silence = self._broker.clock.monotonic() - self._heard
@@ -201,16 +208,16 @@ class Pull:
 
     @property
     def active(self) -> bool:
-        """Messages have come since the last request that ended empty."""
+        """Whether messages have arrived since the last status message."""
         return self._active
 
     def wake_if_low(self) -> None:
-        """A slot became free: ask for more unless enough is on its way."""
+        """A place became free: ask for more unless enough is on its way."""
         if self._outstanding <= self._low:
             self._wake.set()
 
     def wake(self) -> None:
-        """Look again at how much is wanted."""
+        """Check again how many messages are wanted."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -231,7 +238,7 @@ class Pull:
             await self._broker.unsubscribe(subscription)
 
     async def _step(self) -> float:
-        """One look at the state; returns when to look again without being woken."""
+        """Check the state once; returns the seconds until the next check."""
         if not self._broker.connected:
             self._failing_since = None
             return HEARTBEAT_SECONDS

@@ -1,11 +1,11 @@
-"""What time it is on the server: the only clock that processes on different machines compare.
+"""The server's time: the only clock that processes on different machines compare.
 
-A measurement is an instant that the server has stamped, and our monotonic clock when we knew that
-the stamp was made. The server's clock shows that instant or a little more by then, so each
-measurement is a lower bound, and the highest of the last minute is the closest. The result is late
-by a fraction of a round trip and never early: nothing fires before its time.
+A measurement is an instant that the server has stamped, and our monotonic clock when the stamp
+arrived. By then the server's clock shows that instant or a little more, so each measurement is a
+lower bound, and the highest of the last minute is the closest. The result is late by a fraction of
+a round trip and never early: nothing fires before its time.
 
-Between measurements the monotonic clock carries it on, so a wall clock that is set changes nothing.
+Between measurements our monotonic clock counts, so setting a wall clock changes nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from holdfast.clock import Clock
 WINDOW_SECONDS: Final = 60.0
 """How long a measurement counts: two clocks drift apart by some milliseconds in a minute."""
 STEP_SECONDS: Final = 0.5
-"""More than an answer takes and than clocks drift: a clock was set, or the machine slept."""
+"""More than an answer takes and clocks drift: a larger step means that a clock was set, or the
+machine slept."""
 RECENT: Final = 3
-"""Low measurements in a row that mean a server's clock set back, and not merely slow answers."""
+"""This many low measurements in a row mean that the server's clock was set back; fewer may be slow
+answers."""
 MEASURE_SECONDS: Final = 600.0
-"""How long a measured difference is used without a new one: clocks may be fast or slow as well."""
+"""How long a measured difference is used without a new one: clocks drift."""
 
 Measure = Callable[[], Awaitable[object]]
 
@@ -38,7 +40,7 @@ class ServerTime:
         """When each was taken, and by how much the server's clock is ahead of our monotonic one."""
         self._ahead = 0.0
         self._apart = 0.0
-        """How far our own two clocks were apart at the last measurement."""
+        """The difference between our own two clocks at the last measurement."""
 
     @property
     def known(self) -> bool:
@@ -46,7 +48,7 @@ class ServerTime:
         return bool(self._samples)
 
     def now(self) -> float:
-        """The server's time; this machine's until it was measured."""
+        """The server's time; before the first measurement this machine's."""
         if not self._samples:
             return self._clock.utc()
         return self._clock.monotonic() + self._ahead
@@ -73,7 +75,7 @@ class ServerTime:
 
     @property
     def doubtful(self) -> bool:
-        """Whether to measure again: the last time is long ago, or our clocks moved apart since."""
+        """Whether to measure again: the last one is old, or our clocks have moved apart since."""
         if not self._samples:
             return False
         now = self._clock.monotonic()

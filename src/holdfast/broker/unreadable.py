@@ -1,13 +1,12 @@
-"""What this process could not read: passed over, counted, and logged once for each record.
+"""Records that this process could not read: skipped, counted, and logged once each.
 
-A record that cannot be read is damaged, or written by a newer version, or by another hand. It must
-not stop whoever meets it, nor hide the records beside it, nor fill the log on each poll. `read` is
-what every reader of other people's records uses; the count by bucket is
-`holdfast_unreadable_records_total`, and `holdfast doctor` lists the records with the command that
-removes each of them unread.
+Such a record is damaged, or written by a newer version or by somebody else. It must not stop its
+reader, hide the records beside it, or fill the log on each poll. Every reader of records that
+others wrote uses `read`; the count by bucket is `holdfast_unreadable_records_total`, and `holdfast
+doctor` lists the records with the command that removes each of them unread.
 
 Not guaranteed: exact counts. A record that is damaged again, in another way, is counted again; a
-process that has met very many forgets the oldest and may count one twice.
+process that has seen very many forgets the oldest and may count one twice.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ log = logging.getLogger("holdfast.unreadable")
 T = TypeVar("T")
 
 REMEMBERED: Final = 4_096
-"""Records known as unreadable: a flood of them must not grow the process."""
+"""Unreadable records remembered: a flood of them must not use up memory."""
 LINES: Final = 20
 """Log lines for each bucket in `WINDOW_SECONDS`: anybody who writes records could fill the disk."""
 WINDOW_SECONDS: Final = 60.0
@@ -55,7 +54,7 @@ class Unreadables:
             return None
 
     def note(self, bucket: str, key: str, error: Exception, body: bytes = b"") -> bool:
-        """Count and log a record, unless it is known already; True when it was new."""
+        """Count and log a record, unless it is known already; True if it was new."""
         place, digest = (bucket, key), hashlib.blake2s(body, digest_size=16).digest()
         with self._turn:
             if self._seen.get(place) == digest:

@@ -1,14 +1,14 @@
-"""Upkeep: the streams and buckets that a role needs are there, and are made again when deleted.
+"""Upkeep: a role's streams and buckets exist, and are created again when deleted.
 
-Each is asked about every few seconds, and all of them at once when a write or a read finds that
-one is missing. A missing one is made again, empty, by whoever notices first; the others see that it
-is another one (`created` differs) and call `on_made`, since what they had in it is gone.
+Each is checked every few seconds, and all of them at once when a write or a read finds one missing.
+The first process that notices creates it again, empty; the others see that it is a new one
+(`created` differs) and call `on_made`, since what they had in it is gone.
 
-What cannot be made again is a problem, for which the role is not ready; after `GIVE_UP_SECONDS`
-`run` ends with `Unavailable`, so that the process exits and is restarted instead of looking
-healthy. A stream that merely has no leader is none of this: the cluster elects one.
+What cannot be created is a problem, and the role is not ready; after `GIVE_UP_SECONDS` `run` ends
+with `Unavailable`, so that the process exits and is restarted instead of looking healthy. A stream
+that merely has no leader is not missing: the cluster elects one.
 
-Optional streams (made on first use) are made again only once they were seen.
+Optional streams (created on first use) are created again only once they were seen.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Upkeep:
         optional: Iterable[str] = (),
         on_made: OnMade = _ignore,
     ) -> None:
-        """`core`: what every namespace consists of; `buckets` and `optional` are nouns beside it;
-        `on_made` is called for each stream that was created again."""
+        """`core`: the streams and buckets of every namespace; `buckets` and `optional` are nouns of
+        further ones; `on_made` is called for each stream that was created again."""
         self._topology = topology
         self._broker = topology.broker
         self._core = core
@@ -64,18 +64,18 @@ class Upkeep:
         self._look = asyncio.Event()
 
     async def ensure(self) -> None:
-        """Create whatever is missing before the role starts; what is optional is made on use."""
+        """Create what is missing before the role starts, without the optional ones."""
         if self._core:
             await self._topology.ensure()
         await self._topology.ensure_buckets(*self._buckets)
 
     @property
     def problems(self) -> list[str]:
-        """What is missing and could not be made again."""
+        """What is missing and could not be created."""
         return [f"{name} is missing: {why}" for name, (_, why) in self._failing.items()]
 
     async def run(self) -> None:
-        """Look until cancelled; raises when something cannot be brought back."""
+        """Check until cancelled; raises when something cannot be created again."""
         stop = self._broker.on_missing(self._look.set)
         try:
             while True:
@@ -94,7 +94,7 @@ class Upkeep:
             return
 
     async def _round(self) -> bool:
-        """Ask about each stream; True when one of them is missing still."""
+        """Check each stream; True if one of them is still missing."""
         if not self._broker.connected:
             self._failing.clear()
             return False
@@ -136,7 +136,7 @@ class Upkeep:
             self._on_made(name)
 
     async def _make(self, config: Config) -> str:
-        """Make a stream that is missing; returns when, or nothing when that failed."""
+        """Create a missing stream; returns when it was created, or nothing if that failed."""
         name = config["name"]
         if name not in self._failing:
             log.error("%s does not exist: making it again", name)
@@ -152,7 +152,7 @@ class Upkeep:
             return ""
 
     async def _created_at(self, name: str) -> str:
-        """When a stream was made; empty when it does not exist."""
+        """When a stream was created; empty if it does not exist."""
         try:
             info = await self._broker.api(f"STREAM.INFO.{name}", timeout=LOOK_SECONDS)
         except errors.NotFound:

@@ -20,6 +20,7 @@ from holdfast.server.node import ATTEMPTS, MAX_PAYLOAD, READY_SECONDS, Server
 from holdfast.server.process import HOST, PortInUse, ServerError, free_ports
 
 _PACE_SECONDS = 0.05
+"""Between two checks: each asks every node twice over HTTP."""
 
 
 class Cluster:
@@ -38,8 +39,8 @@ class Cluster:
         extra_config: str = "",
         includes: Sequence[Path] = (),
     ) -> None:
-        """`ports` are the clients' ports, one per node; without them free ones are chosen.
-        So it is with `monitor_ports`.
+        """`ports` are the clients' ports, one per node; without them free ones are chosen, and
+        likewise for `monitor_ports`.
 
         A node keeps its data in `store/<its name>`; without a store all of it is temporary.
         """
@@ -152,8 +153,8 @@ class Cluster:
             if time.monotonic() >= deadline:
                 names = ", ".join(node.name for node in running)
                 raise ServerError(
-                    f"the cluster {self.name!r} of {len(self.nodes)} has no leader in time that "
-                    f"all its running nodes ({names}) follow: see the log_path of each"
+                    f"the running nodes ({names}) of the cluster {self.name!r} did not agree on a "
+                    "leader in time: see the log_path of each"
                 )
             time.sleep(_PACE_SECONDS)
 
@@ -162,8 +163,8 @@ class Cluster:
         running = [node for node in self.nodes if node.running or node.failed]
         if len(running) <= len(self.nodes) // 2:
             raise ServerError(
-                f"only {len(running)} of {len(self.nodes)} nodes of the cluster {self.name!r} run "
-                "and no minority can elect a leader: restart the others first"
+                f"only {len(running)} of {len(self.nodes)} nodes of the cluster {self.name!r} run: "
+                "a minority cannot elect a leader, so restart the others first"
             )
         return running
 

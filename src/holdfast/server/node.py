@@ -25,13 +25,19 @@ from holdfast.server.process import (
 )
 
 MAX_PAYLOAD = 1024 * 1024
+"""The official server's default."""
 READY_SECONDS = 20.0
+"""A start takes a tenth of a second, and five where a cluster waits out an election."""
 STOP_SECONDS = 10.0
+"""For an orderly shutdown, which writes its state; then it is killed."""
 RELOAD_SECONDS = 10.0
+"""Many times what it takes, for machines under load."""
 ATTEMPTS = 5  # starts, when others keep taking the port that we chose
 
 _PACE_SECONDS = 0.005
+"""Between two checks: short against a start, which tests wait for often."""
 _LOG_LINES = 12
+"""Shown in an error: the reason for a failed start is among the last few."""
 _RELOADED = "Reloaded server configuration"
 _NOT_RELOADED = "Failed to reload server configuration"
 _IN_USE = re.compile(r"listen tcp \S*:(\d+): bind: address already in use")
@@ -174,7 +180,7 @@ class Server:
         self._settled = True
 
     def reload(self) -> None:
-        """Read the configuration again; returns when users that are gone from it are cut off."""
+        """Reload the configuration; returns when users that it no longer has are disconnected."""
         before = self._reloads()
         os.kill(self.pid, signal.SIGHUP)
         deadline = time.monotonic() + RELOAD_SECONDS
@@ -194,7 +200,7 @@ class Server:
         return text.count(_RELOADED), text.count(_NOT_RELOADED)
 
     def wait_ended(self) -> None:
-        """Return when the process that was started is gone, for whatever reason."""
+        """Return when the process has ended, for whatever reason."""
         if self._process is not None:
             self._process.exited.wait()
 
@@ -204,7 +210,7 @@ class Server:
             self._process.terminate()
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
-        """Shut down in order (SIGTERM), or by force when that takes too long."""
+        """Shut down (SIGTERM), or kill it if that takes too long."""
         if self._process is not None:
             self._process.terminate()
             if not self._process.exited.wait(timeout):
@@ -320,7 +326,7 @@ class Server:
             return False
 
     def _lost_port(self) -> int | None:
-        """The port for which it died, or None while it lives; raises if it died otherwise."""
+        """The port that was in use, or None while it runs; raises if it died for another reason."""
         if self.running:
             return None
         tail = self.log_tail()

@@ -22,11 +22,12 @@ HOST = "127.0.0.1"
 
 _EXECUTABLE = "nats-server.exe" if sys.platform == "win32" else "nats-server"
 _LOWEST_PORT = 10_240
+"""Above the ports of well-known services, and 4222, 6222 and 8222 of other nats-servers."""
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class ServerError(HoldfastError):
-    """The embedded nats-server did not do what was asked of it."""
+    """The embedded nats-server failed."""
 
 
 class ServerNotFound(ServerError):
@@ -97,15 +98,15 @@ def temporary_store() -> tempfile.TemporaryDirectory[str]:
 class Process(Child):
     """One running nats-server. Nothing in the store is touched before it is locked.
 
-    Another server that runs on it reads its configuration again at its next reload: with ours in
-    its place it would refuse, and a user that was revoked would stay.
+    Another server that runs on it would find our configuration at its next reload and refuse it: a
+    revoked user would stay.
     """
 
     def __init__(self, config: str, store: Path, log: Path) -> None:
         path = store / "nats-server.conf"
         command = [str(find_binary()), "-c", str(path)]
         self.log_start = log.stat().st_size if log.exists() else 0
-        self.ready = False  # for its owner to say
+        self.ready = False  # set by its owner
         locks = _lock(store)
         try:
             for stale in store.glob("*.ports"):  # a killed server leaves its own behind
@@ -130,6 +131,6 @@ def _lock(store: Path) -> list[int]:
         os.close(fd)
         raise ServerError(
             f"the store {store} is in use by another nats-server: "
-            "stop that one, or give this one a store of its own"
+            "stop that one, or choose another store"
         ) from None
     return [fd]
