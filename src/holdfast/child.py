@@ -1,12 +1,11 @@
 """A child process that does not outlive its parent.
 
-A child is spawned by a thread of its own, which then waits for its end. The kernel's "kill me when
-my parent dies" counts the *thread* that spawned: so the thread must live as long as the child,
-whoever started it. If the thread's process dies, in whatever way, the kernel kills the child.
+A dedicated thread spawns each child and waits for it to exit. The kernel's parent-death signal is
+tied to the *thread* that spawned, so that thread must live as long as the child. If the process
+dies, however it dies, the kernel kills the child.
 
-Every child has a session of its own: Ctrl-C in the terminal is for the parent, which stops its
-children in the order it wants. Not guaranteed: on systems other than Linux a child outlives a
-parent that was killed outright.
+Every child runs in a new session: Ctrl-C reaches only the parent, which stops its children in the
+order it wants. Not guaranteed: outside Linux a child survives a parent killed by SIGKILL.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import IO
 
-# PR_SET_PDEATHSIG has to be set in the child. A preexec_fn would run Python between fork and exec,
-# which may deadlock in a process with threads; this small program has none, and becomes the child.
+# PR_SET_PDEATHSIG must be set in the child. A preexec_fn would run Python between fork and exec,
+# which can deadlock in a threaded process; this launcher has no threads and execs the command.
 _LAUNCHER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 = PR_SET_PDEATHSIG
@@ -32,7 +31,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 class Child:
-    """One running process; `exited` is set when it is gone and reaped."""
+    """One running process; `exited` is set once it has ended and was reaped."""
 
     def __init__(
         self,
@@ -44,7 +43,7 @@ class Child:
         pass_fds: Sequence[int] = (),
         on_exit: Callable[[], None] | None = None,
     ) -> None:
-        """Starts it; output goes to `output`, else where ours goes. `on_exit` runs in a thread."""
+        """Start it. Without `output` it inherits ours; `on_exit` runs in the waiting thread."""
         self.exited = threading.Event()
         self._on_exit = on_exit
         spawned: Future[subprocess.Popen[bytes]] = Future()
@@ -60,20 +59,20 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
+        """The exit code, negative for a signal; None while running."""
         return self._popen.returncode if self.exited.is_set() else None
 
     def signal(self, number: int) -> None:
-        """Send it a signal; one that is gone gets none."""
+        """Send a signal; does nothing once the process has exited."""
         if not self.exited.is_set():
             self._popen.send_signal(number)
 
     def terminate(self) -> None:
-        """Ask it to end in order."""
+        """Ask it to shut down cleanly."""
         self.signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it at once; returns when it is gone."""
+        """Kill it and wait until it has exited."""
         self.signal(signal.SIGKILL)
         self.exited.wait()
 
@@ -108,5 +107,5 @@ class Child:
 
 
 def ending(code: int) -> str:
-    """How a process ended, in words."""
+    """How a process ended, for messages."""
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

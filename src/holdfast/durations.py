@@ -1,7 +1,8 @@
-"""Durations and instants as people write them, the only place that reads them.
+"""Parses durations and instants as people write them; nothing else in Holdfast does.
 
 A duration: `30`, `1.5`, `"10m"`, `"1h30m"`, `timedelta(hours=1)`. An instant: a datetime with a
 time zone, seconds since 1970, or `"2026-11-16T09:00:00+01:00"`. Inside Holdfast both are seconds.
+Anything else raises `InvalidInput`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ Duration = float | int | str | timedelta
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 _LONGEST = 366 * 86400.0 * 100
-_LONGEST_TEXT = 100  # the search takes quadratic time, and anybody may have written the text
+_LONGEST_TEXT = 100  # matching takes quadratic time, and the text is untrusted
 LATEST = 4_102_444_800
-"""The year 2100: a later instant is a mistake in the unit, such as milliseconds."""
+"""The year 2100: anything later is a wrong unit, such as milliseconds."""
 
 
 def seconds(value: Duration, what: str = "duration") -> float:
-    """Read a duration as seconds; refuse negative, endless and unreadable ones."""
+    """Parse a duration to seconds; rejects negative, infinite and unreadable ones."""
     result = _read(value, what)
     if not math.isfinite(result) or result < 0 or result > _LONGEST:
         raise InvalidInput(f"{what} must be between 0 and 100 years, not {_shown(value)}")
@@ -45,10 +46,10 @@ def _read(value: Duration, what: str) -> float:
 
 
 def _shown(value: object) -> str:
-    """A value in few characters; it may be anybody's, or a number too long to be written."""
+    """A short repr for messages; survives a broken `__repr__` and huge integers."""
     try:
         return repr(value)[:80]
-    except Exception:  # noqa: BLE001 - the user's own __repr__ may do anything
+    except Exception:  # noqa: BLE001 - a user's __repr__ may raise anything
         return f"a value of type {type(value).__name__}"
 
 
@@ -67,7 +68,7 @@ def _read_text(text: str, what: str) -> float:
 
 
 def instant(value: object, what: str, latest: float = LATEST) -> float:
-    """Read a point in time as seconds since 1970; refuse one without a time zone."""
+    """Parse an instant to seconds since 1970; rejects one without a time zone."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value.strip())
@@ -91,9 +92,9 @@ def instant(value: object, what: str, latest: float = LATEST) -> float:
 
 
 def text(value: float) -> str:
-    """Write seconds the short way: `90` → `1m30s`, `1.5` → `1.5s`, `0.25` → `250ms`.
+    """Format seconds briefly: `90` → `1m30s`, `1.5` → `1.5s`, `0.25` → `250ms`.
 
-    Exact to the millisecond below a minute and to the second above it; `seconds` reads it back.
+    Exact to the millisecond below a minute and to the second above; `seconds` parses it back.
     """
     value = round(value, 3)
     if 0 < value < 1:

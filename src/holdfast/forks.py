@@ -1,12 +1,12 @@
-"""What a forked child must not keep: our sockets.
+"""Closes our sockets in forked children.
 
-A handler may fork (`os.fork`, `multiprocessing` with the start method "fork"). The child inherits
-every socket of the worker, so when the worker is killed, its connections stay open for as long as
-the child lives: the server takes a dead worker for a connected one. Whoever owns sockets registers
-with `closed_in_children`; in a forked child they are closed, and nothing is sent on them.
+A handler may fork (`os.fork`, or `multiprocessing` with start method "fork"). The child inherits
+every socket of the worker, so when the worker is killed its connections stay open while the child
+lives, and the server takes a dead worker for a connected one. Owners of sockets register with
+`closed_in_children`; a forked child closes them without sending anything.
 
-Each descriptor is replaced by `/dev/null` and not freed: objects of the parent's live on in the
-child, and would otherwise close a file that got the same number later.
+Each descriptor is replaced by `/dev/null` instead of freed: the parent's objects still exist in the
+child and would otherwise close an unrelated file that reused the number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 
 class Owner(Protocol):
-    """Somebody who owns sockets."""
+    """Owns sockets."""
 
     def filenos(self) -> Iterable[int]:
         """The descriptors that are open now."""
@@ -31,7 +31,7 @@ _registered = False
 
 
 def closed_in_children(owner: Owner) -> None:
-    """Close the descriptors of `owner` in every child that is forked while it lives."""
+    """Close the owner's descriptors in every child forked while the owner exists."""
     global _registered
     _owners.add(owner)
     if not _registered and hasattr(os, "register_at_fork"):
@@ -43,6 +43,6 @@ def _close() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for owner in list(_owners):
         for number in owner.filenos():
-            with contextlib.suppress(OSError):  # one that cannot be closed is no reason to fail
+            with contextlib.suppress(OSError):  # best effort: do not break the child
                 os.dup2(nothing, number, inheritable=False)
     os.close(nothing)

@@ -1,12 +1,12 @@
 """Health and metrics of one process over HTTP, on one port.
 
-`/health/live`   the event loop answers.
-`/health/ready`  a message can travel: connected, every consumer heard of, a canary arrived lately.
-`/health`        the same as ready (one path for simple probes).
+`/health/live`   the event loop responds.
+`/health/ready`  messages flow: connected, every consumer heard from, a canary arrived recently.
+`/health`        same as ready, for simple probes.
 `/metrics`       Prometheus.
 
-A process may answer more, such as a scheduler `/lag/<group>` for autoscalers. Only GET and HEAD,
-nothing is read from the request but its path, nothing here changes state.
+A process may add paths, e.g. a scheduler's `/lag/<group>` for autoscalers. Only GET and HEAD; only
+the path of a request is used, and nothing here changes state. Slow or broken requests are dropped.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ log = logging.getLogger("holdfast.health")
 
 T = TypeVar("T")
 
-READ_SECONDS = 5.0
+READ_SECONDS = 5.0  # a probe is one packet; longer is a stalled or hostile client
 MOST_READING = 100
-"""Probes that may be under way at once; strangers who send nothing must not use up descriptors."""
+"""Incomplete requests at once: idle connections must not exhaust descriptors."""
 MOST_BYTES = 16 * 1024
-"""Of a request's headers: a probe sends a few hundred."""
+"""Limit on a request's headers; a probe sends a few hundred bytes."""
 _REASONS = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a process says about itself."""
+    """What a process reports about itself."""
 
     ready: bool
     problems: list[str]
     metrics: Callable[[], bytes] | Callable[[], Awaitable[bytes]]
     facts: dict[str, Any] = field(default_factory=dict)
     more: Callable[[str], Awaitable[dict[str, Any] | None]] | None = None
-    """Answers further paths; None: there is no such path."""
+    """Answers additional paths; None means 404."""
 
 
 class HealthServer:
-    """Serves a process's health while the `async with` lasts; port 0 serves nothing."""
+    """Serves a process's health inside `async with`; port 0 without a path serves nothing."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class HealthServer:
         self._health = health
         self._server: asyncio.Server | None = None
         self._reading: dict[asyncio.StreamWriter, None] = {}
-        """Connections whose request is incomplete, the oldest first."""
+        """Connections with an incomplete request, oldest first."""
         closed_in_children(self)
 
     def filenos(self) -> list[int]:
-        """The descriptors that it listens on."""
+        """The descriptors it listens on."""
         return [socket.fileno() for socket in self._server.sockets] if self._server else []
 
     async def __aenter__(self) -> HealthServer:
@@ -99,7 +99,7 @@ class HealthServer:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._reading) >= MOST_READING:  # close the slowest to make room
+        if len(self._reading) >= MOST_READING:  # close the oldest to make room
             next(iter(self._reading)).transport.abort()
         self._reading[writer] = None
         try:
@@ -148,9 +148,9 @@ class HealthServer:
 
 
 class ReadyFile:
-    """A file that exists while a process is ready, for probes that can only look at files.
+    """A file that exists while a process is ready, for probes that can only check files.
 
-    Without a path it does nothing.
+    Does nothing without a path.
     """
 
     def __init__(self, path: str) -> None:
@@ -159,11 +159,11 @@ class ReadyFile:
 
     @property
     def wanted(self) -> bool:
-        """Whether there is a path."""
+        """Whether a path is configured."""
         return self._path is not None
 
     def set(self, ready: bool) -> None:
-        """Create the file or remove it, including one that a killed process left behind."""
+        """Create or remove the file, including one left behind by a killed process."""
         if self._path is None or ready == self._exists:
             return
         try:
@@ -177,7 +177,7 @@ class ReadyFile:
 
 
 async def _head(reader: asyncio.StreamReader) -> list[str]:
-    """The words of a request's first line; the headers are read and dropped."""
+    """The words of the request line; headers are read and discarded."""
     line = await reader.readline()
     taken = len(line)
     while (header := await reader.readline()).strip():

@@ -1,7 +1,7 @@
-"""A role as a process: signals, exit codes, the event loop.
+"""Runs a role as a process: signals, exit codes, the event loop.
 
-SIGTERM and SIGINT drain; a second one exits at once. Exit codes: 0 after a drain, 1 when it cannot
-continue (so that an orchestrator restarts it), 128 + signal after a second signal.
+SIGTERM and SIGINT drain; a second one exits immediately. Exit codes: 0 after a drain, 1 when the
+role cannot continue (so that an orchestrator restarts it), 128 + signal after a second signal.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from holdfast.errors import HoldfastError
 log = logging.getLogger("holdfast.process")
 
 SAME_SECONDS: Final = 0.05
-"""Signals closer together than this are one, sent to a process and to its group."""
+"""Signals closer together than this count as one, sent to a process and then to its group."""
 HANDLER_TASK: Final = "holdfast-job"
 PLACE_TASK: Final = "holdfast-place"
 HANDLERS: Final = (HANDLER_TASK, PLACE_TASK)
-"""Names of the threads and tasks in which handlers run."""
+"""Name prefixes of the threads and tasks that run handlers."""
 
 
 class Runnable(Protocol):
-    """A worker, a scheduler, a coordinator: what runs until it is stopped."""
+    """A role: runs until stopped."""
 
     def stop(self) -> None: ...
     async def run(self) -> None: ...
 
 
 def cores() -> int:
-    """How many cores this process may use: those it is bound to, or its container's share."""
+    """CPU cores available to this process: its affinity, capped by the container's quota."""
     known = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         known = min(known, math.ceil(int(quota) / int(period)))
-    except (OSError, ValueError):  # no container, or one without a limit
+    except (OSError, ValueError):  # no cgroup, or no quota
         pass
     return max(1, known)
 
 
 def run_role(make: Callable[[], Runnable]) -> int:
-    """Make a role inside a fresh event loop and run it to its end; returns the exit code."""
+    """Build a role inside a fresh event loop and run it; returns the exit code."""
     code = run_loop(_main(make))
     if any(t.name.startswith(HANDLERS) and t.is_alive() for t in threading.enumerate()):
         _exit_now(code)
@@ -56,16 +56,16 @@ def run_role(make: Callable[[], Runnable]) -> int:
 
 
 def _exit_now(code: int) -> None:
-    """A handler that cannot be interrupted, in a thread or a task, must not hold the exit up."""
+    """Exit without waiting for handlers that cannot be interrupted, in a thread or a task."""
     logging.shutdown()
     os._exit(code)
 
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:
-    """Run a coroutine on uvloop where there is one."""
+    """Run a coroutine, on uvloop where it is installed."""
     try:
         import uvloop
-    except ImportError:  # not on every platform
+    except ImportError:  # not available on every platform
         return asyncio.run(main)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
@@ -86,10 +86,10 @@ async def _main(make: Callable[[], Runnable]) -> int:
 
 
 def handle_signals(stop: Callable[[], None], kill: Callable[[], None] | None = None) -> None:
-    """Call `stop` on the first SIGTERM or SIGINT; on the second `kill`, and exit at once.
+    """Call `stop` on the first SIGTERM or SIGINT; on the second, call `kill` and exit.
 
-    What comes right after the first is the same one: `timeout` and some shells signal
-    a process and then its whole group.
+    A signal within `SAME_SECONDS` of the first is the same one: `timeout` and some shells signal a
+    process and then its whole group.
     """
     loop = asyncio.get_running_loop()
     first: list[float] = []

@@ -1,12 +1,11 @@
-"""Redaction: secrets of this process that must not appear in what it tells.
+"""Keeps this process's secrets out of its logs, errors, records and returns.
 
-Whoever puts secrets into a process (`holdfast.settings`) registers them here; whoever writes a text
-that leaves it (log lines, errors and tracebacks in records, dead letters and returns) has them
-blanked out first. A secret is known in the forms in which Python prints it: as it is, escaped as in
-`repr` and in JSON, and line by line when it has several.
+Code that loads secrets (`holdfast.settings`) registers them here; code that emits text (log lines,
+errors and tracebacks in records, dead letters, returns) passes it through `scrub` first. Secrets
+match as Python prints them: verbatim, escaped as in `repr`, JSON and URLs, and line by line.
 
-It is a net, not the wall: what a handler does to a secret (base64, half of it) is not recognised,
-and values shorter than `SHORTEST` are not looked for, because they stand in every text by chance.
+Best effort only: transformed secrets (base64, substrings) are not recognised, and values shorter
+than `SHORTEST` are ignored because they would match unrelated text.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from collections.abc import Iterable
 from typing import Any, Final
 from urllib.parse import quote
 
-SHORTEST: Final = 4
+SHORTEST: Final = 4  # shorter values occur in any text by chance
 BLANK: Final = "***"
-_SHORTEST_LINE: Final = 8
+_SHORTEST_LINE: Final = 8  # a single line of a secret is more likely to be ordinary text
 _ROOM: Final = 10_000
-"""Longer than any real secret."""
+"""Slack when cutting long texts: longer than any real secret."""
 
 
 class Redactor:
-    """The secrets of one process."""
+    """The secrets of one process, by source."""
 
     def __init__(self) -> None:
         self._forms: dict[str, set[str]] = {}
@@ -36,7 +35,7 @@ class Redactor:
         return f"Redactor({len(self._forms)} sources)"
 
     def register(self, source: str, secrets: Iterable[str]) -> None:
-        """The secrets of one source, in place of those that it gave before."""
+        """Replace the secrets registered for `source`."""
         forms = {form for secret in secrets for form in _forms(secret)}
         if forms == self._forms.get(source, set()):
             return
@@ -45,18 +44,18 @@ class Redactor:
         self._pattern = None
 
     def scrub(self, text: str) -> str:
-        """The text with every secret blanked out."""
+        """Replace every secret in the text with `BLANK`."""
         return self._compiled().sub(BLANK, text) if self._known else text
 
     def _compiled(self) -> re.Pattern[str]:
-        """All secrets as one pattern, the longest first; made when it is needed."""
+        """All secrets as one pattern, longest first so that a prefix never wins; built lazily."""
         if self._pattern is None:
             every = sorted(set().union(*self._forms.values()), key=len, reverse=True)
             self._pattern = re.compile("|".join(map(re.escape, every)))
         return self._pattern
 
     def scrub_values(self, value: Any) -> Any:
-        """Plain values with every secret in their texts blanked out."""
+        """`scrub` every string inside plain values."""
         if not self._known:
             return value
         if isinstance(value, str):
@@ -78,19 +77,19 @@ def _forms(secret: str) -> Iterable[str]:
 
 
 REDACTOR: Final = Redactor()
-"""The one of this process."""
+"""This process's secrets."""
 
 scrub = REDACTOR.scrub
 
 
 def told(text: object, longest: int, *, end: bool = False) -> str:
-    """Text from user code, made safe for records, headers and terminals.
+    """Make text from user code safe for records, headers and terminals.
 
-    Secrets are blanked out, half surrogate pairs are written as escapes, and the text is cut to its
-    first characters, or with `end` to its last ones.
+    Redacts secrets, escapes lone surrogates, and keeps the first `longest` characters, or the last
+    ones with `end`.
     """
     whole = text if isinstance(text, str) else str(text)
-    # A secret that is cut in two is not recognised: cut with room to spare, and again afterwards.
+    # A secret cut in two is not recognised: cut with slack, redact, then cut to size.
     roughly = whole[-longest - _ROOM :] if end else whole[: longest + _ROOM]
     clean = scrub(roughly.encode("utf-8", "backslashreplace").decode())
     return clean[-longest:] if end else clean[:longest]

@@ -1,8 +1,7 @@
-"""What a user's function in a thread returned or raised, brought back to the event loop.
+"""Carries the result or exception of a user's function from a thread to the event loop.
 
-An exception set on a future is not always an exception: a future refuses `StopIteration`, so that
-whoever waits for it waits for ever. So a thread returns what it raised, and the coroutine that
-waits for it raises it again.
+Futures reject `StopIteration`, which would leave the awaiting coroutine waiting forever. So the
+thread returns its exception as a value, and the coroutine raises it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ Outcome = tuple[Any, BaseException | None]
 
 
 def caught(call: Callable[[], Any]) -> Outcome:
-    """Call it; whatever it raises is returned."""
+    """Call it; return the exception if it raises."""
     try:
         return call(), None
     except BaseException as error:  # noqa: BLE001 - raised again by `given`
@@ -22,10 +21,10 @@ def caught(call: Callable[[], Any]) -> Outcome:
 
 
 def given(outcome: Outcome) -> Any:
-    """What the call returned; raises what it raised.
+    """The value the call returned; raises what it raised.
 
-    `StopIteration` becomes a `RuntimeError`, as in any coroutine. So does `KeyboardInterrupt`:
-    Ctrl-C is for the main thread, and a function in a thread that raises it has only failed.
+    `StopIteration` becomes `RuntimeError`, as in any coroutine. So does `KeyboardInterrupt`: Ctrl-C
+    is for the main thread, and a function in a thread that raises it has merely failed.
     """
     value, error = outcome
     if isinstance(error, StopIteration | KeyboardInterrupt):

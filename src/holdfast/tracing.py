@@ -1,13 +1,13 @@
-"""Traces across processes: who sent a run, each attempt at it, and what it caused.
+"""Traces across processes: the enqueue, each attempt, and the runs it caused.
 
     enqueue (producer) ──traceparent──► run (consumer) ──traceparent──► run of the subscriber
 
-With `pip install holdfast[otel]` and a tracer provider that your program or
-`opentelemetry-instrument` has set, runs carry the W3C header `traceparent`. It travels with the run
-through retries, dead letters and replays, so that the story of a chain is one trace. An attempt's
-span is the current one inside the handler: spans of your own are its children.
+With `pip install holdfast[otel]` and a tracer provider set by your program or
+`opentelemetry-instrument`, runs carry the W3C header `traceparent` through retries, dead letters
+and replays, so a chain of runs is one trace. An attempt's span is current inside the handler: spans
+you start there are its children.
 
-Without either this costs nothing, and a `traceparent` that a sender gave goes on as it came.
+Without either, tracing is a no-op and a sender's `traceparent` is passed on unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SYSTEM = {"messaging.system": "nats"}
 
 
 def on() -> bool:
-    """Whether somebody collects spans: who does has imported OpenTelemetry and set a provider."""
+    """Whether spans are collected: OpenTelemetry is imported and a provider is set."""
     trace = sys.modules.get("opentelemetry.trace")
     return trace is not None and not isinstance(
         trace.get_tracer_provider(), trace.ProxyTracerProvider
@@ -39,7 +39,7 @@ def _tracer() -> Tracer:
 
 
 def sent(what: str, headers: dict[str, str], **attributes: str) -> None:
-    """Mark a sending as a span, and let what is sent carry it; a header that is there stays."""
+    """Record a producer span and inject it into the headers; keeps an existing `traceparent`."""
     if not on() or H_TRACE in headers:
         return
     from opentelemetry import propagate, trace
@@ -53,7 +53,7 @@ def sent(what: str, headers: dict[str, str], **attributes: str) -> None:
 
 @contextlib.contextmanager
 def attempting(what: str, headers: Mapping[str, str], **attributes: Any) -> Iterator[None]:
-    """One attempt as a span, current in the task that makes it, its parent the sender's."""
+    """One attempt as a consumer span, child of the sender's, current in this task."""
     from opentelemetry import context as otel
     from opentelemetry import propagate, trace
 
@@ -61,7 +61,7 @@ def attempting(what: str, headers: Mapping[str, str], **attributes: Any) -> Iter
     span = _tracer().start_span(
         what, parent, kind=trace.SpanKind.CONSUMER, attributes=SYSTEM | _own(attributes)
     )
-    otel.attach(trace.set_span_in_context(span, parent))  # its task has a context to itself
+    otel.attach(trace.set_span_in_context(span, parent))  # each task has its own context
     try:
         yield
     except BaseException as error:

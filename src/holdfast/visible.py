@@ -1,16 +1,15 @@
-"""Foreign text on a terminal: characters that act instead of being seen are shown as escapes.
+"""Untrusted text on a terminal: control and invisible characters are shown as escapes.
 
-Returns, facts, errors, payloads, keys and log messages are written by others. Printed as they are,
-they could move the cursor, repaint a line, write to the clipboard (OSC 52), reverse the reading
-order (bidi) or hide in no width at all: a host that failed could paint itself "ok". So the command
-line (`cli.common`) and the text log (`telemetry`) print nothing but what `one_line` or `block`
-returns, and JSON passes `json_text`.
+Returns, facts, errors, payloads, keys and log messages come from others. Printed raw, they could
+move the cursor, repaint a line, write to the clipboard (OSC 52), reverse the reading order (bidi)
+or be invisible: a failed host could paint itself "ok". So the command line (`cli.common`) and the
+text log (`telemetry`) print only what `one_line` or `block` returns; JSON passes `json_text`.
 
-Shown as an escape (`\\x1b`, `\\u202e`): the control characters of C0 and C1, delete, Unicode's
-format characters (bidi, zero width, tags), line and paragraph separators, selectors and fillers
-without width, halves of surrogate pairs. Left alone: everything that is seen, in any script.
+Escaped (`\\x1b`, `\\u202e`): C0 and C1 controls, delete, Unicode format characters (bidi, zero
+width, tags), line and paragraph separators, zero-width selectors and fillers, lone surrogates.
+Visible characters of every script are left alone.
 
-Not covered: letters that look like others, and more marks on a letter than fit its line.
+Not covered: look-alike letters, and stacked combining marks that overflow their line.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ _SHORT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def one_line(text: object) -> str:
-    """A text as one line; a line break in it is shown as `\\n`."""
+    """Text on one line; line breaks are shown as `\\n`."""
     return _LINE.sub(_escape, str(text))
 
 
 def block(text: object) -> str:
-    """A text of several lines; line breaks and tabs stay."""
+    """Multi-line text; keeps line breaks and tabs."""
     return _BLOCK.sub(_escape, str(text))
 
 
 def json_text(text: str) -> str:
-    """A JSON document that means the same, without a character that acts."""
+    """An equivalent JSON document with control and invisible characters escaped."""
     return _BLOCK.sub(_escape_json, text)
 
 
@@ -54,6 +53,6 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def _escape_json(match: re.Match[str]) -> str:
-    """Such characters stand only in strings, where JSON writes them as UTF-16."""
+    """JSON writes escapes as UTF-16 units; these characters occur only inside strings."""
     units = match[0].encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[n]:02x}{units[n + 1]:02x}" for n in range(0, len(units), 2))

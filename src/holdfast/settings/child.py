@@ -1,16 +1,15 @@
-"""The process in which templates are rendered: it knows no secret, and it can be killed.
+"""The process that renders templates: it holds no secret and can be killed.
 
-It reads requests from standard input and answers on standard output, one after the other, each
-with its length before it. Guaranteed: a request that takes too long ends the process, by the
-kernel's alarm, whatever the template does and whether or not its parent still lives; it cannot take
-more memory than `MEMORY_BYTES`, cannot write a file, and has no file descriptor left to open one,
-should a template ever find a way out of the sandbox.
+Reads length-prefixed requests from standard input and answers them in order on standard output.
+Guaranteed: the kernel's alarm ends the process when a request takes too long, whatever the template
+does and even if the parent is dead. It cannot use more memory than `MEMORY_BYTES`, write a file, or
+open one (no descriptors are left), should a template escape the sandbox.
 """
 
 from __future__ import annotations
 
 import contextlib
-import encodings.unicode_escape  # noqa: F401 - read late by the template's lexer, when no file can be opened
+import encodings.unicode_escape  # noqa: F401 - imported late by the lexer, when no file can be opened
 import json
 import os
 import resource
@@ -18,12 +17,13 @@ import signal
 import struct
 from typing import Any, Final
 
-import jinja2.debug  # noqa: F401 - the same, at the first error
+import jinja2.debug  # noqa: F401 - likewise, at the first error
 
 from holdfast.errors import SettingsError
 from holdfast.settings.rendering import render
 
 MEMORY_BYTES: Final = 512 * 1024 * 1024
+"""Limit on address space, so it includes the interpreter and its libraries."""
 LENGTH: Final = struct.Struct(">I")
 
 _IN, _OUT = 0, 1
@@ -31,7 +31,7 @@ _IN, _OUT = 0, 1
 
 def main() -> None:
     """Answer requests until the parent closes the pipe."""
-    for text in ("a: {{ facts.a }}", "a: {{ facts.b }}", "{{"):  # loads what is loaded late
+    for text in ("a: {{ facts.a }}", "a: {{ facts.b }}", "{{"):  # triggers Jinja's lazy imports
         _answer({"files": [("warm", text)], "facts": {"a": "1"}})
     _limit()
     while (head := _read(LENGTH.size)) is not None:
@@ -52,7 +52,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"a template needs more than {mebibytes} MiB of memory: {_files(request)}"}
     except RecursionError:
         return {"error": f"a template calls itself without end: {_files(request)}"}
-    except Exception as error:  # noqa: BLE001 - whatever a template does, it gets an answer
+    except Exception as error:  # noqa: BLE001 - the parent always gets an answer
         what = f"{type(error).__name__}: {error}"
         return {"error": f"a template cannot be rendered ({_files(request)}): {what}"}
 
@@ -69,7 +69,7 @@ def _limit() -> None:
         (resource.RLIMIT_NOFILE, 3),
         (resource.RLIMIT_CORE, 0),
     ):
-        with contextlib.suppress(ValueError, OSError):  # not every system has each of them
+        with contextlib.suppress(ValueError, OSError):  # not every system has all of them
             resource.setrlimit(what, (most, most))
 
 

@@ -1,15 +1,14 @@
-"""A document of the settings: YAML with templates in it, and secrets marked `!encrypted`.
+"""A settings document: YAML with templates, and secrets marked `!encrypted`.
 
-The publisher must find every secret before anything is rendered, so templates are masked: what
-stands between `{{ }}` becomes letters and what stands between `{% %}` or `{# #}` becomes spaces, of
-the same length. What is left is YAML, and where a secret stands in it, it stands in the text.
+The publisher must find every secret before anything is rendered, so templates are masked: `{{ }}`
+becomes letters, `{% %}` and `{# #}` become spaces, of the same length. The result is YAML in which
+every offset is the same as in the original text.
 
-Guaranteed: what `read` returns has no `!encrypted` value left in it. Each was cut out by its place
-and a placeholder that names its path was put there; a mark that could not be understood, and a tag
-that is not known (`!encrypt`), refuse the document. No message quotes the document: the line that
-is wrong may be the one with the secret.
+Guaranteed: what `read` returns contains no `!encrypted` value. Each is replaced by a placeholder
+that names its path; a mark that cannot be parsed, or an unknown tag (`!encrypt`), rejects the
+document. Errors never quote the document: the faulty line may be the one with the secret.
 
-Not here: whether a template can be rendered, and what the agents make of it.
+Not checked here: whether a template renders, and what it renders to.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from holdfast.names import encode
 TAG: Final = "!encrypted"
 PLACEHOLDER: Final = re.compile(r"__HOLDFAST_SECRET\(([A-Za-z0-9_=.:/~-]+)\)__")
 MARK: Final = "__HOLDFAST_SECRET("
-LONGEST_BYTES: Final = 512 * 1024
+LONGEST_BYTES: Final = 512 * 1024  # as one message it must fit NATS's default limit of 1 MiB
 
 _OPENING = re.compile(r"\{\{|\{%|\{#")
 _END_OF_RAW = re.compile(r"\{%[-+]?\s*endraw\s*[-+]?%\}")
@@ -37,10 +36,10 @@ _CORE = re.compile(r"tag:yaml\.org,2002:(null|bool|int|float|str|seq|map|merge|t
 
 
 class Secret(NamedTuple):
-    """A value marked `!encrypted`: where it stands, and what it is."""
+    """A value marked `!encrypted` and its span in the text."""
 
     path: str
-    """Keys and positions with dots between them, encoded to plain characters."""
+    """Keys and list indexes joined by dots, encoded to plain characters."""
     value: str
     start: int
     end: int
@@ -50,19 +49,19 @@ class Secret(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A document without its secrets, and the secrets."""
+    """A document with its secrets cut out, and those secrets."""
 
     text: str
     secrets: tuple[Secret, ...]
 
 
 def placeholder(id: str) -> str:
-    """What stands in a published file instead of the secret of that id."""
+    """Replaces the secret with this id in a published file."""
     return f"{MARK}{id})__"
 
 
 def secret_id(file: str, path: str) -> str:
-    """The one name of a secret: the file that it stands in, and where."""
+    """A secret's unique id: its file and its path in it."""
     return f"{file}:{path}"
 
 
@@ -86,7 +85,7 @@ def read(file: str, text: str) -> Document:
 
 
 def secrets(file: str, text: str) -> list[Secret]:
-    """Every secret of a document, in order; refuses what is not YAML around its templates."""
+    """Every secret of a document, in order; rejects text that, once masked, is not YAML."""
     masked = mask(text)
     counts: dict[str, int] = {}
     found = []
@@ -105,7 +104,7 @@ def nodes(file: str, text: str) -> Iterator[tuple[str, yaml.Node]]:
 
 
 def compose(file: str, text: str) -> yaml.Node | None:
-    """The nodes of a YAML text, with their places in it."""
+    """The YAML nodes of a text, with their positions."""
     try:
         found: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
         return found
@@ -116,7 +115,7 @@ def compose(file: str, text: str) -> yaml.Node | None:
 
 
 def not_yaml(file: str, error: yaml.YAMLError) -> str:
-    """What is wrong with a text, and where, without a word of the text itself."""
+    """The error and its position, without quoting the text."""
     mark = getattr(error, "problem_mark", None)
     where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     problem = _QUOTED.sub(_blanked, str(getattr(error, "problem", "") or ""))
@@ -125,13 +124,13 @@ def not_yaml(file: str, error: yaml.YAMLError) -> str:
 
 
 def _blanked(quoted: re.Match[str]) -> str:
-    """A single character and the parser's own `<stream end>` may be told; names and tags not."""
+    """Show single characters and the parser's `<stream end>`; hide names and tags."""
     text = quoted[0]
     return text if len(text) == 3 or text[1:2] == "<" else "…"
 
 
 def _walk(file: str, root: yaml.Node | None, text: str) -> Iterator[tuple[str, yaml.Node]]:
-    """Every node once, with its path; refuses unknown tags and secrets that are no plain values."""
+    """Every node once, with its path; rejects unknown tags and secrets that are not scalars."""
     seen: set[int] = set()
     waiting: list[tuple[str, yaml.Node]] = [] if root is None else [("", root)]
     while waiting:
@@ -168,7 +167,7 @@ def _check(file: str, node: yaml.Node, text: str) -> None:
 
 
 def _value(file: str, node: yaml.Node, text: str, masked: str) -> str:
-    """A secret's value as it stands in the text: what looks like a template in it is none."""
+    """A secret's literal value: template syntax inside a secret is not a template."""
     span = slice(node.start_mark.index, node.end_mark.index)
     if text[span] != masked[span]:
         alone = compose(file, text[span])
@@ -194,11 +193,11 @@ def _refused(file: str, at: int, text: str, what: str) -> SettingsError:
 
 
 def mask(text: str) -> str:
-    """The text with its templates blanked out, every other character in its place."""
+    """Blank out templates; every other character keeps its offset."""
     out, at = [], 0
     while found := _OPENING.search(text, at):
         start, end = found.start(), _end(text, found.start(), found[0])
-        if end < 0:  # never closed: no template
+        if end < 0:  # never closed, so not a template
             out.append(text[at : start + 2])
             at = start + 2
             continue
@@ -213,7 +212,7 @@ def mask(text: str) -> str:
 
 
 def _end(text: str, start: int, opening: str) -> int:
-    """Where a template ends that starts there; -1 when it does not. Strings hide what ends it."""
+    """The end of the template starting there, or -1; ignores closing marks inside strings."""
     if opening == "{#":
         return text.find("#}", start) + 2 if "#}" in text[start:] else -1
     open_brackets: list[str] = []

@@ -1,8 +1,8 @@
-"""Editing: secrets written into the files of a tree, sealed at rest, the rest left as it stands.
+"""Writes secrets into the files of a tree, sealed at rest.
 
-A file keeps its comments, its order and its templates: only the value at one place is replaced, or
-one key is added. What was written is read back before it counts; a change that would not be found
-there again is refused, and the file stays as it was.
+Comments, order and templates are preserved: only one value is replaced, or one key added. Each
+change is parsed back before it is written; if the secret is not found at its path, the change is
+rejected and the file stays unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RESERVED = re.compile(r"(?i)y|n|yes|no|on|off|true|false|null|none|~")
 
 
 def locate(path: Path) -> tuple[Path, str]:
-    """The tree that a file is part of, and the file's name in it."""
+    """The tree that contains a file, and the file's name in it."""
     if path.suffix != SUFFIX or path.name == NAME + SUFFIX:
         raise SettingsError(
             f"{path} is not a file for secrets: one that ends in .yaml, not the top"
@@ -38,13 +38,13 @@ def locate(path: Path) -> tuple[Path, str]:
 
 
 def secrets_in(path: Path) -> tuple[str, list[Secret]]:
-    """The file's name in its tree, and its secrets as they stand there."""
+    """The file's name in its tree, and its secrets as written there."""
     _, name = locate(path)
     return name, document.secrets(name, read_text(path)) if path.exists() else []
 
 
 def check_exists(path: Path) -> None:
-    """Refuse a file of a tree that is not there: its name may be mistyped."""
+    """Reject a file that does not exist: the name may be mistyped."""
     folder, name = locate(path)
     if not path.exists():
         known = ", ".join(found for found, _ in yaml_files(folder) if found != NAME)
@@ -55,7 +55,7 @@ def check_exists(path: Path) -> None:
 
 
 def set_secrets(path: Path, values: dict[str, str], sealer: Sealer) -> None:
-    """Write values into a file, sealed; paths that are not there are added."""
+    """Seal values and write them into a file; adds missing paths."""
     _, name = locate(path)
     text = read_text(path) if path.exists() else ""
     for where, value in values.items():
@@ -65,7 +65,7 @@ def set_secrets(path: Path, values: dict[str, str], sealer: Sealer) -> None:
 
 
 def seal_tree(folder: Path, sealer: Sealer) -> list[str]:
-    """Seal every secret of a tree that stands there in plain; returns which."""
+    """Seal every plaintext secret of a tree; returns their ids."""
     sealed = []
     for name, path in yaml_files(folder):
         if name == NAME:
@@ -94,7 +94,7 @@ def put(file: str, text: str, path: str, value: str) -> str:
 
 
 def _replaced(file: str, text: str, path: str, value: str) -> str:
-    """The text with the value at a path that exists; nothing when it does not."""
+    """The text with an existing path's value replaced; empty if the path does not exist."""
     for where, node in nodes(file, text):
         if where != path:
             continue
@@ -108,7 +108,7 @@ def _replaced(file: str, text: str, path: str, value: str) -> str:
 
 
 def _added(file: str, text: str, path: str, value: str) -> str:
-    """The text with a key that was not there."""
+    """The text with a new key added."""
     if "{%" in text:
         raise SettingsError(
             f"{file}.yaml has no {path}, and statements between which it could stand: add it with "
@@ -130,7 +130,7 @@ def _added(file: str, text: str, path: str, value: str) -> str:
 
 
 def _parent(file: str, text: str, path: str) -> tuple[yaml.MappingNode | None, list[str]]:
-    """The innermost mapping on the way to a path, and what is missing below it; None: the root."""
+    """The innermost existing mapping on a path (None: the root), and the keys missing below it."""
     parts = path.split(".")
     known = dict(nodes(file, text))
     for length in range(len(parts) - 1, 0, -1):
@@ -148,7 +148,7 @@ def _parent(file: str, text: str, path: str) -> tuple[yaml.MappingNode | None, l
 
 
 def _lines(parts: list[str], column: int, value: str) -> str:
-    """Nested keys, the first of them where the text stands already."""
+    """Nested keys as lines; the first is not indented because the text already is."""
     lines = [_key(part) + ":" for part in parts]
     lines[-1] += f" {TAG} {value}"
     return "\n".join(

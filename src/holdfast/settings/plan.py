@@ -1,11 +1,11 @@
-"""A plan: what a push would write, worked out before anything is written. Pure.
+"""Plans a push: what it would write, computed before anything is written. No I/O.
 
-Unchanged means not written: a file by its hash, a secret by its fingerprint, a box by opening it.
-A changed secret gets a new version, `<revision>-<random>`, that no other push can also have made;
-so the boxes of two versions lie side by side, and each manifest finds its own.
+Unchanged items are not written: files compare by hash, secrets by fingerprint, boxes by opening
+them. A changed secret gets a new version, `<revision>-<random>`, unique to this push; so boxes of
+two versions coexist, and each manifest finds the ones it names.
 
-Boxes are dropped only when they are decided about: those of the snapshot that is in force, and
-those of a push that may still be under way, stay until the new snapshot is in force.
+Boxes of the snapshot in force, and of a push that may still be in progress, are kept until the new
+snapshot is in force.
 """
 
 from __future__ import annotations
@@ -32,29 +32,30 @@ from holdfast.settings.store import Published
 from holdfast.settings.tree import Tree
 
 LARGEST_SEALED: Final = 512 * 1024
+"""Per agent; as one message it must fit NATS's default limit of 1 MiB."""
 
 Boxes = dict[str, dict[str, dict[int, bytes]]]
 
 
 @dataclass
 class Plan:
-    """What a push would write, and in which words it tells so."""
+    """What a push would write, and a summary for people."""
 
     revision: Revision | None = None
-    """The new revision; None when the snapshot stays as it is."""
+    """The new revision; None if the snapshot does not change."""
     uploads: dict[str, bytes] = field(default_factory=dict)
     """Files and the manifest, by key."""
     stale: list[str] = field(default_factory=list)
     """Keys that neither the old nor the new snapshot needs."""
     seal: dict[str, tuple[int, Sealed]] = field(default_factory=dict)
-    """Records to write before the switch, by agent, each with the revision that it expects."""
+    """Records to write before the switch, by agent, each with its expected KV revision."""
     needed: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By agent: the version of each secret that it is entitled to."""
+    """The version of each secret an agent is entitled to, by agent."""
     generations: list[int] = field(default_factory=lambda: [1])
     sequence: int = 0
-    """What the write of the new revision expects of the old one."""
+    """The expected KV revision when writing the new revision."""
     changes: list[tuple[str, str]] = field(default_factory=list)
-    """What changed and how, in words that show no secret."""
+    """What changed and how; shows no secret."""
 
     @property
     def empty(self) -> bool:
@@ -64,7 +65,7 @@ class Plan:
 def plan_push(
     tree: Tree, there: Published, sealer: Sealer, agents: Iterable[str], now: float
 ) -> Plan:
-    """What it takes to bring the server to a tree."""
+    """What it takes to make the server match a tree."""
     generations = there.revision.generations if there.revision else [1]
     plan = Plan(generations=generations, sequence=there.sequence)
     number = there.revision.number + 1 if there.revision else 1
@@ -74,7 +75,7 @@ def plan_push(
     plan_snapshot(plan, there, manifest, contents, now)
     known = set(agents) | set(there.sealed)
     plan.needed = _needed(tree, manifest, known)
-    if len(generations) > 1:  # everybody gets new keys
+    if len(generations) > 1:  # a rotation is in progress: every agent gets new keys
         plan.needed = {agent: {} for agent in known} | plan.needed
     seal_for(plan, there, sealer, tree.secrets)
     return plan
@@ -83,7 +84,7 @@ def plan_push(
 def plan_snapshot(
     plan: Plan, there: Published, manifest: Manifest, contents: Mapping[str, bytes], now: float
 ) -> None:
-    """The writes that make a manifest the current one."""
+    """Plan the writes that make a manifest current."""
     data = encode(manifest)
     hash = sha256(data)
     wanted = {settings_file_key(name): body for name, body in contents.items()}
@@ -101,7 +102,7 @@ def plan_snapshot(
 
 
 def _keys(there: Published) -> set[str]:
-    """The keys of the snapshot in force: readers may be on their way through it."""
+    """The keys of the snapshot in force: agents may be reading it."""
     found = {settings_file_key(entry.sha256) for entry in there.manifest.files.values()}
     return found | ({settings_manifest_key(there.revision.manifest)} if there.revision else set())
 
@@ -177,7 +178,7 @@ def seal_for(plan: Plan, there: Published, sealer: Sealer, values: Mapping[str, 
 
 
 def _keys_for(plan: Plan, sealer: Sealer, agent: str, old: Sealed) -> dict[int, bytes]:
-    """While two generations are in use: the keys of the new one, for holders of the old."""
+    """During a rotation: the new generation's keys, sealed to the old ones."""
     if len(plan.generations) < 2:
         return {}
     before, after = plan.generations
@@ -209,9 +210,9 @@ def _checked(agent: str, sealed: Sealed) -> Sealed:
 def pruned(
     sealed: Sealed, wanted: Mapping[str, str], generations: list[int], decided: int
 ) -> Sealed:
-    """Without the boxes that no snapshot needs any more.
+    """Drop the boxes that no snapshot needs.
 
-    A box of a later revision than the one that was just decided belongs to a push under way.
+    Boxes of a later revision than `decided` belong to a push in progress and stay.
     """
     boxes: Boxes = {}
     for id, versions in sealed.boxes.items():

@@ -1,13 +1,13 @@
-"""The publisher: one push brings the server from one snapshot to the next, or not at all.
+"""The publisher: a push moves the server from one snapshot to the next, or changes nothing.
 
-    1  sealed secrets, each record expecting its own revision; old versions stay beside new ones
-    2  files that do not fit into the last batch (only trees of hundreds of files have any)
+    1  sealed secrets, each record expecting its revision; old versions stay beside new ones
+    2  files that do not fit the last batch (only trees of hundreds of files have any)
     3  one atomic batch: files, manifest, and the revision, which expects the one that was read
-    4  boxes that no snapshot needs any more are dropped
+    4  boxes that no snapshot needs are dropped
 
-Step 3 is the switch. A push that dies before it has changed nothing that an agent uses; one that
-dies after it has only left something to tidy, which the next push does. Of two pushes at the same
-time one wins and the other is told so.
+Step 3 is the switch. A push that dies before it changed nothing that an agent uses; one that dies
+after it leaves only cleanup, which the next push does. Of two concurrent pushes one wins; the other
+fails with an error.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from holdfast.settings.tree import Tree, read_tree
 log = logging.getLogger("holdfast.settings")
 
 BATCH_WRITES: Final = 500
-BATCH_BYTES: Final = 4 * 1024 * 1024
-MARKER_SECONDS: Final = 60
+BATCH_BYTES: Final = 4 * 1024 * 1024  # bounds what the server stages at once
+MARKER_SECONDS: Final = 60  # how long delete markers stay
 _BUSY: Final = "somebody else published settings at the same moment: look at it and push again"
 
 
@@ -58,7 +58,7 @@ class Publisher:
         empty: bool = False,
         force: bool = False,
     ) -> tuple[Tree, Plan]:
-        """What a push of a folder would change; `agents`: seal for these too, known or not."""
+        """What a push of a folder would change; `agents` are sealed for even if unknown."""
         tree = read_tree(folder, self._sealer)
         there = await self.store.published(self._sealer, force=force)
         if not tree.files and not empty:
@@ -74,14 +74,14 @@ class Publisher:
         empty: bool = False,
         force: bool = False,
     ) -> tuple[Tree, Plan]:
-        """Publish a folder; returns what was changed."""
+        """Publish a folder; returns what changed."""
         await self._topology.ensure_buckets(*SETTINGS_BUCKETS)
         tree, plan = await self.plan(folder, agents=agents, empty=empty, force=force)
         await self.apply(plan)
         return tree, plan
 
     async def rotate(self, *, finish: bool = False, force: bool = False) -> Plan:
-        """Begin to use the next generation of keys beside the current one, or drop the old one."""
+        """Start using the next generation of keys beside the current one, or drop the old one."""
         there = await self.store.published(self._sealer)
         agents = await self.store.known_agents()
         reports = await self.store.reports() if finish else None
@@ -93,7 +93,7 @@ class Publisher:
     # ---- writing
 
     async def apply(self, plan: Plan) -> None:
-        """Write what was planned: secrets, then the switch, then what is to be tidied."""
+        """Write a plan: secrets, then the switch, then cleanup."""
         await self._write_sealed(plan.seal)
         if plan.revision is not None:
             await self._switch(plan, plan.revision)
@@ -121,7 +121,7 @@ class Publisher:
         await store_batch(self._broker, writes)
 
     async def _past_markers(self, expected: Mapping[str, int]) -> dict[str, int]:
-        """The same, where a key that somebody deleted has left a marker; else it is a conflict."""
+        """Expected revisions where deleted keys left a marker; otherwise it is a conflict."""
         found = {agent: await self.store.secrets.last(agent) for agent in expected}
         if any(entry and entry.revision != expected[a] for a, (_, entry) in found.items()):
             raise SettingsError(_BUSY, reason="conflict")
@@ -154,18 +154,18 @@ class Publisher:
         return Write(self._subject(item[0]), item[1], {})
 
     def _marker(self, key: str) -> Write:
-        """Deletes a key as part of a batch; the marker goes by itself."""
+        """Deletes a key as part of a batch; the marker expires."""
         return Write(
             self._subject(key), b"", {H_KV_OPERATION: "DEL", H_TTL: ttl_text(MARKER_SECONDS)}
         )
 
     async def _prune(self, plan: Plan) -> None:
-        """Drop boxes that nobody needs; a record that somebody else writes is left to them."""
+        """Drop unneeded boxes; skips records that another push is writing."""
         there = await self.store.published(self._sealer)
         if there.revision is None:
             return
         if plan.revision and there.revision.order != plan.revision.order:
-            return  # somebody has published since
+            return  # another push has published since
         left = {}
         for agent, (at, sealed) in there.sealed.items():
             wanted = plan.needed.get(agent, {})
@@ -192,7 +192,7 @@ def _empty(folder: Path, published: int) -> str:
 
 
 def _batches(items: Sequence[tuple[str, bytes]]) -> list[list[tuple[str, bytes]]]:
-    """As many in one batch as the server and its memory like."""
+    """Split into batches within `BATCH_WRITES` and `BATCH_BYTES`."""
     found: list[list[tuple[str, bytes]]] = []
     size = 0
     for item in items:

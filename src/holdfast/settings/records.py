@@ -1,15 +1,14 @@
-"""What is stored of the settings: the revision, the manifest, sealed secrets, reports.
+"""Stored records of the settings: revision, manifest, sealed secrets, reports.
 
-    hf_settings   revision              which manifest counts, signed: the switch between snapshots
+    hf_settings   revision              the current manifest, signed: the switch between snapshots
                   manifest.<sha256>     every file with its hash, every secret with its version
                   file.<sha256>         a file, its secrets replaced by placeholders
-    hf_secrets    <agent>               everything that is sealed for that agent
-    hf_applied    <agent>               what that agent made of the revision
+    hf_secrets    <agent>               everything sealed for that agent
+    hf_applied    <agent>               that agent's report on the revision
 
-Files and manifests are named by their content, so they never change and a reader cannot mix two
-snapshots; whatever is changed on the way does not fit its name. The revision is signed with the
-account's key of every generation in use, because a hash proves nothing when somebody else can
-write it.
+Files and manifests are content-addressed: they never change, a reader cannot mix two snapshots, and
+tampering breaks the hash. The revision is signed with the account's key of every generation in use,
+because a hash proves nothing when an attacker can write it too.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ class SecretEntry(msgspec.Struct, frozen=True):
     """A secret in the manifest."""
 
     version: str
-    """`<revision>-<random>`: a change of the value gives a new one."""
+    """`<revision>-<random>`; changes with the value."""
     fingerprint: str
-    """A keyed hash, by which the publisher knows whether the value has changed."""
+    """A keyed hash that tells the publisher whether the value changed."""
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -49,7 +48,7 @@ class FileEntry(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """One snapshot of the settings; `top` is a file among the others."""
+    """One snapshot of the settings; `top` is one of the files."""
 
     files: dict[str, FileEntry] = {}
 
@@ -62,40 +61,40 @@ class Revision(msgspec.Struct, frozen=True):
     manifest: str
     """The manifest's hash."""
     generations: list[Count]
-    """The keys to which secrets are sealed: two while they are being rotated."""
+    """The key generations that secrets are sealed to: two during a rotation."""
     at: Instant = 0.0
 
     @property
     def order(self) -> tuple[int, int]:
-        """What only grows: a smaller one is an old revision that somebody put back."""
+        """Only grows: a smaller one is an old revision put back."""
         return self.born, self.number
 
 
 class Sealed(msgspec.Struct, frozen=True):
-    """Everything that is sealed for one agent."""
+    """Everything sealed for one agent."""
 
     boxes: dict[str, dict[str, dict[int, bytes]]] = {}
     """By secret, version and generation."""
     keys: dict[int, bytes] = {}
-    """The agent's keys of a new generation, sealed to the one before it."""
+    """The agent's keys of a new generation, sealed to the previous one."""
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What an agent made of the settings."""
+    """An agent's report on the settings."""
 
     born: Count = 0
     number: Count = 0
-    """The revision that is in force on the agent; 0: none ever was."""
+    """The revision in force on the agent; 0 if none ever was."""
     at: Instant = 0.0
-    """When that was rendered."""
+    """When it was rendered."""
     failed_number: Count = 0
-    """A later revision that could not be used; 0: none."""
+    """A later revision that could not be applied; 0 if none."""
     reason: str = ""
     error: str = ""
     generations: list[Count] = []
-    """The keys that the agent holds."""
+    """The key generations the agent holds."""
     refused: Count = 0
-    """How often something was refused since the agent started."""
+    """Rejections since the agent started."""
 
 
 class _Signed(msgspec.Struct, frozen=True):
@@ -104,17 +103,17 @@ class _Signed(msgspec.Struct, frozen=True):
 
 
 def sha256(data: bytes) -> str:
-    """The name of a content."""
+    """The content's name."""
     return hashlib.sha256(data).hexdigest()
 
 
 def encode(record: msgspec.Struct) -> bytes:
-    """A record as it is stored; the same manifest always gives the same bytes."""
+    """Encode a record; equal manifests give equal bytes."""
     return msgspec.json.encode(record, order="sorted" if isinstance(record, Manifest) else None)
 
 
 def decode(kind: type[R], data: bytes, what: str) -> R:
-    """A stored record, or `SettingsError`."""
+    """Decode a stored record or raise `SettingsError`."""
     try:
         found: R = _codec(kind).decode(data)
     except Unreadable as error:
@@ -129,7 +128,7 @@ def _codec(kind: type[Any]) -> Codec[Any]:
 
 
 def sign(revision: Revision, keys: Mapping[int, SigningKey], namespace: str) -> bytes:
-    """The stored form of a revision."""
+    """Encode a revision with one signature per key."""
     text = encode(revision).decode()
     message = _message(text, namespace)
     signatures = {g: bytes(key.sign(message).signature) for g, key in keys.items()}
@@ -137,7 +136,7 @@ def sign(revision: Revision, keys: Mapping[int, SigningKey], namespace: str) -> 
 
 
 def verify(data: bytes, keys: Mapping[int, bytes], namespace: str) -> Revision:
-    """A stored revision, if one of those public keys has signed it."""
+    """Decode a stored revision; raises unless a known key signed it and all such signatures hold."""
     signed = decode(_Signed, data, "the revision of the settings")
     message = _message(signed.revision, namespace)
     both = sorted(keys.keys() & signed.signatures.keys())
@@ -162,13 +161,13 @@ def verify(data: bytes, keys: Mapping[int, bytes], namespace: str) -> Revision:
 
 
 def claimed(data: bytes) -> Revision:
-    """A stored revision as it stands, for people to look at: nothing is proved of it."""
+    """Decode a revision without verifying it, for display only."""
     signed = decode(_Signed, data, "the revision of the settings")
     return decode(Revision, signed.revision.encode(), "the revision of the settings")
 
 
 def signers(data: bytes) -> list[int]:
-    """The generations with which a stored revision says it is signed; it proves nothing yet."""
+    """The generations a stored revision claims to be signed with; unverified."""
     named = decode(_Signed, data, "the revision of the settings").signatures
     return [generation for generation in named if 1 <= generation < 2**32]
 

@@ -1,7 +1,7 @@
-"""The parent's side of rendering: one child process, started when needed, killed when it must be.
+"""The parent's side of rendering: one child process, started on demand, killed if it hangs.
 
-Guaranteed: `render` ends within its limit, plus the time that others before it in the queue take;
-after a kill the next request gets a fresh child. A child that had nothing to do for a while ends.
+Guaranteed: `render` ends within its limit plus the time of requests queued before it; after a kill
+the next request gets a fresh child. An idle child exits.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from holdfast.errors import SettingsError
 from holdfast.settings.child import LENGTH
 from holdfast.settings.rendering import Values
 
-RENDER_SECONDS: Final = 5.0
-IDLE_SECONDS: Final = 30.0
+RENDER_SECONDS: Final = 5.0  # templates take milliseconds: longer is an endless loop
+IDLE_SECONDS: Final = 30.0  # reuses the child in a burst, then frees its memory
 _MARGIN_SECONDS: Final = 20.0
-"""The child ends itself in time; this is for one that has yet to start, or was frozen."""
+"""The child ends itself in time; this covers one that is still starting or was frozen."""
 
 
 class Renderer:
-    """Renders in a child process. One at a time: others wait."""
+    """Renders in a child process, one request at a time."""
 
     def __init__(self, seconds: float = RENDER_SECONDS, idle_seconds: float = IDLE_SECONDS) -> None:
         self._seconds = seconds
@@ -34,7 +34,7 @@ class Renderer:
         self._idle: asyncio.TimerHandle | None = None
 
     async def render(self, files: Sequence[tuple[str, str]], facts: Mapping[str, Any]) -> Values:
-        """Render and merge files; `SettingsError` says which template is at fault."""
+        """Render and merge files; `SettingsError` names the template at fault."""
         async with self._turn:
             self._keep()
             try:
@@ -95,7 +95,7 @@ class Renderer:
             self._idle = None
 
     def _hang_up(self) -> None:
-        """End of input: the child ends by itself."""
+        """Close its input, so that the child exits."""
         child, self._child = self._child, None
         if child and child.stdin:
             child.stdin.close()
@@ -107,5 +107,5 @@ class Renderer:
         with contextlib.suppress(ProcessLookupError):
             child.kill()
         await child.wait()
-        child._transport.close()  # type: ignore[attr-defined]  # its pipes, too: nothing else does
+        child._transport.close()  # type: ignore[attr-defined]  # nothing else closes the pipes
         await asyncio.sleep(0)

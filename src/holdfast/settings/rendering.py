@@ -1,15 +1,13 @@
-"""Rendering: templates and an agent's facts in, one merged mapping out. Pure; no secret is near.
+"""Rendering: templates and an agent's facts in, one merged mapping out. No I/O, no secrets.
 
-Placeholders pass through untouched: secrets are put in by the agent afterwards, outside of this
-code and of the process that runs it. So a template cannot use a secret, and no error of a template
-can show one.
+Placeholders pass through untouched: the agent inserts secrets afterwards, outside the process that
+runs this code. So a template cannot use a secret, and no template error can reveal one.
 
-The environment is Jinja's immutable sandbox, without a loader: no include, no import, no extends,
-no attribute that leads into Python. A name that is not there is an error, not an empty text
-(`default(…)` allows it). Bounded here: how much a file may render to. Bounded by whoever calls
-(`renderer`): time and memory.
+The environment is Jinja's immutable sandbox without a loader: no include, import or extends, and no
+attribute that leads into Python. Undefined names are errors (`default(…)` allows them). This module
+bounds a file's output; the caller (`renderer`) bounds time and memory.
 
-Merging: mappings are merged key by key, anything else is replaced by what comes later.
+Mappings merge key by key; any other value is replaced by the later file's.
 """
 
 from __future__ import annotations
@@ -27,8 +25,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from holdfast.errors import SettingsError
 from holdfast.settings.document import LONGEST_BYTES, not_yaml
 
-LARGEST_OUTPUT: Final = 2 * LONGEST_BYTES
-DEEPEST: Final = 64
+LARGEST_OUTPUT: Final = 2 * LONGEST_BYTES  # stops loops that would fill memory
+DEEPEST: Final = 64  # far below Python's recursion limit
 
 _NO_FILES: Final = "templates cannot read files: no include, import, from or extends"
 _READERS: Final = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
@@ -37,9 +35,9 @@ Values = dict[str, Any]
 
 
 class _Strict(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
-    """Plain values only; a key that stands twice is an error, and dates stay texts."""
+    """Plain values only; duplicate keys are errors, and dates stay strings."""
 
-    yaml_implicit_resolvers = {  # noqa: RUF012 - the library's own way
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's convention
         first: [(tag, pattern) for tag, pattern in known if not tag.endswith(":timestamp")]
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
@@ -70,9 +68,9 @@ _plain_tags_only()
 
 
 def load(file: str, text: str) -> Any:
-    """A YAML text as plain values."""
+    """Parse YAML into plain values."""
     try:
-        return yaml.load(text, Loader=_Strict)  # noqa: S506 - a safe loader, and stricter
+        return yaml.load(text, Loader=_Strict)  # noqa: S506 - stricter than SafeLoader
     except yaml.YAMLError as error:
         raise SettingsError(not_yaml(file, error), reason="template") from None
     except (RecursionError, ValueError):
@@ -81,7 +79,7 @@ def load(file: str, text: str) -> Any:
 
 @functools.cache
 def environment() -> jinja2.Environment:
-    """The sandbox of every template."""
+    """The sandbox for every template."""
     made = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, autoescape=False)
     made.globals.pop("lipsum")
     return made
@@ -93,7 +91,7 @@ def _compiled(text: str) -> jinja2.Template:
 
 
 def check_template(file: str, text: str) -> None:
-    """Refuse what no agent could render: wrong syntax, and attempts to read files."""
+    """Reject what no agent could render: syntax errors, and attempts to read files."""
     try:
         tree = environment().parse(text)
         reader = next(tree.find_all(_READERS), None)
@@ -108,7 +106,7 @@ def check_template(file: str, text: str) -> None:
 
 
 def render(files: Iterable[tuple[str, str]], facts: Mapping[str, Any]) -> Values:
-    """Render files in their order and merge them."""
+    """Render files in order and merge them."""
     merged: Values = {}
     for file, text in files:
         values = load(file, _rendered(file, text, facts))
@@ -141,7 +139,7 @@ def _rendered(file: str, text: str, facts: Mapping[str, Any]) -> str:
 
 
 def merge(below: Values, above: Mapping[str, Any]) -> Values:
-    """`above` laid over `below`; neither is changed."""
+    """`above` merged over `below`; changes neither."""
     merged = dict(below)
     for key, value in above.items():
         under = merged.get(key)
@@ -151,7 +149,7 @@ def merge(below: Values, above: Mapping[str, Any]) -> Values:
 
 
 def _check_plain(file: str, value: Any, depth: int) -> None:
-    """What can be kept as JSON: text keys, finite numbers, not too deep."""
+    """Check that values can be stored as JSON: string keys, finite numbers, limited depth."""
     if depth < 0:
         raise SettingsError(f"{file}.yaml is nested more than {DEEPEST} deep", reason="template")
     if isinstance(value, dict):

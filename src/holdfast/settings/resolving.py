@@ -1,10 +1,10 @@
-"""Resolving: placeholders give way to secrets, and what is in force is kept in a file.
+"""Resolving: replaces placeholders with secrets, and stores the settings in force in a file.
 
-A placeholder that stands for itself becomes the secret's value; one inside a longer text, in a key,
-or without a secret that belongs to it fails the whole: nothing is ever half resolved.
+A placeholder that is a whole value becomes the secret. One inside a longer string, in a key, or
+without a matching secret fails everything: settings are never partly resolved.
 
-The file holds the values with their secrets, for its owner only (0600), written whole or not at
-all. It is the one place on disk where plaintext may be.
+The file holds the values with their secrets, readable by its owner only (0600), written atomically.
+It is the only place on disk where Holdfast stores plaintext secrets.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _WHAT: Final = "settings snapshot"
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """Settings in force, as they are kept."""
+    """Settings in force, as stored."""
 
     agent: str
     born: Count
@@ -38,7 +38,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     at: Instant
     values: dict[str, Any]
     secrets: list[list[str | int]] = []
-    """Where secrets stand."""
+    """The positions of secrets."""
 
     def __repr__(self) -> str:
         return f"Snapshot({self.agent!r}, number={self.number})"
@@ -48,7 +48,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         return self.born, self.number
 
     def settings(self) -> Settings:
-        """As a program sees them."""
+        """The public form."""
         return Settings(self.values, revision=self.number, secrets=[tuple(p) for p in self.secrets])
 
 
@@ -56,7 +56,7 @@ SNAPSHOT: Final = Codec[Snapshot](Snapshot, "a snapshot of the settings")
 
 
 def placeholders(values: Any, position: Position = ()) -> Iterator[tuple[Position, str]]:
-    """Every placeholder, with where it stands; refuses one that stands where no secret can."""
+    """Every placeholder with its position; rejects one where no secret can be."""
     if isinstance(values, str):
         if found := PLACEHOLDER.fullmatch(values):
             yield position, found[1]
@@ -89,7 +89,7 @@ def version_of(manifest: Manifest, id: str) -> str:
 def resolve(
     values: dict[str, Any], found: list[tuple[Position, str]], open: Callable[[str], str]
 ) -> None:
-    """Put secrets in place of their placeholders; all of them, or none."""
+    """Replace placeholders with secrets: all of them or none."""
     opened = {id: open(id) for _, id in found}
     for position, id in found:
         place: Any = values
@@ -106,12 +106,12 @@ def _shown(position: Position) -> str:
 
 
 def save(path: Path, snapshot: Snapshot) -> None:
-    """Keep what is in force."""
+    """Store the settings in force."""
     write_private(path, msgspec.json.encode(snapshot), _WHAT, replace=True)
 
 
 def load(path: Path) -> Snapshot | None:
-    """What was in force when the file was written; None when there is none that can be used."""
+    """The stored snapshot; None if there is none or it is damaged."""
     try:
         raw = path.read_bytes()
         if path.stat().st_mode & 0o077:
@@ -128,7 +128,7 @@ def load(path: Path) -> Snapshot | None:
 
 
 class SettingsFile:
-    """The settings of a snapshot file, read again when it changes: for workers beside an agent."""
+    """The settings of a snapshot file, reloaded when it changes; for workers beside an agent."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -160,7 +160,7 @@ class SettingsFile:
 
 
 def register_secrets(source: str, settings: Settings) -> None:
-    """From now on this process blanks out these secrets in what it tells."""
+    """Redact these secrets in everything this process emits from now on."""
     from holdfast.redaction import REDACTOR
 
     REDACTOR.register(source, settings.secrets())

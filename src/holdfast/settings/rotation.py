@@ -1,12 +1,12 @@
-"""Rotation: from one generation of keys to the next, without a moment in which one cannot read.
+"""Rotates keys to the next generation without an interval in which an agent cannot read.
 
-    begin    every secret is sealed to the old keys and to the new ones, and every agent is sent its
-             new keys, sealed to its old ones; the revision is signed with both
-    finish   once every agent holds the new keys: signed with the new ones only, old boxes dropped
+    begin    seals every secret to the old keys and the new ones, sends every agent its new keys,
+             sealed to its old ones; the revision is signed with both
+    finish   once every agent holds the new keys: signs with the new ones only, drops old boxes
 
-It needs no tree: the account can open what it has sealed. What it cannot do is lock out a thief who
-has an agent's old keys while it is begun: then issue new credentials for that agent instead. A seed
-that leaked is replaced by a new one, not rotated.
+Needs no tree: the account can open what it sealed. It does not lock out a thief who holds an
+agent's old keys when it begins: issue new credentials for that agent instead. A leaked seed is
+replaced, not rotated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def plan_rotation(
     *,
     force: bool = False,
 ) -> Plan:
-    """Begin a rotation; with `reports` of the agents, finish one."""
+    """Begin a rotation; with the agents' `reports`, finish one."""
     if there.revision is None:
         raise SettingsError("nothing is published yet: there is nothing to rotate")
     current = there.revision.generations
@@ -86,7 +86,7 @@ def _check_ready(
 
 
 def _sealed_versions(there: Published) -> dict[str, dict[str, str]]:
-    """What each agent has of the snapshot in force."""
+    """Each agent's secrets in the snapshot in force, with their versions."""
     current = {
         secret_id(name, path): secret.version
         for name, entry in there.manifest.files.items()
@@ -99,7 +99,7 @@ def _sealed_versions(there: Published) -> dict[str, dict[str, str]]:
 
 
 def _values(there: Published, sealer: Sealer, generations: list[int]) -> dict[str, str]:
-    """Every secret that is sealed for somebody, opened by the account that has sealed it."""
+    """Every sealed secret, opened by the account that sealed it."""
     values: dict[str, str] = {}
     for agent, wanted in _sealed_versions(there).items():
         boxes = there.sealed[agent][1].boxes

@@ -1,14 +1,14 @@
 """Sealing: secrets that only one agent can open, and secrets at rest that only the account can.
 
-For an agent: an X25519 box from the account's key to the agent's, both of one generation, both
+For an agent: an X25519 box from the account's key to the agent's, both of one generation and
 derived from the account seed (the account's is the curve form of its signing key, whose public half
-every agent has). The plaintext carries agent, secret and version, so that a box which was moved to
-another agent, put under another name or brought back from the past is refused although it opens.
+every agent has). The plaintext carries agent, secret and version, so a box that was moved to
+another agent, renamed or replayed is rejected although it opens.
 
-At rest, in the publisher's tree: `hf1:…` is sealed by a key that only holders of the seed can
-derive, together with the file and the path that it stands at. So a tree may live in git.
+At rest, in the publisher's tree: `hf1:…` is sealed together with its file and path by a key that
+only holders of the seed can derive, so a tree can live in git.
 
-No error here shows a value, and no exception carries one along.
+No error or exception here contains a value.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from holdfast.settings.records import Sealed
 
 AT_REST: Final = "hf1:"
 KEYS: Final = "keys"
-"""The name under which an agent's keys of a new generation travel; no secret's id lacks a `:`."""
+"""The id for an agent's keys of a new generation; cannot clash, as secret ids contain a `:`."""
 
 
 class _Content(msgspec.Struct, frozen=True):
-    """What is inside a box."""
+    """The plaintext inside a box."""
 
     agent: str
     secret: str
@@ -55,7 +55,7 @@ _CONTENT: Final = Codec[_Content](_Content, "a sealed value")
 
 
 class Sealer:
-    """The account's side: seals for every agent, and can read what it has sealed."""
+    """The account's side: seals for every agent, and can open what it sealed."""
 
     def __init__(self, seed: AccountSeed) -> None:
         self.seed = seed
@@ -75,27 +75,27 @@ class Sealer:
         return bytes(self._box(agent, generation).encrypt(content))
 
     def open(self, agent: str, generation: int, secret: str, version: str, box: bytes) -> str:
-        """The value in a box of our own."""
+        """Open a box sealed by this account."""
         return _open(self._box(agent, generation), box, agent, secret, version)
 
     def seal_keys(self, agent: str, before: int, generation: int) -> bytes:
-        """An agent's keys of a new generation, for whoever holds those of the one before."""
+        """An agent's keys of a new generation, sealed to the previous one."""
         keys = msgspec.json.encode(self.seed.agent_keys(agent, [generation])).decode()
         return self.seal(agent, before, KEYS, str(generation), keys)
 
     def fingerprint(self, secret: str, value: str) -> str:
-        """Tells whether a value has changed, to nobody but holders of the seed."""
+        """Identifies a value; meaningless without the seed."""
         message = framed(b"holdfast.fingerprint.v1", secret, value)
         key = self._fingerprint_key
         return hashlib.blake2b(message, key=key, digest_size=16).hexdigest()
 
     def seal_at_rest(self, secret: str, value: str) -> str:
-        """A value as it stands in the tree."""
+        """A value as written in the tree."""
         content = msgspec.json.encode(_Content("", secret, "", value))
         return AT_REST + base64.b64encode(self._at_rest.encrypt(content)).decode()
 
     def open_at_rest(self, secret: str, text: str) -> str:
-        """The value of what stands in the tree; a value that is not sealed is itself."""
+        """The value written in the tree; returns text that is not sealed unchanged."""
         if not text.startswith(AT_REST):
             return text
         try:
@@ -124,7 +124,7 @@ class Sealer:
 
 
 class Opener:
-    """One agent's side: opens what was sealed for it, and nothing else."""
+    """One agent's side: opens only what was sealed for it."""
 
     def __init__(self, agent: str, keys: AgentKeys) -> None:
         self.agent = agent
@@ -141,7 +141,7 @@ class Opener:
         return f"Opener({self.agent!r})"
 
     def open(self, sealed: Sealed, secret: str, version: str) -> str:
-        """The value of a secret in exactly that version."""
+        """Open a secret in exactly this version."""
         by_version = sealed.boxes.get(secret)
         if not by_version:
             raise SettingsError(
@@ -159,7 +159,7 @@ class Opener:
         return _open(box, boxes[generation], self.agent, secret, version)
 
     def new_keys(self, sealed: Sealed) -> AgentKeys | None:
-        """Keys of a generation that we do not have, if we were sent them and can open them."""
+        """Keys of a generation this agent lacks, if any were sent that it can open."""
         for generation, box in sealed.keys.items():
             before = generation - 1
             if generation in self._boxes or before not in self._boxes:
@@ -199,7 +199,7 @@ def _open(box: Box, data: bytes, agent: str, secret: str, version: str) -> str:
 
 
 def merged_keys(keys: AgentKeys, more: AgentKeys) -> AgentKeys:
-    """Keys of two generations together."""
+    """Combine the keys of two generations."""
     return AgentKeys(
         verify={**keys.verify, **more.verify},
         sealing={**keys.sealing, **more.sealing},

@@ -1,8 +1,8 @@
-"""The settings on the server, as agents and publishers read them.
+"""Reads the settings on the server, for agents and publishers.
 
-Guaranteed: what is returned fits its name. A manifest or a file whose content has another hash, or
-that is not there, raises `SettingsError` (`hash`, `torn`). Nothing is decided here by a read: a
-publisher's writes name the revisions that it expects.
+Guaranteed: content matches its name. A manifest or file that is missing or has another hash raises
+`SettingsError` (`torn`, `hash`). Reads are advisory: a publisher's writes name the revisions they
+expect.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from holdfast.settings.sealing import Sealer
 
 @dataclass
 class Published:
-    """Everything that is on the server, as a publisher sees it."""
+    """The server's state as a publisher sees it."""
 
     revision: Revision | None = None
     sequence: int = 0
-    """What the next write of the revision must expect."""
+    """The expected KV revision for the next write of the revision."""
     manifest: Manifest = field(default_factory=Manifest)
     contents: dict[str, bytes] = field(default_factory=dict)
-    """Files and manifests by key, those that fit their names."""
+    """Files and manifests by key, if they match their names."""
     stray: set[str] = field(default_factory=set)
-    """Keys whose content does not fit."""
+    """Keys whose content does not match."""
     sealed: dict[str, tuple[int, Sealed]] = field(default_factory=dict)
-    """By agent, with the revision of its record."""
+    """By agent, with the KV revision of its record."""
 
 
 class Store:
@@ -60,15 +60,15 @@ class Store:
         self.secrets = Bucket(broker, self.names.secrets)
         self.applied = Bucket(broker, self.names.applied)
 
-    # ---- for agents: by key, from any copy
+    # ---- for agents: by key, from any replica
 
     async def revision(self) -> bytes | None:
-        """The signed revision; None when nothing was ever published."""
+        """The signed revision; None if nothing was ever published."""
         entry = await self.settings.peek(SETTINGS_REVISION)
         return entry.value if entry else None
 
     async def shown_revision(self) -> Revision | None:
-        """The revision for people to look at; None if there is none, or it cannot be read."""
+        """The unverified revision, for display; None if missing or unreadable."""
         try:
             entry = await self.settings.peek(SETTINGS_REVISION)
         except (errors.NotFound, errors.Unavailable):
@@ -83,12 +83,12 @@ class Store:
             return None
 
     async def manifest(self, hash: str) -> Manifest:
-        """A manifest that fits its name."""
+        """A manifest, checked against its hash."""
         data = await self._content(settings_manifest_key(hash), hash, "the manifest")
         return decode(Manifest, data, "the manifest")
 
     async def files(self, manifest: Manifest, wanted: Iterable[str]) -> list[tuple[str, str]]:
-        """Files of a manifest, in the order asked for."""
+        """Files of a manifest, in the order requested."""
         names = list(wanted)
         for name in names:
             if name not in manifest.files:
@@ -112,14 +112,14 @@ class Store:
         return entry.value
 
     async def sealed(self, agent: str) -> Sealed:
-        """What is sealed for an agent."""
+        """Everything sealed for an agent."""
         entry = await self.secrets.peek(agent)
         return decode(Sealed, entry.value, "the sealed secrets") if entry else Sealed()
 
-    # ---- for publishers and operators: all of it, from the leader
+    # ---- for publishers and operators: everything, from the leader
 
     async def published(self, sealer: Sealer, *, force: bool = False) -> Published:
-        """Everything that is there."""
+        """Everything published; `force` ignores a revision signed with another seed."""
         found = Published()
         try:
             await self._read_settings(found, sealer, force)
@@ -170,7 +170,7 @@ class Store:
         return True
 
     async def known_agents(self) -> set[str]:
-        """Every agent that was ever heard of: by its facts, its record, its report, its secrets."""
+        """Every agent ever seen: in facts, records, reports or secrets."""
         found: set[str] = set()
         names = self.names
         for bucket in (names.facts, names.agents, names.applied, names.secrets):
@@ -178,7 +178,7 @@ class Store:
         return {agent for agent in found if _is_agent(agent)}
 
     async def reports(self) -> dict[str, Report]:
-        """What every agent made of the settings."""
+        """Every agent's report."""
         listed = await self._listed(self.names.applied)
         return {agent: _report(value) for agent, value in listed}
 
@@ -186,11 +186,11 @@ class Store:
         try:
             return [(e.key, e.value) async for e in Bucket(self._broker, bucket).entries()]
         except (errors.NotFound, errors.Unavailable):
-            return []  # not made yet
+            return []  # not created yet
 
 
 def _report(data: bytes) -> Report:
-    """An agent's report; one that writes nonsense spoils no other's."""
+    """An agent's report; an unreadable one becomes a report of that error."""
     try:
         return decode(Report, data, "its report")
     except SettingsError as error:
@@ -198,7 +198,7 @@ def _report(data: bytes) -> Report:
 
 
 def _lenient(data: bytes) -> Sealed:
-    """Sealed secrets; a record that cannot be read counts as empty, and is sealed anew."""
+    """Sealed secrets; an unreadable record counts as empty and is resealed."""
     try:
         return decode(Sealed, data, "sealed secrets")
     except SettingsError:

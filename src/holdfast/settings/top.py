@@ -4,11 +4,11 @@
       'web*': [common, db]
       'G@os:debian': [apt]
 
-An agent gets the files of every expression that matches it, in the order in which they stand; a
-file that is named twice counts where it stands first. Files are named without `.yaml`.
+An agent gets the files of every expression that matches it, in the order written; a file named
+twice counts at its first position. Files are named without `.yaml`.
 
-Secrets follow agent ids and nothing else: a file with secrets in it may be named only by
-expressions in which facts play no part, because facts are what a host says of itself.
+Secrets depend on agent ids only: expressions that use facts may not name a file with secrets,
+because a host chooses its own facts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Top:
 
     @classmethod
     def parse(cls, text: str) -> Top:
-        """Read a top; it has no templates and no secrets."""
+        """Parse a top; it has no templates and no secrets."""
         if TAG in text:
             raise SettingsError(f"top.yaml has {TAG}: secrets belong into the files that it names")
         found = load(NAME, text)
@@ -61,11 +61,11 @@ class Top:
 
     @property
     def files(self) -> set[str]:
-        """Every file that is named."""
+        """Every file named."""
         return {file for rule in self.rules for file in rule.files}
 
     def files_for(self, agent: str, facts: Mapping[str, Any]) -> list[str]:
-        """The files of one agent, in the order in which they are merged."""
+        """The files of one agent, in merge order."""
         found: dict[str, None] = {}
         for rule in self.rules:
             if rule.target.matches(agent, facts):
@@ -73,7 +73,7 @@ class Top:
         return list(found)
 
     def check_entitlement(self, file: str) -> None:
-        """Refuse a file with secrets that any expression gives away by facts."""
+        """Reject a file with secrets if any expression assigns it by facts."""
         for rule in self.rules:
             if file in rule.files and rule.target.needs_facts:
                 raise SettingsError(
@@ -84,7 +84,7 @@ class Top:
                 )
 
     def entitled(self, file: str, agents: Iterable[str]) -> set[str]:
-        """The agents, of those and of the ones named outright, that get a file; ids decide."""
+        """Agents that get a file, of these and of those named literally; only ids decide."""
         known, found = set(agents), set()
         for rule in self.rules:
             if file in rule.files and not rule.target.needs_facts:
@@ -104,7 +104,7 @@ def _rule(expression: object, files: object) -> Rule:
 
 
 def check_file(name: object) -> str:
-    """A file's name: letters, digits, '-' and '_', with '/' between folders."""
+    """Check a file's name: letters, digits, '-' and '_', with '/' between folders."""
     if not isinstance(name, str) or not _FILE.fullmatch(name) or name == NAME:
         raise SettingsError(
             f"{name!r} cannot name a file of the settings: letters, digits, '-' and '_', with '/' "

@@ -1,9 +1,9 @@
-"""The tree: a folder of YAML files with `top.yaml` in it, read and checked as a whole.
+"""The tree: a folder of YAML files with `top.yaml`, read and checked as a whole.
 
-Guaranteed: a tree that was read can be published. Every file is YAML around templates that can be
-compiled, has a usable name and size, and lies inside the folder; every file that the top names is
-there; no file with secrets is given away by facts; no secret also stands in plain somewhere else in
-the tree. What is wrong raises `SettingsError`, without the value of any secret.
+Guaranteed: a tree that was read can be published. Every file is YAML around templates that compile,
+has a valid name and size, and is inside the folder; every file the top names exists; no file with
+secrets is assigned by facts; no secret also appears in plaintext elsewhere in the tree. Violations
+raise `SettingsError`, which never contains a secret's value.
 
 Hidden files and folders are skipped, and so are files that are not YAML.
 """
@@ -22,13 +22,13 @@ from holdfast.settings.sealing import AT_REST, Sealer
 from holdfast.settings.top import NAME, Top, check_file
 
 SUFFIX: Final = ".yaml"
-MOST_FILES: Final = 10_000
+MOST_FILES: Final = 10_000  # more suggests the wrong folder
 _LEAST_CHECKED: Final = 8
-"""Shorter secrets may stand in the tree by chance."""
+"""Shorter secrets may occur in the tree by chance."""
 
 
 class Source(NamedTuple):
-    """One file: what is published of it, and its secrets by path."""
+    """One file: its published text, and its secrets by path."""
 
     text: str
     secrets: dict[str, str]
@@ -41,7 +41,7 @@ class Tree(NamedTuple):
     """A folder's settings."""
 
     files: dict[str, Source]
-    """By name, the top among them."""
+    """By name, including the top."""
     top: Top
     plain: tuple[str, ...] = ()
     """Secrets that are not sealed at rest."""
@@ -96,7 +96,7 @@ def yaml_files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def read_text(path: Path) -> str:
-    """A file's text."""
+    """Read a file as UTF-8, up to `LONGEST_BYTES`."""
     try:
         raw = path.read_bytes()
         text = raw.decode("utf-8")
