@@ -1,23 +1,23 @@
-"""Commands: what a dispatcher says to an agent, signed so that nobody else can say it.
+"""Commands from dispatchers to agents, signed so that nobody else can issue them.
 
-Signed are the namespace, the kind (`exec`, `cancel`), the agent, the run, the epoch, the time at
-which the command expires and the hash of the payload, framed so that they can be read in one way
-only. All but the namespace travel as headers; the body stays the payload.
+The signature covers the namespace, the kind (`exec`, `cancel`), the agent, the run, the epoch, the
+expiry and the hash of the payload, framed unambiguously. All but the namespace travel as headers;
+the body is the payload.
 
-Earlier versions signed the same without the namespace. Commands carry that signature as well, for
-agents that know no other; a verifier wants both, unless it was told to take the earlier one alone
+Earlier versions signed the same without the namespace. Commands also carry that signature, for
+agents that know no other; a verifier requires both, unless it accepts the earlier one alone
 (`unsigned_requests`).
 
-Guaranteed by `CommandVerifier.verify`: a command that it returns was made by a holder of the
-account seed, for this agent, of this kind, with exactly this payload, has not expired and was not
-returned before by this verifier. Everything else raises `CommandRefused` with its reason.
+Guaranteed by `CommandVerifier.verify`: a command it returns was made by a holder of the account
+seed, for this agent, of this kind, with exactly this payload, has not expired and was not returned
+before by this verifier. Anything else raises `CommandRefused` with the reason.
 
-Not guaranteed: that the dispatcher still owns the run. Its command is genuine and stale then, and
-the agent's table of epochs refuses it. That table also stands in for the replay cache after a
-restart of the agent: the cache is memory only.
+Not guaranteed: that the dispatcher still owns the run. Such a command is genuine but stale, and the
+agent's table of epochs rejects it. That table also covers replays after the agent restarts, because
+the replay cache is in memory only.
 
-The replay cache is bounded and stays sound when it overflows: what it forgets it refuses as expired
-from then on. `now` is the NATS server's time on both sides: two machines' clocks are not compared.
+The replay cache is bounded and stays sound when it overflows: it rejects what it forgot as expired.
+`now` is the NATS server's time on both sides; the machines' clocks are never compared.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from holdfast.identity.framing import framed
 EXEC: Final = "exec"
 CANCEL: Final = "cancel"
 REMEMBERED: Final = 65_536
-"""Commands that a verifier remembers: an agent's busiest hours, in about 15 MB."""
+"""Commands a verifier remembers: an agent's busiest hours, in about 15 MB."""
 
 _PURPOSE: Final = b"holdfast.command.v2"
 _EARLIER: Final = b"holdfast.command.v1"
@@ -72,7 +72,7 @@ _SENTENCES: Final = {
 
 
 TOLD: Final = frozenset({Refusal.UNSIGNED, Refusal.FOREIGN, Refusal.TAMPERED, Refusal.EXPIRED})
-"""What the command of a real dispatcher can meet. The rest only a forger sees, and is not told."""
+"""Reasons sent back: those a real dispatcher can run into. Only forgers meet the others."""
 MALFORMED: Final = "malformed"
 JOURNAL: Final = "journal"
 UNVERIFIED: Final = "unverified"
@@ -90,7 +90,7 @@ _ANSWERS: Final = {
 
 
 def known_reason(word: str) -> str:
-    """The word of an agent why it refused, if it is one: agents' own texts are not repeated."""
+    """An agent's reason for refusing, if known; any other text from an agent is not repeated."""
     return word if word in _ANSWERS else UNKNOWN
 
 
@@ -109,7 +109,7 @@ class CommandRefused(HoldfastError):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command that was verified."""
+    """A verified command."""
 
     kind: str
     agent: str
@@ -131,7 +131,7 @@ class CommandSigner:
     def sign(
         self, *, kind: str, agent: str, run: str, epoch: int, expires: float, payload: bytes
     ) -> dict[str, str]:
-        """The headers that make a payload a command. Signing the same again gives the same."""
+        """The headers that make a payload a command. Deterministic."""
         milliseconds = str(int(expires * 1000))
         values = _values(kind, agent, run, str(epoch), milliseconds, payload)
         return {
@@ -149,9 +149,9 @@ class CommandSigner:
 
 
 class CommandVerifier:
-    """Verifies commands for one agent, by the dispatchers' public keys.
+    """Verifies commands for one agent against the dispatchers' public keys.
 
-    Constructed once per process: it remembers what it has seen.
+    One per process: it remembers what it has seen.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class CommandVerifier:
     def verify(
         self, headers: Mapping[str, str], payload: bytes, *, kind: str, now: float
     ) -> Command:
-        """The command in a message of that kind; remembers it, so that it passes once."""
+        """Verify a command of this kind; each command passes once."""
         key, signature = self._key(headers.get(names.H_SIGNATURE, ""))
         agent, run = headers.get(names.H_AGENT, ""), headers.get(names.H_RUN, "")
         epoch_text, expiry = headers.get(names.H_EPOCH, ""), headers.get(names.H_EXPIRES, "")
@@ -191,7 +191,7 @@ class CommandVerifier:
         return Command(kind, agent, run, epoch, expires / 1000, payload)
 
     def _key(self, header: str) -> tuple[VerifyKey, bytes]:
-        """The key that a signature names, and the signature."""
+        """The key a signature names, and the signature."""
         given, _, text = header.partition(".")
         if not given:
             raise CommandRefused(Refusal.UNSIGNED)
@@ -208,10 +208,10 @@ class CommandVerifier:
 
 
 class ReplayCache:
-    """What was seen and has not expired: at most `limit`, and never forgotten while it is good.
+    """Remembers at most `limit` unexpired ids and never accepts one twice.
 
-    When it is full the entry that expires first goes, and from then on whatever expires no later
-    than it is refused: a replay of what was forgotten is expired, not new.
+    When full it drops the id that expires first, and from then on rejects everything that expires
+    no later: a replay of a dropped id counts as expired, not as new.
     """
 
     def __init__(self, limit: int) -> None:
@@ -224,7 +224,7 @@ class ReplayCache:
         return len(self._seen)
 
     def enter(self, id: bytes, expires: int, now: int) -> None:
-        """Remember an id; refuse one that is known, and one that has expired."""
+        """Remember an id; rejects known and expired ones."""
         if expires <= max(now, self._floor):
             raise CommandRefused(Refusal.EXPIRED)
         if id in self._seen:
@@ -238,7 +238,7 @@ class ReplayCache:
 
 
 def key_id(verify_key: bytes) -> str:
-    """A short name of a public key, by which a signature says what it was made with."""
+    """A short id of a public key; signatures name their key by it."""
     return hashlib.blake2b(verify_key, digest_size=8, person=b"holdfast-key").hexdigest()
 
 

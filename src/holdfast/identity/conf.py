@@ -1,9 +1,8 @@
-"""Reading a nats-server's configuration without a server: as much of the format as is in use.
+"""Parses nats-server configuration files without a server: the parts of the format in use.
 
-`key: value`, `key = value` and `key value`; maps, arrays, texts with or without quotes, numbers
-with units, comments, `include`, variables (`$NAME`, from the file or the environment). Keys keep
-their case, since account names have one; `find` looks them up without it, as the server does for
-its own.
+`key: value`, `key = value` and `key value`; maps, arrays, quoted and bare strings, numbers with
+units, comments, `include`, variables (`$NAME`, from the file or the environment). Keys keep their
+case because account names are case-sensitive; `find` ignores case, as the server does for its keys.
 
 A file that cannot be read raises `ConfigError` with the line. Not checked: whether the server knows
 a key (`nats-server -t` does that).
@@ -19,7 +18,7 @@ from typing import Any, Final
 
 from holdfast.errors import ConfigError
 
-MOST_INCLUDES: Final = 20
+MOST_INCLUDES: Final = 20  # stops files that include each other
 
 _TOKEN: Final = re.compile(
     r"""
@@ -39,13 +38,13 @@ Token = tuple[str, str, int]
 
 
 def find(values: Mapping[str, Any], *keys: str) -> Any:
-    """The value of the first of these keys, in whatever case; None when none is there."""
+    """The value of the first of these keys, ignoring case; None if absent."""
     lowered = {key.lower(): value for key, value in values.items()}
     return next((lowered[key] for key in keys if key in lowered), None)
 
 
 def read(path: Path, depth: int = 0) -> dict[str, Any]:
-    """A configuration file with everything that it includes."""
+    """Parse a file and everything it includes."""
     if depth > MOST_INCLUDES:
         raise ConfigError(f"{str(path)!r} includes itself, or too many others")
     try:
@@ -58,7 +57,7 @@ def read(path: Path, depth: int = 0) -> dict[str, Any]:
 
 
 class _Parser:
-    """One file."""
+    """Parses one file."""
 
     def __init__(self, path: Path, text: str, depth: int) -> None:
         self._path = path

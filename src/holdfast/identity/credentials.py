@@ -1,8 +1,8 @@
-"""Credentials: the file with which one process logs in, and what else it alone may know.
+"""Credentials: the file a process logs in with, and its private keys.
 
-Every user has a name, a role, a NATS login (an nkey seed) and a private inbox, below which all
-answers to it arrive; an agent also has the keys of `AgentKeys`. Files are JSON, 0600, replaced
-atomically; one that others may read is refused. Secrets appear in no `repr` and in no message.
+Every user has a name, a role, a NATS login (an nkey seed) and a private inbox where replies to it
+arrive; an agent also has `AgentKeys`. Files are JSON, 0600, replaced atomically; one that others
+can read is rejected. Secrets never appear in a `repr` or a message.
 
 Unknown fields are ignored, so that an older process can read a newer file.
 """
@@ -21,10 +21,10 @@ from holdfast.errors import ConfigError, InvalidInput
 from holdfast.identity.files import read_private, write_private
 
 AGENT: Final = "agent"
-"""The role of users that are agents; their user name is `agent-<id>`."""
+"""The role of agents; their user name is `agent-<id>`."""
 
 CORE_INBOX: Final = "_INBOX.core"
-"""Below it arrive the answers to the core's users; agents may answer there, when asked."""
+"""Prefix of the inboxes of the core's users; agents may reply there."""
 AGENTS_INBOX: Final = "_INBOX.agents"
 
 _WHAT: Final = "credentials file"
@@ -32,7 +32,7 @@ C = TypeVar("C", bound="Credentials")
 
 
 class AgentKeys(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent's keys by generation: its own private ones, and the dispatchers' public ones."""
+    """An agent's keys by generation: its private ones, and the dispatchers' public ones."""
 
     verify: dict[int, bytes]
     sealing: dict[int, bytes]
@@ -49,26 +49,26 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     role: str
     nkey_seed: str
     certificates: dict[int, bytes] = {}
-    """The certificates of this login's role, by generation of the account's keys."""
+    """Certificates of this login's role, by generation of the account's keys."""
     anchors: dict[int, bytes] = {}
-    """The account's public keys by generation, to verify what others sign."""
+    """The account's public keys by generation, to verify signatures."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(user={self.user!r})"
 
     @property
     def inbox(self) -> str:
-        """The subject below which answers to this user arrive, and that no other user may read."""
+        """Prefix for replies to this user; no other user may subscribe to it."""
         return inbox_of(self.user, self.role)
 
     @property
     def public_nkey(self) -> str:
-        """What the server's configuration names this user by."""
+        """The public key that identifies this user in the server's configuration."""
         return public_nkey(self.nkey_seed)
 
     @classmethod
     def load(cls: type[C], path: str | Path) -> C:
-        """Read a file; refuse one that others may read, or that is something else."""
+        """Load a file; rejects one that others can read, or of another type."""
         raw = read_private(Path(path), _WHAT)
         try:
             found = msgspec.json.decode(raw, type=cls, strict=False)
@@ -82,12 +82,12 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def save(self, path: str | Path, *, replace: bool = False) -> None:
-        """Write a file for its owner only, whole or not at all."""
+        """Write atomically, readable by the owner only."""
         content = msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
         write_private(Path(path), content, _WHAT, replace=replace)
 
     def check(self) -> None:
-        """Raise `ConfigError` when a value cannot be what it claims."""
+        """Raise `ConfigError` if a value is invalid."""
         names.check_name(self.role, "role")
         names.check_user(self.user)
         public_nkey(self.nkey_seed)
@@ -96,7 +96,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentCredentials(Credentials, frozen=True, kw_only=True):
-    """All that one agent needs, and nothing that is another's."""
+    """Everything one agent needs, and nothing that belongs to another."""
 
     agent: str
     keys: AgentKeys
@@ -105,7 +105,7 @@ class AgentCredentials(Credentials, frozen=True, kw_only=True):
 
     @classmethod
     def create(cls, agent: str, keys: AgentKeys, nkey_seed: str = "") -> AgentCredentials:
-        """Credentials of an agent, with a fresh NATS login unless one is given."""
+        """An agent's credentials, with a fresh NATS login unless one is given."""
         return cls(
             user=agent_user(agent),
             role=AGENT,
@@ -123,7 +123,7 @@ class AgentCredentials(Credentials, frozen=True, kw_only=True):
 
 
 def load_credentials(path: str | Path) -> Credentials:
-    """The login of a file, whoever's it is."""
+    """Load any user's login."""
     return Credentials.load(path)
 
 
@@ -133,7 +133,7 @@ def agent_user(agent: str) -> str:
 
 
 def inbox_of(user: str, role: str) -> str:
-    """The subject below which answers to a user arrive: agents' apart from the core's."""
+    """Prefix for replies to a user; agents have a separate one."""
     return f"{AGENTS_INBOX if role == AGENT else CORE_INBOX}.{user}"
 
 

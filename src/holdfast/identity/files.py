@@ -1,7 +1,7 @@
-"""Files that hold secrets: written whole or not at all, for their owner only.
+"""Files that hold secrets: written atomically, for their owner only.
 
-Guaranteed: a file is never seen half written, never wider than 0600, and one that others may read
-is refused with the command that repairs it. An existing file is replaced only when asked for.
+Guaranteed: a file is never seen half written, and is 0600 unless the caller asks for another mode;
+one that others can read is rejected with the fix. It replaces an existing file only on request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.errors import ConfigError
 
 
 def read_private(path: Path, what: str, missing: str = "") -> bytes:
-    """The content of a file that only its owner may read; `missing`: what to do without one."""
+    """Read a file that only its owner can read; `missing` is the advice if it does not exist."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
@@ -32,7 +32,7 @@ def read_private(path: Path, what: str, missing: str = "") -> bytes:
 
 
 def _mounted(found: os.stat_result) -> bool:
-    """Whether root lends the file to our group, as Kubernetes mounts secrets for other users."""
+    """Whether root shares the file with our group, as Kubernetes does with mounted secrets."""
     return (
         found.st_uid == 0 and os.geteuid() != 0 and found.st_gid in (os.getegid(), *os.getgroups())
     )
@@ -41,7 +41,7 @@ def _mounted(found: os.stat_result) -> bool:
 def write_private(
     path: Path, content: bytes, what: str, *, replace: bool, mode: int = 0o600
 ) -> None:
-    """Write a file for its owner only; refuse to replace one unless told to."""
+    """Write a file for its owner only; replaces an existing one only with `replace`."""
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -50,7 +50,7 @@ def write_private(
             if replace:
                 fresh.replace(path)
             else:
-                path.hardlink_to(fresh)  # fails when the name is taken, unlike a rename
+                path.hardlink_to(fresh)  # unlike a rename, fails if the name is taken
         finally:
             fresh.unlink(missing_ok=True)
         _sync_folder(path.parent)
@@ -66,7 +66,7 @@ def write_private(
 def _write(path: Path, content: bytes, mode: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
-        os.fchmod(descriptor, mode)  # whatever the umask said
+        os.fchmod(descriptor, mode)  # regardless of the umask
         file.write(content)
         file.flush()
         os.fsync(descriptor)

@@ -1,11 +1,11 @@
-"""Grants: what each role may publish and subscribe to, worked out from what its code does.
+"""Grants: what each role may publish and subscribe to, derived from what its code does.
 
-The core (workers, control services, operators), clients and agents have an account each, none of
-which has streams (`rendering` says why). So grants hold: a worker cannot move a lease, a client
-cannot read secrets, whatever reply subject it names. What an agent may publish ends in, or
-contains, its id.
+The core (workers, control services, operators), clients and agents each have an account, none with
+streams (`rendering` says why). So grants hold whatever reply subject a request names: a worker
+cannot move a lease, a client cannot read secrets. Every subject an agent may publish to contains
+its id.
 
-Inside an account the server's answers can still be directed to any subject. Requests that change
+Within an account, server responses can still be directed to any subject. Requests that change
 something are therefore signed by their sender (`requests`), commands to agents by dispatchers.
 """
 
@@ -35,7 +35,7 @@ _API: Final = "$JS.API."
 PULL_INBOXES: Final = pull_inbox(f"{CORE_INBOX}.*", ">")
 """Inboxes in which the core's users receive pulled messages, and nothing else."""
 INBOX_PROBES: Final = inbox_probe(pull_inbox(f"{CORE_INBOX}.*", "*"))
-"""A subject in such an inbox, to ask whether anybody listens there."""
+"""A subject in such an inbox, to find out whether anyone subscribes to it."""
 _READ: Final = ("STREAM.MSG.GET.{0}", "DIRECT.GET.{0}", "DIRECT.GET.{0}.>")
 _PULL: Final = (
     "CONSUMER.CREATE.{0}.>",
@@ -59,14 +59,14 @@ _RIGHTS: Final[dict[str, tuple[str, ...]]] = {
 
 @dataclass(slots=True)
 class Grants:
-    """What one user may publish and subscribe to; the lists keep their order, without repeats."""
+    """What one user may publish and subscribe to; lists keep their order, without duplicates."""
 
     publish: dict[str, None] = field(default_factory=dict)
     subscribe: dict[str, None] = field(default_factory=dict)
     responses: int = 0
-    """How many answers to each question, within a short time; 0: none."""
+    """Replies allowed per request, within `RESPONSE_SECONDS`; 0 for none."""
     local: dict[str, None] = field(default_factory=dict)
-    """What it may publish inside its own account only."""
+    """What it may publish inside its account only."""
 
     def may_publish(self, *subjects: str) -> Grants:
         self.publish |= dict.fromkeys(subjects)
@@ -86,7 +86,7 @@ class Grants:
         return self
 
     def bucket(self, name: str, rights: str) -> Grants:
-        """Rights on a bucket; `write` is on every key."""
+        """Rights on a bucket; `write` covers every key."""
         words = rights.split()
         if "write" in words:
             words.remove("write")
@@ -94,7 +94,7 @@ class Grants:
         return self.stream(kv_stream(name), " ".join(words))
 
     def join(self, others: Iterable[Grants]) -> Grants:
-        """These and all of the others."""
+        """Merge the others into these."""
         for other in others:
             self.publish |= other.publish
             self.subscribe |= other.subscribe
@@ -102,11 +102,11 @@ class Grants:
         return self
 
 
-# ---- parts that several roles have
+# ---- shared by several roles
 
 
 def _core(names: Names) -> Grants:
-    """What connecting and finding the namespace needs."""
+    """Connect and find the namespace."""
     found = Grants().may_publish(f"{_API}INFO")
     for stream in (names.jobs, names.events, names.dead, names.ledger):
         found.stream(stream, "info")
@@ -116,7 +116,7 @@ def _core(names: Names) -> Grants:
 
 
 def _founder(names: Names) -> Grants:
-    """Makes the streams that are missing."""
+    """Create missing streams."""
     found = Grants()
     for stream in (names.jobs, names.events, names.dead, names.ledger):
         found.stream(stream, "create")
@@ -126,7 +126,7 @@ def _founder(names: Names) -> Grants:
 
 
 def _node(names: Names) -> Grants:
-    """Registers, heartbeats, answers pings, can be drained."""
+    """Register, heartbeat, answer pings, be drained."""
     found = Grants(responses=1).bucket(names.nodes, "info read write purge")
     found.may_publish(names.log("node", "*"))
     return found.may_hear(
@@ -135,7 +135,7 @@ def _node(names: Names) -> Grants:
 
 
 def _objects(names: Names, *, write: bool) -> Grants:
-    """The store of large values."""
+    """Use the store of large values."""
     stream = object_stream(names.objects)
     found = Grants().stream(stream, "info read")
     if write:
@@ -144,21 +144,21 @@ def _objects(names: Names, *, write: bool) -> Grants:
 
 
 def _sender(names: Names) -> Grants:
-    """Enqueues, publishes events, waits for results, cancels, keeps schedules."""
+    """Enqueue, publish events, wait for results, cancel, manage schedules."""
     ns = names.namespace
     found = Grants().may_publish(f"{ns}.job.>", f"{ns}.later.>", f"{ns}.event.>")
     found.may_publish(names.cancel("*"))
     found.stream(names.jobs, "read list purge").stream(names.events, "list")
     found.bucket(names.runs, "read write").bucket(names.nodes, "read")
     found.bucket(names.schedules, "read").bucket(names.slots, "read")
-    for key in (schedule_key("*"), app_key("*")):  # pauses are an operator's
+    for key in (schedule_key("*"), app_key("*")):  # only operators pause
         found.may_publish(kv_subject(names.schedules, key))
-    found.may_publish(kv_subject(names.slots, slot_key("*", "*")))  # not term and progress
+    found.may_publish(kv_subject(names.slots, slot_key("*", "*")))  # not terms or progress
     return found.may_hear(names.changed(names.runs, ">")).join([_objects(names, write=False)])
 
 
 def _holder(names: Names) -> Grants:
-    """Holds leases, and asks after others who do."""
+    """Hold leases, and probe other holders."""
     found = Grants().bucket(names.leases, "read write purge").may_publish(names.node("*", "ping"))
     return found.may_hear(names.changed(names.leases, ">"))
 
@@ -211,7 +211,7 @@ def coordinator(names: Names) -> Grants:
 
 
 def dispatcher(names: Names) -> Grants:
-    """Fans runs out to agents, and keeps what they return."""
+    """Fans runs out to agents and stores their returns."""
     ns = names.namespace
     found = _core(names).join([_founder(names), _node(names), _holder(names)])
     for bucket in (names.fleet, names.returns, names.facts, names.agents):
@@ -233,12 +233,12 @@ def dispatcher(names: Names) -> Grants:
 
 
 def control(names: Names) -> Grants:
-    """Scheduler, dispatcher and coordinator in one process; it may register an app's schedules."""
+    """Scheduler, dispatcher and coordinator in one process; may register an app's schedules."""
     return Grants().join(make(names) for make in (scheduler, dispatcher, coordinator))
 
 
 def operator(names: Names) -> Grants:
-    """A person at the command line: everything in the namespace, and nothing outside it."""
+    """A person at the command line: everything in the namespace, nothing outside it."""
     ns = names.namespace
     found = worker(names).join([control(names)]).may_publish(f"{ns}.>").may_hear(f"{ns}.>")
     for stream in (names.jobs, names.events, names.dead, names.ledger):
@@ -251,9 +251,9 @@ def operator(names: Names) -> Grants:
 
 
 def web(names: Names) -> Grants:
-    """The dashboard and the API: what an operator may do, but for secrets; and its sessions.
+    """The dashboard and API: an operator's grants except secrets, plus sessions.
 
-    It never judges a node, so it needs no look at connections and at what others pull.
+    It never judges a node, so it cannot inspect connections or other users' pulls.
     """
     found = operator(names).bucket(names.bucket("sessions"), "info create read write purge")
     secret = (kv_subject(names.secrets, ""), f"{kv_stream(names.secrets)}")
@@ -264,7 +264,7 @@ def web(names: Names) -> Grants:
 
 
 def backup(names: Names) -> Grants:
-    """Reads and restores whole streams; it lives with them, so it may do nothing else there."""
+    """Reads and restores whole streams; as it logs in to their account, it gets nothing else."""
     found = Grants().may_publish(f"{_API}INFO", f"{_API}STREAM.NAMES")
     found.may_publish(*(f"{_API}STREAM.{verb}.*" for verb in ("INFO", "SNAPSHOT", "RESTORE")))
     found.may_publish("$JS.SNAPSHOT.ACK.*.*", "$JS.SNAPSHOT.RESTORE.*.*")
@@ -283,17 +283,17 @@ ROLES: Final[dict[str, Callable[[Names], Grants]]] = {
     "client": client,
     "backup": backup,
 }
-"""The roles by name, those of agents apart."""
+"""The roles by name, except agents."""
 
 ISSUED_LATER: Final = frozenset({"backup"})
-"""Roles whose login is made when it is needed: it can replace every stream."""
+"""Roles whose login is issued only when needed: it can replace every stream."""
 
 
 # ---- agents
 
 
 def agent(names: Names, id: str) -> Grants:
-    """One agent: every subject names it. With `*` as id: what the core lets all agents do."""
+    """One agent: every subject names it. With `*` as id: what the core allows all agents."""
     found = Grants(responses=1, local={names.node(id, "ping"): None})
     found.may_publish(
         f"{_API}INFO",
@@ -313,15 +313,15 @@ def agent(names: Names, id: str) -> Grants:
 
 
 def _own_key(bucket: str, key: str) -> str:
-    """The request for one key, which is part of its subject, so that permissions can tell."""
+    """The request for one key; the key is part of the subject so that permissions apply."""
     return f"{_API}DIRECT.GET.{kv_stream(bucket)}.{kv_subject(bucket, key)}"
 
 
 def program_bucket(names: Names, name: str, role: str) -> Grants:
-    """A program's own bucket, granted by name to the users that need it.
+    """A program's bucket, granted by name to the users that need it.
 
-    A client may not make it: whoever makes a stream says where the server repeats what is stored in
-    it, on any subject beside the streams.
+    A client may not create it: a stream's creator can have the server republish its messages to
+    any subject outside the streams.
     """
     bucket = names.data(name)
     found = Grants().bucket(bucket, "info read write purge")

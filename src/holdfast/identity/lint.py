@@ -1,11 +1,11 @@
-"""Lint: what is wrong with a server's configuration, told without a server.
+"""Lint: finds flaws in a server's configuration without a server.
 
-Looked at are every account and every user, whoever wrote the file: how they log in, what they may
-publish and hear, whether an agent could speak for another or make the server speak for it, and
-whether anything travels in the clear. `fail`: somebody can do what they should not, or nothing
-works; `warn`: it works, and something may surprise you.
+Checks every account and user, whoever wrote the file: how they log in, what they may publish and
+subscribe to, whether an agent could impersonate another or abuse the server to do so, and whether
+traffic is unencrypted. `fail`: somebody can do what they should not, or nothing works; `warn`: it
+works but may surprise you.
 
-Not looked at: JWTs of an operator (the server does not hold their permissions), and whether the
+Not checked: an operator's JWTs (the file does not contain their permissions), and whether the
 server accepts the file (`nats-server -t`).
 """
 
@@ -27,13 +27,13 @@ from holdfast.names import Names, kv_stream
 Level = Literal["fail", "warn"]
 
 _OTHER: Final = "hf-lint-other"
-"""An agent that is not there: whatever may reach it may reach anyone."""
+"""An agent that does not exist: a permission that covers it covers any agent."""
 _EVERYTHING: Final = (">", "*.>")
 _SECRETS: Final = ("password", "pass", "token")
 
 
 class Flaw(msgspec.Struct, frozen=True):
-    """One thing that is wrong, and what to do about it."""
+    """One flaw, and how to fix it."""
 
     level: Level
     where: str
@@ -43,7 +43,7 @@ class Flaw(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """One user as the configuration has it."""
+    """One user in the configuration."""
 
     name: str
     account: str
@@ -53,7 +53,7 @@ class Login:
     permissions: Mapping[str, Any] | None
 
     def allowed(self, verb: str) -> list[str]:
-        """The subjects that it may publish, or hear; everything when nothing is said."""
+        """Subjects it may publish or subscribe to; everything if unrestricted."""
         permissions = self.permissions or {}
         found = find(permissions, verb, {"publish": "pub", "subscribe": "sub"}[verb])
         if found is None:
@@ -80,7 +80,7 @@ _RESPONSES: Final = ("allow_responses", "allow_response")
 
 
 def examine(path: Path, namespace: str) -> list[Flaw]:
-    """Everything that is wrong with a configuration file and what it includes."""
+    """All flaws of a configuration file and its includes."""
     values = read(path)
     names = Names(namespace)
     found = [Flaw(*parts) for parts in network_flaws(values)]
@@ -105,7 +105,7 @@ def _logins(values: Mapping[str, Any]) -> Iterator[Login]:
 
 
 def _name(user: Mapping[str, Any]) -> str:
-    """How to speak of a user; a seed that should not be there is not repeated."""
+    """How to refer to a user; never repeats a seed."""
     name = str(find(user, "user", "username") or find(user, "nkey") or "")
     return f"{name[:4]}…" if name.startswith("SU") else name
 
@@ -261,7 +261,7 @@ def _response_flaws(login: Login, names: Names) -> Iterator[Flaw]:
 
 
 def _reflection_flaws(login: Login) -> Iterator[Flaw]:
-    """In an account with streams, any answer can be directed at a stream or the server's API."""
+    """In an account with streams, responses can be directed at a stream or the server's API."""
     asked = [s for s in login.allowed("publish") if s.startswith(("$JS.API.", "$KV."))]
     if login.streams and asked and not login.agent and not login.restores:
         yield Flaw(

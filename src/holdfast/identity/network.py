@@ -13,7 +13,7 @@ _LOOPBACK: Final = ("127.", "localhost", "::1", "[::1]")
 
 
 def network_flaws(values: Mapping[str, Any]) -> Iterator[Parts]:
-    """Listeners that others reach without TLS, and TLS that does not protect."""
+    """Listeners reachable without TLS, and TLS that does not protect."""
     tls = find(values, "tls")
     if not _local(values, "listen", "host", "net", "addr") and not tls:
         yield (

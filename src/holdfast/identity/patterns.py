@@ -1,10 +1,10 @@
-"""Patterns of subjects, as permissions use them: which one allows which."""
+"""Subject patterns in permissions: which one allows which."""
 
 from __future__ import annotations
 
 
 def covers(pattern: str, subject: str) -> bool:
-    """Whether a permission's pattern allows all of a subject, which may have wildcards too."""
+    """Whether a pattern allows everything in `subject`, which may contain wildcards."""
     wanted, given = pattern.split("."), subject.split(".")
     for number, part in enumerate(wanted):
         if part == ">":
@@ -17,7 +17,7 @@ def covers(pattern: str, subject: str) -> bool:
 
 
 def overlaps(one: str, other: str) -> bool:
-    """Whether some subject is in both patterns."""
+    """Whether some subject matches both patterns."""
     left, right = one.split("."), other.split(".")
     for a, b in zip(left, right, strict=False):
         if ">" in (a, b):

@@ -1,17 +1,17 @@
-"""The server's configuration, made from a list of users.
+"""Renders the server's configuration from a list of users.
 
-The streams' account has the streams and no users but backups. Users live in three accounts without
-streams, by how far they are trusted: workers, control services and operators; clients; agents.
-They import the subjects behind which the streams are. A client may name any subject as the reply of
-a request, and the server publishes its answer there past all permissions, requests to the server
-itself included. Across accounts an answer ends in the account of whoever asked: nothing is stored
-there, nothing reaches the server, and no process of the core hears it as a change of a bucket.
+The streams' account has the streams and no users except backups. Users are in three accounts
+without streams, by trust: workers, control services and operators; clients; agents. They import the
+subjects that lead to the streams. A client may name any subject as the reply of a request, and the
+server publishes its response there regardless of permissions, including requests to the server
+itself. Across accounts a response stays in the requester's account: nothing is stored there,
+nothing reaches the server, and no core process takes it for a change of a bucket.
 
-What is exported to the agents is their own grants with `*` as id, so the two cannot drift apart;
-which agent may use which id is said by each user's permissions.
+The exports to agents are their grants with `*` as id, so the two cannot drift apart; each user's
+permissions say which agent may use which id.
 
-Every user logs in with an nkey: the server holds public keys only, there is no password to leak.
-Texts are quoted as JSON, which the server's format contains.
+Every user logs in with an nkey: the server holds only public keys, so no password can leak.
+Strings are quoted as JSON, a subset of the server's format.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from holdfast.names import Names
 if TYPE_CHECKING:
     from holdfast.identity.users import User
 
-RESPONSE_SECONDS: Final = 30
+RESPONSE_SECONDS: Final = 30  # how long a user may reply to a request it received
 IN_STREAMS: Final = frozenset({"backup"})
 """Roles that log in to the streams' account: the server sends snapshots only there."""
 IN_CLIENTS: Final = frozenset({"client"})
@@ -35,8 +35,9 @@ _STREAMED: Final = {
     f"$JS.API.{verb}": ', response_type: "stream", threshold: "60s"'
     for verb in ("CONSUMER.MSG.NEXT.>", "DIRECT.GET.*")
 }
-"""Requests with many answers. The server keeps each for the threshold after its last answer; a
-pull hears a heartbeat every second, so a minute is plenty."""
+"""Requests with many responses. The server keeps each for the threshold after its last response; a
+pull gets a heartbeat every second, so a minute is plenty.
+"""
 
 _HEAD: Final = """\
 # Made by 'holdfast auth'; changes made by hand are lost at the next one.
@@ -67,32 +68,32 @@ include ./auth.conf
 
 
 def render_server(names: Names) -> str:
-    """An example of a whole configuration."""
+    """An example of a complete configuration."""
     return _EXAMPLE.format(name=_text(names.namespace))
 
 
 def streams_account(names: Names) -> str:
-    """The account that has the streams, and no login but that of backups."""
+    """The account with the streams; only backups log in to it."""
     return names.namespace.upper()
 
 
 def core_account(names: Names) -> str:
-    """The account of workers, control services and operators, without streams."""
+    """The account of workers, control services and operators; no streams."""
     return f"{streams_account(names)}_CORE"
 
 
 def clients_account(names: Names) -> str:
-    """The account of programs that only enqueue and wait, without streams."""
+    """The account of programs that only enqueue and wait; no streams."""
     return f"{streams_account(names)}_CLIENTS"
 
 
 def agents_account(names: Names) -> str:
-    """The account of the agents, without streams."""
+    """The account of agents; no streams."""
     return f"{streams_account(names)}_AGENTS"
 
 
 def grants_of(names: Names, user: User) -> Grants:
-    """What a user may do, its private inbox included."""
+    """A user's grants, including its private inbox."""
     if user.role == AGENT:
         found = agent(names, user.agent)
     else:
@@ -158,12 +159,12 @@ def account_of(names: Names, role: str) -> str:
 
 
 def _is_stored(names: Names, subject: str) -> bool:
-    """Whether what is published there ends at a stream."""
+    """Whether messages published there end up in a stream."""
     return subject.startswith("$") or subject == names.returned("*", "*")
 
 
 def _services(names: Names) -> list[str]:
-    """What the core asks of the streams' account. No two overlap: both would be asked."""
+    """What the core requests from the streams' account. Must not overlap: both would receive it."""
     ns = names.namespace
     verbs = ("CREATE", "DELETE", "INFO", "LIST", "NAMES", "PAUSE")
     return [

@@ -1,12 +1,12 @@
-"""Reports: what an agent says about a run (ack, return), so that no other agent can say it.
+"""Reports: an agent's acks and returns, authenticated so that no other agent can forge them.
 
-The subject already names the agent, and permissions keep others from publishing there. But an
-answer of the server can be directed to any subject by whoever asks the question, so a subject alone
-proves nothing. The agent adds a code over kind, agent, run and payload, with a key that only it and
-the dispatchers can derive (BLAKE2b, a few microseconds).
+The subject names the agent, and permissions keep others from publishing there. But a requester can
+direct a server response to any subject, so the subject alone proves nothing. The agent adds a MAC
+over kind, agent, run and payload, with a key that only it and the dispatchers can derive (BLAKE2b,
+a few microseconds).
 
-Not guaranteed: that a report is new. The same return twice is the same return; whoever stores it
-under the agent's key stores it once.
+Not guaranteed: that a report is new. A repeated return is identical, and storing it under the
+agent's key is idempotent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KeyOf = Callable[[str, int], bytes]
 
 
 class ReportSigner:
-    """Signs what one agent reports, with its newest key."""
+    """Signs one agent's reports with its newest key."""
 
     def __init__(self, credentials: AgentCredentials) -> None:
         self._agent = credentials.agent
@@ -40,7 +40,7 @@ class ReportSigner:
 
 
 class ReportVerifier:
-    """Verifies reports: `ReportVerifier(seed.report_key, generations)`; dispatchers have one."""
+    """Verifies reports for dispatchers: `ReportVerifier(seed.report_key, generations)`."""
 
     def __init__(
         self, key_of: KeyOf, generations: Sequence[int] = (FIRST_GENERATION,), *, cached: int = 4096
@@ -53,7 +53,7 @@ class ReportVerifier:
     def verify(
         self, headers: Mapping[str, str], payload: bytes, *, kind: str, agent: str, run: str
     ) -> None:
-        """Raise `CommandRefused` unless the agent that the subject names made this report."""
+        """Raise `CommandRefused` unless the agent named by the subject made this report."""
         text, _, code = headers.get(names.H_SIGNATURE, "").partition(".")
         if not text:
             raise CommandRefused(Refusal.UNSIGNED)

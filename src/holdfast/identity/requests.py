@@ -1,26 +1,26 @@
-"""Signed requests: who asks a process to drain, to cancel, to dispatch.
+"""Signed requests: proof of who asks a process to drain, cancel or dispatch.
 
-Inside an account anybody can have an answer of the server delivered to any subject, so a subject
-does not say who speaks. A request that changes something therefore carries:
+Within an account anyone can have a server response delivered to any subject, so a subject does not
+identify the sender. A request that changes something therefore carries:
 
 - the sender's login: user, role and public key, certified by the account seed for one namespace;
 - a signature by that login's key over the namespace, the subject, the expiry, a nonce and the body.
 
-The key is derived from the login's NATS key and is not that key itself: a server chooses what a
-client signs to log in, and could choose a request.
+The key is derived from the login's NATS key but is not that key: a server chooses what a client
+signs to log in, and could choose a request.
 
-The receiver needs nothing but the account's public keys, which are in its own credentials. Which
-role may ask for what is said by `grants`: whoever may publish the subject may ask.
+The receiver needs only the account's public keys, which are in its credentials. `grants` decides
+which role may ask for what: a role that may publish the subject may ask.
 
-Guaranteed by `RequestGuard.check`: the sender that it returns holds the key of a login of this
-account and namespace, its role may ask this, and this very request passes once within its lifetime
-of a minute, and was signed after this process started: a restart forgets which requests were seen,
-so older ones could be replayed. Times are the NATS server's.
+Guaranteed by `RequestGuard.check`: the sender it returns holds the key of a login of this account
+and namespace, and its role may ask this. A request passes once within its lifetime of a minute, and
+only if signed after this process started: a restart forgets which requests were seen, so older ones
+could be replayed. Times are the NATS server's.
 
-Not guaranteed: that the login was not revoked. A revoked one cannot connect; its owner would need
-somebody else's connection to send a request through, until the account seed is replaced.
+Not guaranteed: that the login is not revoked. A revoked one cannot connect; its owner would need
+another user's connection to send a request through, until the account seed is replaced.
 
-Without public keys (no credentials, or a file of an earlier version) everything passes, unnamed.
+Without public keys (no credentials, or a file of an earlier version) every request passes, unnamed.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from holdfast.names import Names
 log = logging.getLogger("holdfast.identity")
 
 GOOD_SECONDS: Final = 60.0
-"""How long a request is valid: long enough for clocks that differ by seconds."""
+"""How long a request is valid: tolerates clocks that differ by seconds."""
 CLOSE_SECONDS: Final = 0.2
-"""By how much two processes may differ about the server's time: half a round trip each."""
+"""How much two processes may differ about the server's time: half a round trip each."""
 REMEMBERED: Final = 8_192
-"""Requests of one login that a guard remembers: a minute of more than a hundred a second."""
+"""Requests per login that a guard remembers: a minute of more than a hundred a second."""
 
 _EXPIRES: Final = re.compile(r"[0-9]{1,15}")
 _REQUEST: Final = b"holdfast.request.v1"
@@ -95,31 +95,31 @@ class RequestRefused(HoldfastError):
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """Who sent a request; empty where nothing is signed."""
+    """Who sent a request; empty if unsigned."""
 
     user: str = ""
     role: str = ""
 
     def named(self, declared: str) -> str:
-        """For an audit: the login, and whom it says to act for."""
+        """For audits: the login, and whom it claims to act for."""
         if not self.user or not declared:
             return self.user or declared
         return f"{self.user}: {declared}"
 
 
 def request_key(login: Credentials) -> SigningKey:
-    """The Ed25519 key with which a login signs requests."""
+    """The Ed25519 key a login signs requests with."""
     secret = login.nkey_seed.encode()
     return SigningKey(hashlib.blake2b(secret, digest_size=32, person=b"hf-request").digest())
 
 
 def certified(namespace: str, user: str, role: str, key: str) -> bytes:
-    """What the account seed signs to say that a login has a role."""
+    """What the account seed signs to certify a login's role."""
     return framed(_LOGIN, namespace, user, role, key)
 
 
 def key_text(key: SigningKey) -> str:
-    """The public half of a request key, as it travels."""
+    """The public half of a request key, as sent."""
     return bytes(key.verify_key).hex()
 
 
@@ -134,7 +134,7 @@ class RequestSigner:
         self._public = key_text(self._key)
 
     def sign(self, subject: str, body: bytes) -> dict[str, str]:
-        """The headers that make this body this login's request; each call makes a new one."""
+        """The headers that make this body this login's request; unique per call."""
         expires = str(int((self._now() + GOOD_SECONDS) * 1000))
         nonce = secrets.token_hex(12)
         signed = _signed(self._namespace, subject, self._public, expires, nonce, body)
@@ -151,7 +151,7 @@ class RequestSigner:
 
 
 class RequestGuard:
-    """Accepts requests whose sender is known and allowed; one for each process."""
+    """Accepts requests whose sender is known and allowed; one per process."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class RequestGuard:
         self._anchors = {str(g): VerifyKey(key) for g, key in anchors.items()}
         self.accept_unsigned = accept_unsigned
         self._seen: dict[str, ReplayCache] = {}
-        """By key, that is by login: who sends too many is refused, and nobody else is."""
+        """By key, that is by login: a login that floods it is refused without affecting others."""
         self._monotonic = monotonic
         self._started = monotonic()
         self._may: dict[str, tuple[str, ...]] = {}
@@ -176,11 +176,11 @@ class RequestGuard:
         return bool(self._anchors) and not self.accept_unsigned
 
     def trust(self, anchors: Mapping[int, bytes]) -> None:
-        """Public keys of the account that this process has from elsewhere."""
+        """Add public keys of the account from another source."""
         self._anchors |= {str(g): VerifyKey(key) for g, key in anchors.items()}
 
     def check(self, headers: Mapping[str, str], subject: str, body: bytes, now: float) -> Requester:
-        """The sender of a request that may be obeyed, once; else `RequestRefused`."""
+        """The sender of a request that may be obeyed, once; else raises `RequestRefused`."""
         sender = self.identify(headers, subject, body)
         if not sender.user:
             if self.strict:
@@ -191,7 +191,7 @@ class RequestGuard:
         expires, moment = int(headers[wire.H_EXPIRES]), int(now * 1000)
         begun = now - (self._monotonic() - self._started)
         if not begun - CLOSE_SECONDS <= expires / 1000 - GOOD_SECONDS <= now + GOOD_SECONDS:
-            raise RequestRefused(Reason.EXPIRED)  # it could be kept and sent later
+            raise RequestRefused(Reason.EXPIRED)  # it could be held back and sent later
         seen = self._seen.setdefault(headers[wire.H_KEY], ReplayCache(REMEMBERED))
         try:
             seen.enter(_raw(headers[wire.H_SIGNATURE]), expires, moment)
@@ -200,7 +200,7 @@ class RequestGuard:
         return sender
 
     def identify(self, headers: Mapping[str, str], subject: str, body: bytes) -> Requester:
-        """Who signed this, at any time; nobody where nothing is signed or verified."""
+        """Who signed this, at any time; empty if unsigned or not verifiable."""
         if not self._anchors or wire.H_CERTIFICATES not in headers:
             return Requester()
         user, role, key, expires, nonce, signature = (
@@ -255,5 +255,5 @@ def _text(raw: bytes) -> str:
 
 
 def _raw(text: str) -> bytes:
-    """A signature, of which there are several texts: the last letter has bits to spare."""
+    """Decode a signature: compare bytes, because several texts decode to the same ones."""
     return base64.b64decode(text, validate=True)

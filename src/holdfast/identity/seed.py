@@ -1,13 +1,12 @@
 """The account seed: 32 random bytes from which every other key of an account is derived.
 
-Guaranteed: the same seed, purpose, name and generation always give the same key, so nothing but the
-seed has to be kept or carried between dispatchers; keys of different purposes, agents or
-generations tell nothing of one another, nor of the seed (BLAKE2b, keyed by it). The seed appears in
-no `repr` and in no message.
+Guaranteed: the same seed, purpose, name and generation always give the same key, so dispatchers
+share nothing but the seed. Keys of different purposes, agents or generations reveal nothing about
+each other or the seed (BLAKE2b, keyed by it). The seed never appears in a `repr` or a message.
 
-A generation is a rotation of keys under the same seed. While one is being rolled out the old and
-the new one are both good: `AgentCredentials` hold several. A seed that leaked cannot be repaired by
-a generation: make a new one and issue everything again.
+A generation is a rotation of keys under the same seed. During a rollout the old and the new one are
+both valid: `AgentCredentials` hold several. A new generation does not repair a leaked seed: create
+a new seed and reissue everything.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _BYTES: Final = 32
 
 
 def generations_near(generation: int) -> range:
-    """The generations that may be in use beside one while keys are rotated."""
+    """The generations that may be in use beside this one during a rotation."""
     return range(max(FIRST_GENERATION, generation - 1), generation + 2)
 
 
@@ -54,14 +53,14 @@ class AccountSeed:
 
     @classmethod
     def create(cls, path: str | Path) -> AccountSeed:
-        """A new seed, kept in a new file for its owner only (0600)."""
+        """Create a seed in a new file for its owner only (0600)."""
         seed = cls(secrets.token_bytes(_BYTES))
         write_private(Path(path), seed._seed.hex().encode() + b"\n", _WHAT, replace=False)
         return seed
 
     @classmethod
     def load(cls, path: str | Path) -> AccountSeed:
-        """The seed of a file; one that others may read is refused."""
+        """Load a seed; rejects a file that others can read."""
         text = read_private(Path(path), _WHAT, _MISSING).decode("ascii", "replace").strip()
         try:
             return cls(bytes.fromhex(text))
@@ -72,11 +71,11 @@ class AccountSeed:
             ) from None
 
     def signing_key(self, generation: int = FIRST_GENERATION) -> SigningKey:
-        """The Ed25519 key with which dispatchers sign commands."""
+        """The Ed25519 key that dispatchers sign commands with."""
         return SigningKey(self._derived("command", "", generation))
 
     def verify_key(self, generation: int = FIRST_GENERATION) -> bytes:
-        """The public half of `signing_key`: what agents get."""
+        """The public half of `signing_key`, for agents."""
         return bytes(self.signing_key(generation).verify_key)
 
     def certify(
@@ -92,15 +91,15 @@ class AccountSeed:
         )
 
     def sealing_key(self, agent: str, generation: int = FIRST_GENERATION) -> PrivateKey:
-        """The X25519 key to which an agent's secrets are sealed; `.public_key` is for sealing."""
+        """The X25519 key that an agent's secrets are sealed to."""
         return PrivateKey(self._derived("sealing", names.check_name(agent, "agent"), generation))
 
     def report_key(self, agent: str, generation: int = FIRST_GENERATION) -> bytes:
-        """The key with which an agent authenticates its acks and returns."""
+        """The key that authenticates an agent's acks and returns."""
         return self._derived("report", names.check_name(agent, "agent"), generation)
 
     def agent_keys(self, agent: str, generations: Sequence[int] = (FIRST_GENERATION,)) -> AgentKeys:
-        """An agent's own private keys and the public ones it needs, and nothing else."""
+        """An agent's private keys and the public ones it needs, and nothing else."""
         return AgentKeys(
             verify={g: self.verify_key(g) for g in generations},
             sealing={g: bytes(self.sealing_key(agent, g)) for g in generations},

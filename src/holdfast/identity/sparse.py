@@ -1,7 +1,7 @@
-"""Sparse logging: messages that anybody can cause do not fill the log.
+"""Rate-limited logging, so that messages anyone can trigger do not fill the log.
 
-The first line of a kind is written at once, the next one a minute later at the earliest, with the
-number of those that were left out.
+The first line of a kind is logged at once, the next at least a minute later, with the number of
+lines left out.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from holdfast.clock import Clock
 
 EVERY_SECONDS: Final = 60.0
 MOST_KINDS: Final = 1_000
-"""Kinds that are remembered; beyond that, all are forgotten, to bound the memory."""
+"""Kinds remembered; beyond that all are forgotten, to bound memory."""
 
 
 class Sparse:
-    """Warns once a minute for each kind."""
+    """Warns at most once a minute per kind."""
 
     def __init__(self, log: logging.Logger, clock: Clock) -> None:
         self._log = log
@@ -25,7 +25,7 @@ class Sparse:
         self._kinds: dict[object, tuple[float, int]] = {}
 
     def warn(self, kind: object, text: str, *args: object) -> None:
-        """Write a warning unless one of its kind was written a moment ago."""
+        """Log a warning unless one of its kind was logged within `EVERY_SECONDS`."""
         now = self._clock.monotonic()
         last, left_out = self._kinds.get(kind, (-EVERY_SECONDS, 0))
         if now - last < EVERY_SECONDS:

@@ -1,10 +1,10 @@
-"""Servers that take the users of a folder by themselves, and what they have taken.
+"""Tracks which servers have loaded the users of a folder.
 
-Each server of `holdfast server --auth DIR` keeps a file in `DIR/.servers`, locked while it lives:
-its address, which content of `auth.conf` it has looked at last, and why it could not use that.
-Whoever changes the users reads there whether the change is in force.
+Each server of `holdfast server --auth DIR` keeps a file in `DIR/.servers`, locked while it runs:
+its address, a digest of the `auth.conf` it last tried, and why it could not load that. Commands
+that change users read it to tell whether the change is in force.
 
-Not guaranteed: that these are all the servers. One that was started otherwise keeps no such file.
+Not guaranteed: that these are all the servers. Servers started otherwise keep no such file.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from typing import IO, Final
 import msgspec
 
 FOLDER: Final = ".servers"
-PACE_SECONDS: Final = 0.05
+PACE_SECONDS: Final = 0.05  # a person is waiting; checking is a few file reads
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """What one server has taken."""
+    """What one server has loaded."""
 
     server: str
     """Its address."""
     looked_at: str = ""
-    """The digest of the configuration that it looked at last."""
+    """Digest of the configuration it last tried."""
     error: str = ""
-    """Why it goes on with what it had before."""
+    """Why it kept the previous one."""
 
 
 def digest(config: Path) -> str:
-    """What tells one content of a configuration from another."""
+    """Identifies a configuration's content."""
     return hashlib.sha256(config.read_bytes()).hexdigest()
 
 
 class Taker:
-    """One server's own file. `OSError` where the folder cannot be written."""
+    """One server's file. Raises `OSError` if the folder is not writable."""
 
     def __init__(self, config: Path, server: str) -> None:
         self._path = config.parent / FOLDER / f"{os.getpid()}.json"
@@ -48,7 +48,7 @@ class Taker:
         self._file: IO[bytes] | None = None
 
     def write(self, looked_at: str, error: str = "") -> None:
-        """Say what was looked at, and how it went."""
+        """Record which configuration was tried, and the error if any."""
         if self._file is None:
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
             self._file = self._path.open("wb")
@@ -60,7 +60,7 @@ class Taker:
         self._file.flush()
 
     def close(self) -> None:
-        """The server ends."""
+        """Remove the file when the server stops."""
         if self._file is not None:
             self._path.unlink(missing_ok=True)
             self._file.close()
@@ -68,7 +68,7 @@ class Taker:
 
 
 def takers(config: Path) -> list[Taken]:
-    """The servers that live; what others have left behind is removed."""
+    """The running servers; removes files left by others."""
     found = []
     for path in sorted((config.parent / FOLDER).glob("*.json")):
         try:
@@ -77,7 +77,7 @@ def takers(config: Path) -> list[Taken]:
                     found.append(_read(file.read(), path.stem))
                 else:
                     path.unlink(missing_ok=True)
-        except OSError:  # it ended just now
+        except OSError:  # it just stopped
             continue
     return found
 
@@ -85,7 +85,7 @@ def takers(config: Path) -> list[Taken]:
 def wait_taken(
     config: Path, seconds: float, monotonic: Callable[[], float] = time.monotonic
 ) -> tuple[list[Taken], list[Taken]]:
-    """Wait until every server has looked at the configuration: who uses it, and who does not."""
+    """Wait up to `seconds` for every server to try the configuration; returns (using it, not)."""
     wanted, deadline = digest(config), monotonic() + seconds
     while True:
         found = takers(config)
@@ -106,5 +106,5 @@ def _locked(file: IO[bytes]) -> bool:
 def _read(raw: bytes, name: str) -> Taken:
     try:
         return msgspec.json.decode(raw, type=Taken)
-    except msgspec.DecodeError:  # it is being written
+    except msgspec.DecodeError:  # being written
         return Taken(server=f"process {name}")

@@ -1,18 +1,18 @@
-"""The users of a server: a folder that says who they are, and the configuration made from it.
+"""The users of a server: a folder that lists them, and the configuration generated from it.
 
     account.seed       the root of every key: dispatchers need it, nobody else
     users.json         every user: name, role, public key, when issued, when revoked; the newest
                        generation of keys
-    auth.conf          accounts and permissions, made from users.json; included by the server
+    auth.conf          accounts and permissions, generated from users.json; included by the server
     nats-server.conf   an example around it, written once and then yours
-    credentials/       what was issued, one private file per user: carry it to its process
+    credentials/       issued logins, one private file per user: move it to its process
 
-Guaranteed: the files are replaced whole; `auth.conf` is always what `users.json` says; two commands
-at once wait for each other. A revoked user stays in the list and in no configuration. Private keys
-of users are in `credentials/` only: remove a file once it is where it belongs.
+Guaranteed: files are replaced atomically; `auth.conf` always matches `users.json`; concurrent
+commands wait for each other. A revoked user stays in the list but in no configuration. Users'
+private keys are in `credentials/` only: remove a file once it is deployed.
 
-A running server takes the change when it reloads its configuration; one that `holdfast server
---auth` started does so by itself. Then a revoked user's connections are cut.
+A running server applies a change when it reloads its configuration; `holdfast server --auth` does
+so automatically. A revoked user's connections are then cut.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class User(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The public half of its login."""
     agent: str = ""
     buckets: tuple[str, ...] = ()
-    """Buckets of programs that it may use."""
+    """Programs' buckets it may use."""
     issued: str = ""
     revoked: str = ""
 
@@ -65,11 +65,11 @@ class _List(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     users: list[User]
     generation: int = FIRST_GENERATION
-    """The newest generation of keys that was issued, or rotated to."""
+    """The newest generation of keys issued, or rotated to."""
 
 
 class UserFolder:
-    """The folder of `holdfast auth`; `now` is the time that the list tells, in RFC 3339."""
+    """The folder of `holdfast auth`; `now` is the time to record, in RFC 3339."""
 
     def __init__(self, path: str | Path, *, now: str = "") -> None:
         self.path = Path(path)
@@ -77,7 +77,7 @@ class UserFolder:
 
     @property
     def config(self) -> Path:
-        """What a server includes."""
+        """The file a server includes."""
         return self.path / CONFIG
 
     # ---- reading
@@ -87,12 +87,12 @@ class UserFolder:
         return AccountSeed.load(self.path / SEED)
 
     def users(self) -> list[User]:
-        """Everybody, also the revoked."""
+        """All users, including revoked ones."""
         return self._read().users
 
     @property
     def generation(self) -> int:
-        """The newest generation of keys that is known here."""
+        """The newest generation of keys known here."""
         return self._read().generation
 
     @property
@@ -114,7 +114,7 @@ class UserFolder:
     # ---- changing
 
     def init(self, namespace: str) -> list[Path]:
-        """A new seed and one user for each role; returns their credentials."""
+        """Create a seed and one user per role; returns their credentials files."""
         names = Names(namespace)
         AccountSeed.create(self.path / SEED)
         with self._alone():
@@ -123,7 +123,7 @@ class UserFolder:
         return self._add([(_login(role), ()) for role in ROLES if role not in ISSUED_LATER])
 
     def add_user(self, role: str, name: str = "", buckets: Sequence[str] = ()) -> Path:
-        """Issue a login of a role; returns its file."""
+        """Issue a login for a role; returns its file."""
         if role not in ROLES:
             known = ", ".join(ROLES)
             todo = ": agents are issued by 'holdfast auth agent ID'" if role == AGENT else ""
@@ -135,21 +135,21 @@ class UserFolder:
     def add_agents(
         self, agents: Sequence[str], generations: Sequence[int] = (FIRST_GENERATION,)
     ) -> list[Path]:
-        """Issue the credentials of agents; returns their files."""
+        """Issue agents' credentials; returns their files."""
         seed = self.seed()
         made = self._add([(seed.issue(agent, generations), ()) for agent in agents])
         self.raise_generation(max(generations))
         return made
 
     def raise_generation(self, generation: int) -> None:
-        """Remember the newest generation of keys: what is issued from now on has it."""
+        """Record the newest generation of keys: logins issued from now on have it."""
         with self._alone():
             found = self._read()
             if generation > found.generation:
                 self._write(msgspec.structs.replace(found, generation=generation))
 
     def revoke(self, name: str) -> list[User]:
-        """Take logins back: of a user by its name, or of an agent by its id."""
+        """Revoke logins: a user's by name, or an agent's by id."""
         with self._alone():
             found = self._read()
             wanted = {name, agent_user(name)}
@@ -167,10 +167,10 @@ class UserFolder:
         return gone
 
     def renew(self, files: Sequence[Path] = ()) -> tuple[list[Path], list[str]]:
-        """Write the configuration and the logins' proofs again as this version makes them.
+        """Rewrite the configuration and the logins' certificates for this version.
 
-        Returns the files that were written, here and elsewhere, and the users whose file was
-        neither here nor named.
+        Returns the files written, here and elsewhere, and the users whose file was neither here nor
+        named.
         """
         with self._alone():
             found = self._read()
@@ -234,12 +234,12 @@ class UserFolder:
         self._write_config(self.config, render_accounts(Names(found.namespace), valid))
 
     def _write_config(self, path: Path, text: str) -> None:
-        """For the server's own user as well: public keys and permissions are no secrets."""
+        """Readable by the server's user too: public keys and permissions are not secret."""
         write_private(path, text.encode(), "configuration", replace=True, mode=0o644)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """One command at a time changes the folder."""
+        """Hold the folder's lock: one command changes it at a time."""
         with (self.path / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

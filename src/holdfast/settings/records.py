@@ -136,7 +136,7 @@ def sign(revision: Revision, keys: Mapping[int, SigningKey], namespace: str) -> 
 
 
 def verify(data: bytes, keys: Mapping[int, bytes], namespace: str) -> Revision:
-    """Decode a stored revision; raises unless a known key signed it and all such signatures hold."""
+    """Decode a stored revision; raises unless known keys signed it, each with a valid signature."""
     signed = decode(_Signed, data, "the revision of the settings")
     message = _message(signed.revision, namespace)
     both = sorted(keys.keys() & signed.signatures.keys())
