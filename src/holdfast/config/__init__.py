@@ -1,14 +1,14 @@
 """Configuration: one frozen record per role, every field documented where it is defined.
 
 A value comes from the first of: an explicit argument, the environment, `holdfast.toml`, the
-default. `load(WorkerConfig, concurrency=10)` does this; the environment and the file are read when
-`load` is called, never at import. The file is the one `HOLDFAST_CONFIG` names, or `holdfast.toml`
-in the working directory, with one table per role (`[worker]`).
+default. `load(WorkerConfig, concurrency=10)` does this; it reads the environment and the file when
+called, never at import. The file is the one `HOLDFAST_CONFIG` names, or `holdfast.toml` in the
+working directory, with one table per role (`[worker]`).
 
-Guaranteed: construction validates everything. Types, limits and the relations between fields are
-checked, and a value that cannot work raises a `ConfigError` that names the field, where the value
-came from and what to write instead. Unknown tables and keys of the file are refused.
-Passwords and tokens, also those inside URLs, appear in no `repr` and in no message.
+Guaranteed: construction validates types, limits and relations between fields. An invalid value
+raises a `ConfigError` that names the field, the value's source and what to write instead. Unknown
+tables and keys of the file are rejected. Passwords and tokens, including those in URLs, never
+appear in a `repr` or a message.
 
 Not checked: whether files, hosts or ports exist. Unknown environment variables are ignored, because
 Kubernetes adds `HOLDFAST_…_PORT` and others for every service of that name.

@@ -1,8 +1,8 @@
 """The deployment of a project on Kubernetes: the input of `holdfast deploy render`.
 
 Guaranteed: every valid record can be rendered. `JobDeployConfig` is what a directory `jobs/NAME`
-may set for itself in `[tool.holdfast]` of its `pyproject.toml`; anything it does not set comes from
-the project's `[deploy]`. `PodConfig` is the rest of that table: what only that job's pods have.
+may override in `[tool.holdfast]` of its `pyproject.toml`; defaults come from the project's
+`[deploy]`. `PodConfig` is the rest of that table: what only that job's pods have.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from holdfast.errors import ConfigError
 _LABEL = re.compile(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?")
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[KMGT]i?)?")
 STOP_MARGIN_SECONDS = 15
-"""What a pod gets beyond its process's grace period, to give runs back and deregister."""
+"""Time a pod gets beyond its process's grace period, to give back runs and deregister."""
 LEAST_GRACE_SECONDS, MOST_GRACE_SECONDS = 60, 3600
-"""Bounds of a grace period that follows from timeouts: a rollout should not take hours."""
+"""Bounds of a grace period derived from timeouts: a rollout should not take hours."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PATH = re.compile(r"/[^:]*")
 RESERVED_PATHS = ("/etc/holdfast", "/tmp")
 """Where every worker has its login and its scratch space."""
 RESERVED_VARIABLES = ("HOLDFAST_CREDENTIALS_FILE", "HOLDFAST_NATS_URL", "HOLDFAST_NAMESPACE")
-"""What tells a worker who it is and where NATS is: the same for all of a project's processes."""
+"""Identify a worker and its NATS: the same for all processes of a project."""
 
 
 def check_label(value: str, what: str) -> str:
-    """A valid Kubernetes name, with room for the suffixes we add."""
+    """Check a Kubernetes name; leaves room for the suffixes we add."""
     if not _LABEL.fullmatch(value):
         raise ConfigError(
             f"{what} {value!r} is not usable: lower-case letters, digits and '-', starting with a "
@@ -176,12 +176,12 @@ class DeployConfig(Scaling):
 
     @property
     def max_file_gib(self) -> int:
-        """What JetStream may use of a volume."""
+        """How much of a volume JetStream may use."""
         return self.nats_max_file_gib or self.nats_volume_gib * 4 // 5
 
     @property
     def namespace(self) -> str:
-        """The namespace of Kubernetes."""
+        """The Kubernetes namespace."""
         return self.kubernetes_namespace or self.name
 
     @property
@@ -201,7 +201,7 @@ class DeployConfig(Scaling):
         for name in self.clients:
             check_label(name, "client_namespaces")
         if self.scaler == "hpa" and self.min_replicas == 0:
-            object.__setattr__(self, "min_replicas", 1)  # an HPA cannot start from zero
+            object.__setattr__(self, "min_replicas", 1)  # an HPA cannot scale from zero
         if self.ingress_class and not self.web_hosts.strip():
             raise ConfigError("ingress_class needs web_hosts: the names to open")
         if (self.tls == "cert-manager") != bool(self.tls_issuer):
@@ -221,7 +221,7 @@ class DeployConfig(Scaling):
 
 
 SAME = tuple(spec.name for spec in options(Scaling))
-"""What a job may set for itself."""
+"""The options a job may override."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -234,7 +234,7 @@ class JobDeployConfig(Scaling):
     """Image tag of this job, or a digest: `sha256:…`; defaults to the project's."""
 
     def grace(self, longest_timeout: float) -> int:
-        """The grace period of workers whose jobs have this longest timeout; 0 for none."""
+        """The grace period for jobs with this longest timeout; 0 means no timeout."""
         if self.grace_seconds:
             return self.grace_seconds
         return min(max(int(longest_timeout), LEAST_GRACE_SECONDS), MOST_GRACE_SECONDS)
@@ -244,11 +244,11 @@ class JobDeployConfig(Scaling):
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A table in which a typing error is an error."""
+    """A table that rejects unknown keys."""
 
 
 class Reference(_Strict, frozen=True):
-    """A value that stands in a Secret or a ConfigMap."""
+    """A value from a Secret or a ConfigMap."""
 
     key: str
     secret: str = ""
@@ -256,7 +256,7 @@ class Reference(_Strict, frozen=True):
     optional: bool = False
 
     def manifest(self) -> dict[str, Any]:
-        """As Kubernetes reads it."""
+        """The Kubernetes form."""
         kind = "secretKeyRef" if self.secret else "configMapKeyRef"
         found: dict[str, Any] = {"name": self.secret or self.config_map, "key": self.key}
         return {kind: found | ({"optional": True} if self.optional else {})}
@@ -277,7 +277,7 @@ class Volume(_Strict, frozen=True):
     optional: bool = False
 
     def manifest(self) -> dict[str, Any]:
-        """The volume as Kubernetes reads it."""
+        """The volume in Kubernetes form."""
         optional = {"optional": True} if self.optional else {}
         if self.secret:
             return {
@@ -291,12 +291,12 @@ class Volume(_Strict, frozen=True):
         return {"name": self.name, "emptyDir": {"sizeLimit": self.size}}
 
     def mount(self) -> dict[str, Any]:
-        """Its mount."""
+        """Its volume mount."""
         found: dict[str, Any] = {"name": self.name, "mountPath": self.path}
         return found if self.size or (self.claim and self.writable) else found | {"readOnly": True}
 
     def flaws(self) -> Iterator[str]:
-        """What is wrong with it."""
+        """Problems, as sentences."""
         sources = [s for s in (self.secret, self.config_map, self.claim, self.size) if s]
         if len(sources) != 1:
             yield f"volume {self.name!r} needs exactly one of secret, config_map, claim and size"
@@ -319,14 +319,14 @@ class Toleration(_Strict, frozen=True):
     seconds: int | None = None
 
     def manifest(self) -> dict[str, Any]:
-        """As Kubernetes reads it."""
+        """The Kubernetes form."""
         found = {"key": self.key, "operator": self.operator, "value": self.value}
         found["effect"] = self.effect
         kept: dict[str, Any] = {key: value for key, value in found.items() if value}
         return kept | ({"tolerationSeconds": self.seconds} if self.seconds is not None else {})
 
     def flaws(self) -> Iterator[str]:
-        """What is wrong with it."""
+        """Problems, as sentences."""
         if self.operator not in ("Equal", "Exists"):
             yield f"toleration: operator {self.operator!r} is neither Equal nor Exists"
         if self.operator == "Exists" and self.value:
@@ -354,7 +354,7 @@ class PodConfig(_Strict, frozen=True):
     priority_class: str = ""
 
     def flaws(self) -> Iterator[str]:
-        """What is wrong with it."""
+        """Problems, as sentences."""
         for name, value in self.env.items():
             if not _VARIABLE.fullmatch(name) or name in RESERVED_VARIABLES:
                 yield f"env: {name!r} is not usable as the name of a variable"
@@ -374,7 +374,7 @@ class PodConfig(_Strict, frozen=True):
 
     @property
     def variables(self) -> list[dict[str, Any]]:
-        """The environment as Kubernetes reads it."""
+        """The environment in Kubernetes form."""
         return [
             {"name": name, "valueFrom": value.manifest()}
             if isinstance(value, Reference)

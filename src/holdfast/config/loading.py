@@ -1,11 +1,11 @@
-"""Loading: a role's record from arguments, environment, file and defaults, in this order.
+"""Loads a role's record from arguments, environment, file and defaults, in this order.
 
-Guaranteed: environment and file are read when `load` is called, never at import; a refusal names
-where the value came from; unknown tables and keys of the file are refused.
+Guaranteed: environment and file are read when `load` is called, never at import; errors name the
+value's source; unknown tables and keys of the file are rejected.
 
 Not checked: unknown environment variables, because Kubernetes adds `HOLDFAST_…_PORT` and others for
-every service of that name. A file that is missing counts as empty, unless `HOLDFAST_CONFIG` names
-it; one that cannot be read, or is not TOML, raises `ConfigError`.
+every service of that name. A missing file counts as empty unless `HOLDFAST_CONFIG` names it; one
+that cannot be read, or is not TOML, raises `ConfigError`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ R = TypeVar("R", bound=Role)
 
 
 def load(role: type[R], **overrides: Any) -> R:
-    """A role's record from arguments, environment, file and defaults; None means not given."""
+    """Load a role's record; an override of None means not given."""
     known = {spec.name: spec for spec in options(role)}
     for name in overrides:
         if name not in known:
@@ -54,7 +54,7 @@ def _find(
     table: Mapping[str, Any],
     path: Path,
 ) -> tuple[Any, str] | None:
-    """The first value given for a field, and a text that says where."""
+    """The first value given for a field, and its source for messages."""
     if overrides.get(spec.name) is not None:
         return overrides[spec.name], f"{role.table}.{spec.name}"
     name = variable(role, spec.name)
@@ -66,7 +66,7 @@ def _find(
 
 
 def _parsed(spec: Field[Any], text: str) -> Any:
-    """An environment variable's text as what the file would have; unreadable stays a text."""
+    """Parse an environment variable as the file would; unparsable text stays text."""
     try:
         return {"int": int, "float": float}.get(str(spec.type), str)(text)
     except ValueError:
@@ -78,7 +78,7 @@ def _file_path() -> Path:
 
 
 def _read_file(path: Path) -> dict[str, dict[str, Any]]:
-    """The tables of the file, with every key known; nothing when there is no file."""
+    """The file's tables, with all keys checked; empty if there is no file."""
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""An option: one field of a role, and what may stand in it.
+"""An option: one field of a role, and the values it accepts.
 
 Guaranteed: a value that `checked` returned has its type and is within its limits, and a `Role`
-checks all of its fields at construction. A wrong value raises a `ConfigError` that says where it
-came from and what is allowed. Secrets, and logins inside URLs, are never shown.
+checks all its fields at construction. An invalid value raises a `ConfigError` that names its source
+and what is allowed. Secrets, and logins inside URLs, are never shown.
 
 Not here: where values come from (`loading`), and which roles exist (`roles`).
 """
@@ -19,7 +19,7 @@ from holdfast import durations
 from holdfast.errors import ConfigError, InvalidInput
 
 ROLES: dict[str, type[Role]] = {}
-"""Every role by the name of its table in the file."""
+"""Every role by its table name in the file."""
 
 C = TypeVar("C")
 
@@ -32,7 +32,7 @@ def option(
     choices: tuple[str, ...] = (),
     secret: bool = False,
 ) -> Any:
-    """A field of a role: its default and the values it takes. The string below it is its doc."""
+    """A field of a role: its default and accepted values. The string below it is its doc."""
     facts = {"least": least, "most": most, "choices": choices, "secret": secret}
     return field(default=default, metadata=facts)
 
@@ -53,7 +53,7 @@ class Role:
         self._check_relations()
 
     def _check_relations(self) -> None:
-        """Raise `ConfigError` when values that are valid alone cannot work together."""
+        """Raise `ConfigError` if values that are valid alone cannot work together."""
 
     def __repr__(self) -> str:
         given = (f"{s.name}={shown(s, getattr(self, s.name))}" for s in options(type(self)))
@@ -61,14 +61,14 @@ class Role:
 
 
 def options(role: type[Role]) -> tuple[Field[Any], ...]:
-    """The fields of a role: its own in order, then those that it shares with other roles."""
+    """The fields of a role: its own in order, then those shared with other roles."""
     every = fields(role)  # type: ignore[arg-type]  # every subclass is a dataclass
     own = inspect.get_annotations(role)
     return tuple(sorted(every, key=lambda spec: spec.name not in own))
 
 
 def variable(role: type[Role], name: str) -> str:
-    """The environment variable of a field; connection variables have no role in their name."""
+    """The environment variable of a field; connection variables omit the role."""
     prefix = "" if role.table == "connection" else f"{role.table}_"
     return f"HOLDFAST_{prefix}{name}".upper()
 
@@ -77,7 +77,7 @@ def variable(role: type[Role], name: str) -> str:
 
 
 def checked(spec: Field[Any], value: Any, where: str) -> Any:
-    """The value with the right type and within its limits, or a `ConfigError` that says where."""
+    """The value with the right type and within its limits, or a `ConfigError` with its source."""
     kind = str(spec.type)
     if kind == "str":
         return _checked_text(spec, value, where)
@@ -112,7 +112,7 @@ def _number(value: Any, is_duration: bool, where: str) -> float | None:
 
 
 def checked_by(check: Callable[..., C], *args: Any) -> C:
-    """Call another module's check; its refusal becomes a `ConfigError`."""
+    """Call another module's check; converts its error to `ConfigError`."""
     try:
         return check(*args)
     except InvalidInput as error:
@@ -138,7 +138,7 @@ def _without_login(url: str) -> str:
 
 
 def limits_text(spec: Field[Any]) -> str:
-    """Which values an option takes."""
+    """The values an option accepts, in words."""
     if spec.metadata["choices"]:
         return " or ".join(f"`{choice}`" for choice in spec.metadata["choices"])
     least, most = spec.metadata["least"], spec.metadata["most"]

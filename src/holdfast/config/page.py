@@ -1,7 +1,7 @@
-"""The page `docs/configuration.md`: every option of every role, as the code defines it.
+"""Generates `docs/configuration.md`: every option of every role, as the code defines it.
 
-Guaranteed: only the introduction is written by hand, so the page cannot differ from what is
-checked. `python -m holdfast.config` prints it.
+Only the introduction is written by hand, so the page cannot differ from what is checked.
+`python -m holdfast.config` prints it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The roles: one frozen record for each part of Holdfast that is configured.
+"""The roles: one frozen record per configurable part of Holdfast.
 
 Guaranteed: construction validates everything. Each option states its default, limits and meaning
 where it is defined; values that cannot work together raise a `ConfigError` that says why.
 
-Not checked: whether files, hosts or ports exist. The order of the classes is that of the page.
+Not checked: whether files, hosts or ports exist. Classes are in the order of the docs page.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from holdfast.config.option import Role, checked_by, option
 from holdfast.errors import ConfigError
 
 RESTARTS = ("immediately", "after_grace", "never")
-"""The restart strategies, as in `holdfast.model.run`, which is a layer above."""
+"""Copied from `holdfast.model.run`, which is a layer above."""
 LEASES = {"local": (2.0, 0.5, 0.1), "lan": (5.0, 2.0, 0.15), "wan": (15.0, 5.0, 1.0)}
-"""By profile: a lease's TTL, how often it is renewed, and how often its holder is probed. The TTL
-is about three renewals, so that one lost renewal does not cost the lease."""
+"""By profile: a lease's TTL, renewal interval and probe interval. The TTL is about three renewals,
+so that one lost renewal does not cost the lease."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,12 +71,12 @@ class ConnectionConfig(Role):
 
     @property
     def servers(self) -> list[str]:
-        """The URLs one by one."""
+        """The URLs as a list."""
         return [url.strip() for url in self.nats_url.split(",")]
 
     @property
     def accept_unsigned(self) -> bool:
-        """Whether requests and commands of earlier versions are obeyed."""
+        """Whether unsigned requests and commands of earlier versions are accepted."""
         return self.unsigned_requests == "accept"
 
     @property
@@ -260,7 +260,7 @@ class SchedulerConfig(Served):
 
     @property
     def lease(self) -> tuple[float, float, float]:
-        """TTL, renewal and probe, as given or by profile."""
+        """TTL, renewal and probe interval, as given or by profile."""
         ttl, renew, probe = LEASES[self.profile]
         return (
             self.lease_ttl_seconds or ttl,

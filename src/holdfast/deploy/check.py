@@ -1,9 +1,9 @@
-"""Checking what was rendered: every rule over every file, offline.
+"""Checks rendered files: every rule over every file, offline.
 
-Guaranteed: what passes has no flaw of the kinds that `rules` knows, and each of its `holdfast …`
-command lines is one that this version takes. Not checked: the cluster. With the package
-`kubernetes-validate` installed, resources are also held against the published schemas, strictly;
-without it that is said, and nothing else changes.
+Guaranteed: files that pass have none of the flaws that `rules` knows, and this version accepts each
+of their `holdfast …` command lines. Not checked: the cluster. If the package `kubernetes-validate`
+is installed, resources are also validated strictly against the published schemas; if not, the
+report says so.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ KUBERNETES = "1.33"
 OWN_IMAGES = ("control", "worker", "web", "agent", "register")
 
 Parse = Callable[[Sequence[str]], str]
-"""Says what is wrong with the words of a command line; nothing when it is one."""
+"""Returns what is wrong with a command line's arguments; empty if valid."""
 
 
 def check(folder: Path, parse: Parse) -> list[Problem]:
-    """Everything that is wrong with a rendered folder."""
+    """All problems of a rendered folder."""
     inventory = read(folder)
     found = [problem for rule in RULES for problem in applied(rule, inventory)]
     found += applied(lambda all_: commands(all_, parse), inventory)
@@ -44,7 +44,7 @@ def check(folder: Path, parse: Parse) -> list[Problem]:
 
 
 def check_overlay(overlay: Path, parse: Parse) -> list[Problem]:
-    """Everything that is wrong with what an overlay applies."""
+    """All problems of what an overlay applies."""
     try:
         done = subprocess.run(["kubectl", "kustomize", overlay], capture_output=True, text=True)
     except FileNotFoundError:
@@ -63,7 +63,7 @@ def check_overlay(overlay: Path, parse: Parse) -> list[Problem]:
 
 
 def applied(rule: Rule, inventory: Inventory) -> list[Problem]:
-    """What a rule finds; a file that is not shaped as a manifest is a problem, not the end."""
+    """A rule's problems; a malformed manifest becomes a problem instead of an exception."""
     found: list[Problem] = []
     try:
         found.extend(rule(inventory))
@@ -74,7 +74,7 @@ def applied(rule: Rule, inventory: Inventory) -> list[Problem]:
 
 
 def commands(inventory: Inventory, parse: Parse) -> Iterator[Problem]:
-    """Containers of ours are started with commands that exist."""
+    """Our containers start with commands that exist."""
     for item in inventory.workloads:
         for container in item.containers:
             if container.get("name") in OWN_IMAGES:
@@ -84,7 +84,7 @@ def commands(inventory: Inventory, parse: Parse) -> Iterator[Problem]:
 
 
 def schemas(inventory: Inventory) -> list[Problem] | None:
-    """What Kubernetes' own schemas refuse; None when they are not installed."""
+    """What Kubernetes' schemas reject; None if they are not installed."""
     try:
         import kubernetes_validate
     except ImportError:
@@ -104,6 +104,6 @@ def schemas(inventory: Inventory) -> list[Problem] | None:
 
 
 def _builtin(resource: dict[str, Any]) -> bool:
-    """Whether Kubernetes itself has the kind: `apps/v1`, `v1`, `policy/v1`, `….k8s.io/v1`."""
+    """Whether the kind is built into Kubernetes: `apps/v1`, `v1`, `policy/v1`, `….k8s.io/v1`."""
     group = str(resource.get("apiVersion")).split("/")[0]
     return "." not in group or group.endswith("k8s.io")

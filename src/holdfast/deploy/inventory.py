@@ -1,4 +1,4 @@
-"""What was rendered, read back: every resource with its file, and ways to find them."""
+"""Reads rendered manifests back: every resource with its file, and lookups."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Resource = dict[str, Any]
 WORKLOADS = ("Deployment", "StatefulSet", "DaemonSet", "Job")
 SKIPPED = "Kustomization"
 PLAIN = "files"
-"""A folder with files for other programs, which are no manifests."""
+"""Folder with files for other programs; not manifests."""
 SINGLE_REASON = "holdfast.dev/single-because"
-"""Annotation of a workload with one replica where two or three are the rule, with the reason."""
+"""Annotation of a workload with one replica where rules require two or three; gives the reason."""
 SERVES = "holdfast.dev/serves"
 """Annotation of workers: app, group and jobs, for `deploy unregister` when they are removed."""
 TIMEOUT = "holdfast.dev/longest-timeout-seconds"
-"""Annotation of workers whose runs must not be cut short by a rollout."""
+"""Annotation of workers whose runs a rollout must not cut short."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong."""
+    """One flaw and where it is."""
 
     where: str
     text: str
@@ -38,7 +38,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One resource and the file it is in."""
+    """One resource and its file."""
 
     path: Path
     resource: Resource
@@ -87,7 +87,7 @@ class Item:
 
     @property
     def pod(self) -> Resource:
-        """The specification of the pods that a workload makes."""
+        """The pod spec of a workload."""
         return self.template.get("spec") or {}
 
     @property
@@ -105,14 +105,14 @@ class Inventory:
     def __init__(self, items: list[Item], dangling: Sequence[Problem] = ()) -> None:
         self.items = items
         self.dangling = dangling
-        """What kustomizations name and the folder lacks."""
+        """Files that kustomizations name and the folder lacks."""
 
     def of(self, *kinds: str) -> list[Item]:
-        """Those of some kinds."""
+        """Resources of these kinds."""
         return [item for item in self.items if item.kind in kinds]
 
     def named(self, kind: str, name: str) -> Item | None:
-        """One resource."""
+        """The first resource of this kind and name."""
         return next((item for item in self.of(kind) if item.name == name), None)
 
     @property
@@ -120,7 +120,7 @@ class Inventory:
         return self.of(*WORKLOADS)
 
     def selected(self, selector: Resource) -> list[Item]:
-        """The workloads whose pods a selector picks."""
+        """The workloads whose pods a selector matches."""
         return [item for item in self.workloads if matches(selector, item.pod_labels)]
 
 
@@ -128,7 +128,7 @@ Rule = Callable[[Inventory], Iterator[Problem]]
 
 
 def matches(selector: Resource, labels: dict[str, str]) -> bool:
-    """Whether a label selector picks something with these labels; an empty one picks all."""
+    """Whether a label selector matches these labels; an empty one matches all."""
     wanted = selector.get("matchLabels") or {}
     if any(labels.get(key) != value for key, value in wanted.items()):
         return False
@@ -147,7 +147,7 @@ def matches(selector: Resource, labels: dict[str, str]) -> bool:
 
 
 def read(folder: Path) -> Inventory:
-    """Everything below a folder; what cannot be read is an error."""
+    """Read everything below a folder; unreadable files raise an error."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a directory: render into it first")
     items = []
@@ -182,7 +182,7 @@ def _documents(path: Path) -> list[Resource]:
 
 
 def _dangling(folder: Path, kustomization: Item) -> Iterator[Problem]:
-    """Files of our own that a kustomization names and nobody finds; addresses are let be."""
+    """Local files that a kustomization names but do not exist; URLs are ignored."""
     for name in kustomization.resource.get("resources") or []:
         local = "://" not in str(name) and "?" not in str(name)
         if local and not (folder / kustomization.path.parent / str(name)).exists():

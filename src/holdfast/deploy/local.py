@@ -1,7 +1,7 @@
-"""The whole project on this machine, as it runs on Kubernetes: server, control plane, workers.
+"""Runs a whole project on this machine as on Kubernetes: server, control plane, workers.
 
-Each directory is registered first and then gets one worker process for each of its groups. A
-process that dies is started again; a signal stops them all, workers first.
+Each directory is registered first, then gets one worker process per group. Processes that die are
+restarted; a signal stops all of them, workers first.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from holdfast.errors import ConfigError
 from holdfast.process import handle_signals
 from holdfast.worker.supervisor import Spec, Supervisor
 
-GRACE = "3s"
-STOP_SECONDS = 13.0
+GRACE = "3s"  # short: a developer is waiting for Ctrl-C
+STOP_SECONDS = 13.0  # grace, then time to settle and deregister
 
 
 def _python(project: Project, job: JobDirectory) -> str:
@@ -27,7 +27,7 @@ def _python(project: Project, job: JobDirectory) -> str:
 
 
 def _env(project: Project, job: JobDirectory, url: str) -> dict[str, str]:
-    """The directory's own modules first, then the shared ones."""
+    """The directory's modules first, then the shared ones."""
     root = project.root.resolve()
     paths = [str(root / JOBS / job.name), str(root / SHARED), os.environ.get("PYTHONPATH", "")]
     own = {"HOLDFAST_NATS_URL": url, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -35,7 +35,7 @@ def _env(project: Project, job: JobDirectory, url: str) -> dict[str, str]:
 
 
 def register_all(project: Project, url: str) -> None:
-    """Consumers and schedules of every directory, before any worker runs."""
+    """Create consumers and schedules of every directory, before any worker runs."""
 
     def register(job: JobDirectory) -> None:
         command = [_python(project, job), "-m", "holdfast", "deploy", "register", job.config.app]
@@ -49,7 +49,7 @@ def register_all(project: Project, url: str) -> None:
 
 
 def specs(project: Project, url: str, folder: Path) -> list[Spec]:
-    """The control plane, and a worker for each group of each directory."""
+    """The control plane, and one worker per group of each directory."""
     ready = folder / "control.ready"
     command = [sys.executable, "-m", "holdfast", "control", "--ready-file", str(ready)]
     found = [Spec("control", command, {"HOLDFAST_NATS_URL": url}, ready)]

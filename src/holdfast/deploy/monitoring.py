@@ -1,8 +1,8 @@
-"""Alert rules and dashboards: which metrics they may ask for, and how a dashboard is drawn.
+"""Alert rules and dashboards: checks the metrics they query, and builds the dashboards.
 
-Both are YAML in `templates/monitoring`. An expression may only name metrics of our catalogue, or of
-those that NATS's exporter, KEDA, kube-state-metrics or Prometheus itself make: `unknown` finds the
-others, also in files that were edited by hand.
+Both are YAML in `templates/monitoring`. Expressions may use only metrics of our catalogue and those
+of the NATS exporter, KEDA, kube-state-metrics and Prometheus itself: `unknown` finds any others,
+also in files edited by hand.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from holdfast.telemetry import CATALOGUE, Metric
 
 BOARDS: Final = ("jobs", "scheduler", "cluster", "nats", "keda")
 COLUMNS, WIDTH, HEIGHT = 3, 8, 8
-"""A page of Grafana is 24 units wide."""
+"""A Grafana page is 24 units wide."""
 SOURCES = {
     "prometheus": {"type": "prometheus", "uid": "${datasource}"},
     "loki": {"type": "loki", "uid": "${loki}"},
 }
 
 TARGET: Final = frozenset({"instance", "job", "namespace", "pod", "service"})
-"""Labels of every scraped series. A metric's own label of that name becomes exported_job."""
+"""Labels of every scraped series. A metric's own label of that name becomes exported_job etc."""
 _SERVER = ("server_id",)
 _JETSTREAM = ("server_id", "server_name", "cluster")
 _SCALER = ("exported_namespace", "scaledObject", "scaler", "metric")
@@ -55,13 +55,13 @@ FOREIGN: Final[dict[str, tuple[str, ...]]] = {
     "kube_deployment_status_replicas": ("deployment",),
     "kube_deployment_spec_replicas": ("deployment",),
 }
-"""Metrics of other programs that our expressions use, with the labels that we use."""
+"""Other programs' metrics that our expressions use, with the labels we use."""
 
 _HISTOGRAM = ("_bucket", "_sum", "_count")
 
 
 def dashboards(namespace: str) -> dict[str, dict[str, Any]]:
-    """Every dashboard as Grafana imports it, by name; it opens with a namespace of Kubernetes."""
+    """Every dashboard as Grafana imports it, by name; `namespace` is the preselected one."""
     folder = files("holdfast.deploy") / "templates" / "monitoring"
     return {
         name: _board(name, yaml.safe_load((folder / f"{name}.yaml").read_text("utf-8")), namespace)
@@ -98,7 +98,7 @@ def _board(name: str, board: dict[str, Any], namespace: str) -> dict[str, Any]:
 
 
 def _panel(number: int, panel: dict[str, Any]) -> dict[str, Any]:
-    """A panel; its place follows from its number."""
+    """A panel; its number determines its position."""
     row, column = divmod(number, COLUMNS)
     source = SOURCES[panel.get("source", "prometheus")]
     targets = [
@@ -121,12 +121,12 @@ def _panel(number: int, panel: dict[str, Any]) -> dict[str, Any]:
 
 
 def exposed(metric: Metric) -> str:
-    """The name under which a metric of the catalogue is scraped."""
+    """The name under which a catalogue metric is scraped."""
     return f"{metric.name}_total" if metric.kind == "counter" else metric.name
 
 
 def known() -> dict[str, frozenset[str]]:
-    """Every metric that an expression may ask for, with its labels."""
+    """Every metric an expression may use, with its labels."""
     found = {name: TARGET.union(labels) for name, labels in FOREIGN.items()}
     for metric in CATALOGUE:
         labels = TARGET.union(f"exported_{n}" if n in TARGET else n for n in metric.labels)
@@ -154,22 +154,22 @@ def _metrics(expression: str) -> set[str]:
 
 
 def unknown(expression: str) -> list[str]:
-    """The metrics that an expression names and nobody makes."""
+    """Metrics in an expression that nothing exports."""
     return sorted(_metrics(expression) - known().keys())
 
 
 def unknown_labels(expression: str) -> list[str]:
-    """The labels that an expression groups by and none of its metrics has."""
+    """Labels an expression groups by that none of its metrics has."""
     labels = {name for found in _GROUPING.finditer(expression) for name in _WORD.findall(found[2])}
     every = known()
     return sorted(labels.difference(*(every.get(name, ()) for name in _metrics(expression))))
 
 
-# ---- what `holdfast deploy check` looks for
+# ---- rules of `holdfast deploy check`
 
 
 def known_in_rules(inventory: Inventory) -> Iterator[Problem]:
-    """Alert rules name metrics that exist, and say what they mean."""
+    """Alert rules use metrics that exist, and have a description."""
     for item in inventory.of("PrometheusRule"):
         for group in item.spec.get("groups") or []:
             for rule in group.get("rules") or []:
@@ -180,7 +180,7 @@ def known_in_rules(inventory: Inventory) -> Iterator[Problem]:
 
 
 def known_in_panels(inventory: Inventory) -> Iterator[Problem]:
-    """Panels name metrics that exist."""
+    """Panels use metrics that exist."""
     for item in inventory.of("ConfigMap"):
         if "grafana_dashboard" not in item.labels:
             continue
@@ -207,7 +207,7 @@ def _of_dashboard(item: Item, name: str, content: str) -> Iterator[Problem]:
 
 
 def expressions(board: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every expression of a dashboard that Prometheus answers, with its panel's title."""
+    """Every Prometheus expression of a dashboard, with its panel's title."""
     for panel in board.get("panels") or []:
         if (panel.get("datasource") or {}).get("type") == "loki":
             continue

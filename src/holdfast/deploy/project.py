@@ -1,10 +1,10 @@
 """A project on disk: its configuration and the directories in `jobs/`.
 
-What an app serves is asked of the app itself, in a process of its own with the directory as its
-working directory: with the Python of `jobs/NAME/.venv` where there is one, else with ours. So
-nothing has to be written down twice, and two directories may both have a `main.py`.
+The app itself reports what it serves, in a separate process in its directory, run by the Python of
+`jobs/NAME/.venv` if there is one, else by ours. So nothing is written down twice, and two
+directories may both have a `main.py`.
 
-An app that cannot be imported is an error that names the directory and shows why.
+An app that cannot be imported raises an error that names the directory and the cause.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ JOBS = "jobs"
 OVERLAYS = Path("deploy") / "overlays"
 SHARED = "shared"
 SETTINGS = "pyproject.toml"
-LOAD_SECONDS = 120
+LOAD_SECONDS = 120  # a cold import of a large framework on a busy machine
 NO_PODS = PodConfig()
 LONGEST_NAME = 52
-"""Of a Deployment, so that its pods' names still fit."""
+"""Limit for a Deployment, so that its pods' names still fit."""
 RESERVED = frozenset({"agent", "agents", "control", "deployer", "nats", "web", "workers"})
-"""Names of our own parts, which no job may have."""
+"""Names of Holdfast's parts; no job may use them."""
 
 
 def check_job(name: str) -> str:
-    """The name of a job's directory, which is also that of its image and its workers."""
+    """Check a job's directory name; it also names its image and its workers."""
     if name in RESERVED:
         raise ConfigError(f"{name!r} is the name of a part of Holdfast: choose another for the job")
     return check_label(name, "job")
@@ -60,13 +60,13 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The jobs of one group in one directory: they share their workers."""
+    """The jobs of one group in one directory; they share workers."""
 
     name: str
     jobs: tuple[str, ...]
     consumers: tuple[Consumer, ...]
     timeout: float = 0.0
-    """The longest timeout of its jobs in seconds; 0 when one of them has none."""
+    """The longest timeout of its jobs in seconds; 0 if one has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +81,14 @@ class JobDirectory:
     app: str = ""
     """The name of the app."""
     extra: str = ""
-    """Manifests of its own, from `deploy/*.yaml` in the directory."""
+    """Additional manifests, from `deploy/*.yaml` in the directory."""
 
     def grace(self, group: Group) -> int:
         """How long a group's handlers may continue after SIGTERM."""
         return self.config.grace(group.timeout)
 
     def workers(self, group: Group) -> str:
-        """The name of a group's workers in Kubernetes: a label, whatever the group is called."""
+        """The name of a group's workers in Kubernetes: a valid label for any group name."""
         if len(self.groups) == 1:
             return self.name
         full = f"{self.name}-{group.name.lower().replace('_', '-')}".rstrip("-")
@@ -99,7 +99,7 @@ class JobDirectory:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """Everything that is rendered."""
+    """Everything to render."""
 
     root: Path
     config: DeployConfig
@@ -109,7 +109,7 @@ class Project:
     tags: Mapping[str, str] = field(default_factory=dict)
     """Tags or digests of single images, by part."""
     environment: str = ""
-    """Which of the overlays it is rendered for."""
+    """The overlay it is rendered for."""
 
     @property
     def names(self) -> Names:
@@ -117,12 +117,12 @@ class Project:
 
     @property
     def account(self) -> str:
-        """The NATS account in which the streams are."""
+        """The NATS account that has the streams."""
         return self.config.account or streams_account(self.names)
 
     @property
     def agents_namespace(self) -> str:
-        """Agents have another namespace: the project's does not admit volumes on the machine."""
+        """Agents have another namespace: the project's does not admit host volumes."""
         return f"{self.config.namespace}-agents"
 
     def image(self, part: str) -> str:
@@ -141,9 +141,9 @@ def load_project(
     tags: Mapping[str, str] | None = None,
     **given: Any,
 ) -> Project:
-    """The project in a directory; `only` one of its jobs, if named.
+    """Load the project in a directory; `only` loads a single job.
 
-    An environment's own options are in `deploy/overlays/NAME/holdfast.toml`.
+    An environment's options are in `deploy/overlays/NAME/holdfast.toml`.
     """
     jobs = root / JOBS
     if not jobs.is_dir():
@@ -160,7 +160,7 @@ def load_project(
         if not found:
             raise ConfigError(f"there is no {JOBS}/{only} with a {SETTINGS}")
     names = Names(connection.namespace)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each of them starts a process
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each starts a process
         read = tuple(pool.map(lambda path: read_job(path, config, names), found))
     known = {path.parent.name for path in jobs.glob(f"*/{SETTINGS}")}
     unknown = set(tags or ()) - known - {"control"}
@@ -170,7 +170,7 @@ def load_project(
 
 
 def environment_options(root: Path, name: str) -> dict[str, Any]:
-    """What an environment sets differently: `[deploy]` of its own file, or nothing."""
+    """The options an environment overrides: `[deploy]` of its file, or nothing."""
     folder = root / OVERLAYS / name
     if not folder.is_dir():
         raise ConfigError(f"there is no environment {name!r}: make the directory {folder}")
@@ -191,7 +191,7 @@ def environment_options(root: Path, name: str) -> dict[str, Any]:
 
 
 def read_job(path: Path, config: DeployConfig, names: Names) -> JobDirectory:
-    """One directory: its settings, and what its app serves."""
+    """Read one directory: its configuration, and what its app serves."""
     check_job(path.name)
     settings, pods = _settings(path / SETTINGS, config)
     described = describe(path, settings.app, pods)
@@ -217,7 +217,7 @@ def _group(name: str, jobs: list[dict[str, Any]], names: Names) -> Group:
 
 
 def _settings(path: Path, config: DeployConfig) -> tuple[JobDeployConfig, PodConfig]:
-    """`[tool.holdfast]` of a directory, over what the project says."""
+    """`[tool.holdfast]` of a directory, over the project's values."""
     try:
         tool = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("holdfast", {})
     except (OSError, ValueError) as error:
@@ -241,7 +241,7 @@ def _settings(path: Path, config: DeployConfig) -> tuple[JobDeployConfig, PodCon
 
 
 def plain_environment(pods: PodConfig) -> dict[str, str]:
-    """A job's variables on this machine: those of a cluster's secrets are empty unless set here."""
+    """A job's variables on this machine; those from cluster secrets are empty unless set here."""
     return {
         name: value if isinstance(value, str) else os.environ.get(name, "")
         for name, value in pods.env.items()
@@ -249,7 +249,7 @@ def plain_environment(pods: PodConfig) -> dict[str, str]:
 
 
 def describe(path: Path, target: str, pods: PodConfig = NO_PODS) -> dict[str, Any]:
-    """What the app in a directory has, as it says itself."""
+    """What the app in a directory serves, as reported by the app."""
     own = path / ".venv" / "bin" / "python"
     paths = [str(path.resolve()), str((path.parents[1] / SHARED).resolve())]
     paths += filter(None, [os.environ.get("PYTHONPATH")])

@@ -1,11 +1,11 @@
-"""Registering an app before any worker runs, and removing a job for good.
+"""Registers an app before any worker runs, and removes deleted jobs.
 
-An autoscaler that counts a consumer's messages needs the consumer, and a subscription counts events
-from the moment it exists. Registering is harmless to repeat, changes no consumer that is there, and
-never replaces the schedules of a higher release.
+An autoscaler that reads a consumer's lag needs the consumer, and a subscription counts events from
+its creation. Registering is idempotent, changes no existing consumer, and never replaces the
+schedules of a higher release.
 
-Unregistering removes the consumers of jobs that were deleted, and nothing while runs still wait for
-one of them: they would be stored for ever and run by nobody.
+Unregistering removes the consumers of deleted jobs, but refuses while runs wait for one of them:
+they would be stored forever and never run.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from holdfast.status.figures import lags
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """What is there now."""
+    """What exists after registering."""
 
     consumers: tuple[str, ...]
     schedules: tuple[str, ...]
     newer: str = ""
-    """The higher release whose schedules were left alone."""
+    """The higher release whose schedules were kept."""
 
 
 async def register(
     client: Client, app: Holdfast, worker: WorkerConfig, *, release: str = ""
 ) -> Registered:
-    """Make what is missing; everything is there when this returns."""
+    """Create what is missing; everything exists when this returns."""
     topology, names = client.topology, client.broker.names
     await topology.ensure()
     made = []
@@ -58,7 +58,7 @@ async def register(
 async def unregister(
     client: Client, group: str, jobs: Sequence[str], *, discard: bool = False
 ) -> list[str]:
-    """Remove the consumers of jobs; with `discard` also while runs wait. Returns their names."""
+    """Remove the consumers of jobs, with `discard` even while runs wait; returns their names."""
     waiting = {one.job: one for one in await lags(client) if one.group == group}
     busy = [waiting[job] for job in jobs if job in waiting and waiting[job].lag]
     if busy and not discard:

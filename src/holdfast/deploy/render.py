@@ -1,4 +1,4 @@
-"""Rendering: a project becomes files, kustomize-friendly, with the scripts that apply them.
+"""Renders a project to kustomize-friendly files and the scripts that apply them.
 
     OUT/base/        namespace, network, the pipelines' rights
     OUT/nats/        OUT/control/   OUT/web/   OUT/agents/   OUT/monitoring/
@@ -6,9 +6,9 @@
     OUT/secrets.sh   every secret, from the folder of `holdfast auth init`
     OUT/apply.sh     everything or single parts, in order, through an overlay
 
-The manifests are the YAML templates in `templates/manifests`; this module gives them their values.
-Each folder has a `kustomization.yaml`, and OUT one over all of them. The same project gives the
-same bytes. A folder that is rendered is replaced as a whole; everything else in OUT is left alone.
+The manifests are the YAML templates in `templates/manifests`; this module supplies their values.
+Each folder has a `kustomization.yaml`, and OUT one over all of them. Output is deterministic. A
+rendered folder is replaced as a whole; everything else in OUT is left alone.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ PARTS = ("base", "nats", "control", "web", "agents", "monitoring")
 """In the order in which they are applied."""
 JOB_FILES = ("register.yaml", "workers.yaml", "scaling.yaml")
 KEDA_VERSION = "2.20.0"
-"""What `apply.sh --install-keda` installs: the first that knows a missing consumer as missing."""
+"""Installed by `apply.sh --install-keda`: the first that reports a missing consumer as missing."""
 WAVES = {"namespace": -6, "base": -5, "nats": -4, "control": -3, "web": -2, "agents": -2}
 WAVES |= {"monitoring": -2, "register": -1, "extra": -2, "workers": 0, "scaling": 1}
-"""The order of Argo CD: a wave begins when the one before is healthy."""
+"""Argo CD's order: a wave starts once the previous one is healthy."""
 
 
 def environment() -> Environment:
-    """The template engine; double square brackets, because workflows and alerts have braces."""
+    """The template engine; uses double square brackets as workflows and alerts contain braces."""
     found = Environment(
         loader=PackageLoader("holdfast.deploy", "templates"),
         undefined=StrictUndefined,
@@ -59,7 +59,7 @@ def environment() -> Environment:
         comment_end_string="#]",
         autoescape=False,
     )
-    # Jinja's own escapes <, > and ' for HTML.
+    # Jinja's built-in filter escapes <, > and ' for HTML.
     found.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     found.filters["yaml"] = lambda value: _dump(value).strip()
     found.filters["manifests"] = lambda values: [value.manifest() for value in values]
@@ -100,7 +100,7 @@ class Templates:
                 *(f"nats{end}" for end in ("", f".{space}", f".{space}.svc")),
                 f"nats.{space}.svc.cluster.local",
             ],
-            # From any server KEDA finds the consumer's leader by itself.
+            # From any server, KEDA finds the consumer's leader.
             "nats_monitor": f"{headless}:8222",
             "public_hosts": public,
             "web_hosts": [*public, *services],
@@ -112,10 +112,10 @@ class Templates:
         }
 
     def text(self, name: str, *, part: str = "", **more: Any) -> str:
-        """One template, filled in."""
+        """Render one template."""
         values = self._values | {"part": part, "job": None} | more
         values["gitops"] = lambda step: self._wave(step or part)
-        # A macro file sees the values that are given when it is loaded.
+        # A macro file sees the values given when it is loaded.
         for short, file in (("m", "macros"), ("c", "jobs/common")):
             macros = self._environment.get_template(f"manifests/{file}.yaml")
             values[short] = macros.make_module(values)
@@ -129,7 +129,7 @@ class Templates:
         return {"argocd.argoproj.io/sync-wave": str(WAVES[name])}
 
     def _hook(self) -> dict[str, str]:
-        """What makes a GitOps tool replace a registration, which cannot be changed."""
+        """Makes a GitOps tool replace a registration, because Jobs are immutable."""
         return {
             "none": {},
             "flux": {"kustomize.toolkit.fluxcd.io/force": "enabled"},
@@ -141,14 +141,14 @@ class Templates:
 
     @staticmethod
     def _single(replicas: int, tls: str = "") -> dict[str, str]:
-        """Why a rule of `check` does not hold: it was asked for."""
+        """Annotations that exempt from a rule of `check`, with the reason: it was configured."""
         reason = "holdfast.toml asks for one replica: not for production"
         plain = "holdfast.toml switches TLS off"
         found = {SINGLE_REASON: reason} if replicas == 1 else {}
         return found | ({PLAIN_REASON: plain} if tls == "off" else {})
 
     def parts(self) -> list[str]:
-        """The parts that are wanted."""
+        """The parts to render."""
         config = self._project.config
         unwanted = {
             "nats": bool(config.nats_url),
@@ -161,7 +161,7 @@ class Templates:
     def part(self, name: str) -> dict[str, str]:
         """The files of a part.
 
-        Its namespace stands apart, since secrets go into it before the rest.
+        The namespace is a separate file because secrets are created in it before the rest.
         """
         if name == "monitoring":
             return self._monitoring()
@@ -213,7 +213,7 @@ class Templates:
         return files | ({"extra.yaml": self._extra(job)} if job.extra else {})
 
     def _extra(self, job: JobDirectory) -> str:
-        """A job's own manifests, in the project's namespace and with our labels."""
+        """A job's additional manifests, in the project's namespace and with our labels."""
         found = []
         for resource in yaml.safe_load_all(job.extra):
             if not isinstance(resource, dict) or not isinstance(resource.get("metadata"), dict):
@@ -231,7 +231,7 @@ class Templates:
         return "---\n".join(found)
 
     def scripts(self, parts: list[str], jobs: list[str]) -> dict[str, str]:
-        """The scripts, over the parts and jobs that there are."""
+        """The scripts for these parts and jobs."""
         config, space = self._project.config, self._values["namespace"]
         secrets = ["holdfast-control", "holdfast-worker"]
         secrets += ["holdfast-web", "holdfast-web-tokens"] if "web" in parts else []
@@ -283,7 +283,7 @@ def _check_target(out: Path) -> None:
 
 
 def _others(folder: Path, kept: set[str]) -> list[Path]:
-    """Folders of jobs that were removed."""
+    """Folders of removed jobs."""
     found = folder.iterdir() if folder.exists() else ()
     return [p for p in found if p.is_dir() and p.name not in kept and (p / MARK).exists()]
 
@@ -310,7 +310,7 @@ def _kustomization(templates: Templates, folder: Path, resources: list[str]) -> 
 
 
 def _scripts(templates: Templates, out: Path) -> list[Path]:
-    """Over what is there now: a render of one job keeps the others in the scripts."""
+    """Covers all rendered parts: rendering one job keeps the others in the scripts."""
     parts = [name for name in PARTS if (out / name).is_dir()]
     jobs = sorted(p.name for p in (out / "jobs").glob("*") if (p / MARK).exists())
     for old in out.glob("*.sh"):

@@ -1,7 +1,7 @@
-"""New projects and new jobs, from the templates beside this module.
+"""Creates projects and jobs from the templates beside this module.
 
-A template's path is the file's path: `.jinja` at its end is dropped, and `dot-` at the beginning of
-a name is a dot. Existing files are never overwritten: if one is in the way, nothing is written.
+A template's path is the file's path: a trailing `.jinja` is dropped, and a leading `dot-` becomes a
+dot. Existing files are never overwritten: if one is in the way, nothing is written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SAMPLES = ("image-download", "image-resize")
 
 
 def new_project(name: str, root: Path) -> list[Path]:
-    """Make a project with its two sample jobs; returns what was written."""
+    """Create a project with its two sample jobs; returns the files."""
     check_label(name, "project")
     wanted = dict(_rendered("project", root, name=name))
     for sample in SAMPLES:

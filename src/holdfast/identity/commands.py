@@ -1,4 +1,4 @@
-"""Commands from dispatchers to agents, signed so that nobody else can issue them.
+"""Commands from dispatchers to agents, signed so that no one else can issue them.
 
 The signature covers the namespace, the kind (`exec`, `cancel`), the agent, the run, the epoch, the
 expiry and the hash of the payload, framed unambiguously. All but the namespace travel as headers;

@@ -1,9 +1,9 @@
 """Lint: finds flaws in a server's configuration without a server.
 
-Checks every account and user, whoever wrote the file: how they log in, what they may publish and
-subscribe to, whether an agent could impersonate another or abuse the server to do so, and whether
-traffic is unencrypted. `fail`: somebody can do what they should not, or nothing works; `warn`: it
-works but may surprise you.
+Checks every account and user, also in files written by hand: how they log in, what they may publish
+and subscribe to, whether an agent could impersonate another or abuse the server to do so, and
+whether traffic is unencrypted. `fail`: users can do what they should not, or nothing works; `warn`:
+it works but may surprise you.
 
 Not checked: an operator's JWTs (the file does not contain their permissions), and whether the
 server accepts the file (`nats-server -t`).

@@ -36,8 +36,7 @@ _STREAMED: Final = {
     for verb in ("CONSUMER.MSG.NEXT.>", "DIRECT.GET.*")
 }
 """Requests with many responses. The server keeps each for the threshold after its last response; a
-pull gets a heartbeat every second, so a minute is plenty.
-"""
+pull gets a heartbeat every second, so a minute is plenty."""
 
 _HEAD: Final = """\
 # Made by 'holdfast auth'; changes made by hand are lost at the next one.

@@ -34,7 +34,7 @@ from holdfast.settings.tree import Tree, read_tree
 
 log = logging.getLogger("holdfast.settings")
 
-BATCH_WRITES: Final = 500
+BATCH_WRITES: Final = 500  # well below the 1,000 messages a server accepts in a batch
 BATCH_BYTES: Final = 4 * 1024 * 1024  # bounds what the server stages at once
 MARKER_SECONDS: Final = 60  # how long delete markers stay
 _BUSY: Final = "somebody else published settings at the same moment: look at it and push again"

@@ -1,6 +1,5 @@
-"""What `holdfast deploy check` looks for: one module for each concern, each with its `RULES`.
+"""The rules of `holdfast deploy check`: one module per concern, each with its `RULES`.
 
-A rule takes the inventory of what was rendered and yields problems: where, and a sentence that says
-what is wrong and what to do. Rules look at manifests only, so they hold for files that were edited
-or made by other means, too.
+A rule takes the inventory of rendered files and yields problems: where, what is wrong and what to
+do. Rules look at manifests only, so they also apply to files edited by hand or made by other tools.
 """

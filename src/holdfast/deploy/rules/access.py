@@ -1,4 +1,4 @@
-"""Access: least rights, no secret in a file, and every reference leads somewhere."""
+"""Access: least privilege, no secrets in files, no dangling references."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SEED = re.compile(r"\bS[ACNOUX][A-Z2-7]{56}\b|BEGIN (USER )?NKEY|PRIVATE KEY---
 
 
 def least_rights(inventory: Inventory) -> Iterator[Problem]:
-    """No wildcard, no secrets, nothing for the whole cluster."""
+    """No wildcards, no secrets, no cluster-wide rights."""
     for item in inventory.of(*ROLES):
         for rule in item.resource.get("rules") or []:
             words = [w for key in ("apiGroups", "resources", "verbs") for w in rule.get(key) or []]
@@ -38,7 +38,7 @@ def least_rights(inventory: Inventory) -> Iterator[Problem]:
 
 
 def no_secrets(inventory: Inventory) -> Iterator[Problem]:
-    """Secrets are made from files that stay out of the repository."""
+    """Secrets are created from files that stay out of the repository."""
     for item in inventory.of("Secret"):
         yield item.problem("a secret does not belong into a rendered file: secrets.sh makes it")
     for item in inventory.workloads:
@@ -60,7 +60,7 @@ def _is_secret(name: str, value: object) -> bool:
 
 
 def closed_network(inventory: Inventory) -> Iterator[Problem]:
-    """Nothing may connect to a pod unless a policy says so."""
+    """Nothing may connect to a pod unless a policy allows it."""
     for item in inventory.of("Namespace"):
         level = item.labels.get("pod-security.kubernetes.io/enforce")
         if level is None:
@@ -80,7 +80,7 @@ def closed_network(inventory: Inventory) -> Iterator[Problem]:
 
 
 def references(inventory: Inventory) -> Iterator[Problem]:
-    """Accounts, config maps and selectors lead somewhere; nothing is there twice."""
+    """Accounts, config maps and selectors exist; nothing is defined twice."""
     seen: dict[tuple[str, str, str], Item] = {}
     for item in inventory.items:
         if not item.kind or not item.name or not item.resource.get("apiVersion"):
@@ -157,7 +157,7 @@ def _of_monitor(inventory: Inventory, item: Item) -> Iterator[Problem]:
     wanted = (item.spec.get("selector") or {}).get("matchLabels") or {}
     spaces = (item.spec.get("namespaceSelector") or {}).get("matchNames") or [item.namespace]
     if not {one.namespace for one in inventory.of("Service")} & set(spaces):
-        return  # it watches what others deploy
+        return  # it watches other people's workloads
     services = [
         one
         for one in inventory.of("Service")

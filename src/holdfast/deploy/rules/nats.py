@@ -10,7 +10,7 @@ from holdfast.deploy.inventory import SINGLE_REASON, Inventory, Item, Problem, R
 CLIENT, MONITOR = 4222, 8222
 _COMMENT = re.compile(r"(^|\s)(#|//)[^\n]*")
 PLAIN_REASON = "holdfast.dev/plain-because"
-"""Annotation of servers without TLS, with the reason."""
+"""Annotation of servers without TLS; gives the reason."""
 UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 UNITS |= {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 NATS_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -94,7 +94,7 @@ def _quantity(text: object) -> float:
 
 
 def orderly(inventory: Inventory) -> Iterator[Problem]:
-    """A server goes into lame-duck mode and has the time for it."""
+    """A server enters lame-duck mode and has time to finish it."""
     for item in _servers(inventory):
         server = next(c for c in item.containers if "nats-server" in (c.get("command") or []))
         stop = ((server.get("lifecycle") or {}).get("preStop") or {}).get("exec") or {}
@@ -113,7 +113,7 @@ def orderly(inventory: Inventory) -> Iterator[Problem]:
 
 
 def reachable(inventory: Inventory) -> Iterator[Problem]:
-    """A headless service gives each server its name, also before it is ready."""
+    """A headless service names each server, even before it is ready."""
     for item in _servers(inventory):
         headless = inventory.named("Service", str(item.spec.get("serviceName")))
         if headless is None or headless.spec.get("clusterIP") != "None":
@@ -145,7 +145,7 @@ def closed_monitor(inventory: Inventory) -> Iterator[Problem]:
 
 
 def connected(inventory: Inventory) -> Iterator[Problem]:
-    """Whom the network policies must let in: clients, and KEDA where it reads the monitor."""
+    """Network policies admit clients, and KEDA if it reads the monitor."""
     wanted = {CLIENT: "clients cannot reach it"}
     kinds = {t.get("type") for s in inventory.of("ScaledObject") for t in s.spec["triggers"]}
     if "nats-jetstream" in kinds:
@@ -164,7 +164,7 @@ def connected(inventory: Inventory) -> Iterator[Problem]:
 
 
 def inside(inventory: Inventory) -> Iterator[Problem]:
-    """Neither clients nor the monitor are reached from outside the cluster."""
+    """Clients' port and monitor are not reachable from outside the cluster."""
     for item in _servers(inventory):
         for service in inventory.of("Service"):
             picks = matches({"matchLabels": service.spec.get("selector") or {}}, item.pod_labels)
@@ -181,7 +181,7 @@ def _opens(rule: Resource) -> bool:
 
 
 def _any(source: Resource) -> bool:
-    """A source that is nobody in particular."""
+    """A source that matches everyone."""
     chosen = [source[key] for key in ("namespaceSelector", "podSelector") if source.get(key)]
     if source.get("ipBlock"):
         return str(source["ipBlock"].get("cidr")) in ("0.0.0.0/0", "::/0")

@@ -9,12 +9,12 @@ from typing import Any
 from holdfast.deploy.inventory import SINGLE_REASON, TIMEOUT, Inventory, Item, Problem, Resource
 
 ROOT_REASON = "holdfast.dev/root-because"
-"""Annotation of a pod whose init container must be root, with the reason."""
+"""Annotation of a pod whose init container must be root; gives the reason."""
 DISK_REASON = "holdfast.dev/disk-because"
-"""Annotation of a pod that writes to its machine's disk, with the reason."""
+"""Annotation of a pod that writes to its machine's disk; gives the reason."""
 HOST = ("hostNetwork", "hostPID", "hostIPC")
 OWN = ("control", "worker", "web", "agent")
-"""Our own containers, by name."""
+"""Our containers, by name."""
 PLATFORM_SECRETS = frozenset(
     {
         "holdfast-agents",
@@ -26,13 +26,13 @@ PLATFORM_SECRETS = frozenset(
         "nats-tls",
     }
 )
-"""What no job may read. The admission policy in `base.yaml` has the same list."""
+"""Secrets no job may read. The admission policy in `base.yaml` has the same list."""
 QUANTITY = re.compile(r"\d+(\.\d*)?([eE][+-]?\d+|[numkMGTPE]|[KMGTPE]i)?")
-"""What Kubernetes reads as an amount of something."""
+"""A Kubernetes quantity."""
 
 
 def hardened(inventory: Inventory) -> Iterator[Problem]:
-    """No root, no privileges, no capabilities, no writable root, no token."""
+    """No root, privileges, capabilities, writable root or token."""
     for item in inventory.workloads:
         pod = item.pod
         if pod.get("automountServiceAccountToken") is not False:
@@ -70,7 +70,7 @@ def _of_container(item: Item, container: Resource) -> Iterator[str]:
 
 
 def _may_be_root(item: Item, container: Resource) -> bool:
-    """An init container that prepares a directory, where the pod says why."""
+    """An init container that prepares a directory, if the pod gives the reason."""
     return bool(_notes(item).get(ROOT_REASON)) and container in (
         item.pod.get("initContainers") or []
     )
@@ -81,7 +81,7 @@ def _notes(item: Item) -> dict[str, str]:
 
 
 def limited(inventory: Inventory) -> Iterator[Problem]:
-    """Memory and processor have limits, and memory is reserved."""
+    """Memory and CPU are limited, and memory is reserved."""
     for item in inventory.workloads:
         for container in item.containers:
             given = container.get("resources") or {}
@@ -100,7 +100,7 @@ def limited(inventory: Inventory) -> Iterator[Problem]:
 
 
 def pinned(inventory: Inventory) -> Iterator[Problem]:
-    """An image has a tag that means one thing."""
+    """Images have an immutable tag."""
     for item in inventory.workloads:
         for container in item.containers:
             image = str(container.get("image", ""))
@@ -112,7 +112,7 @@ def pinned(inventory: Inventory) -> Iterator[Problem]:
 
 
 def probed(inventory: Inventory) -> Iterator[Problem]:
-    """What serves is asked whether it is ready; ready is more than alive."""
+    """Servers have a readiness probe that checks more than liveness."""
     for item in inventory.of("Deployment", "StatefulSet", "DaemonSet"):
         container = (item.pod.get("containers") or [{}])[0]
         ready, live = container.get("readinessProbe"), container.get("livenessProbe")
@@ -131,7 +131,7 @@ def _asks_only_for_life(container: Resource) -> bool:
 
 
 def logged_in(inventory: Inventory) -> Iterator[Problem]:
-    """Each process of ours has its login from a file, and what others reach has tokens."""
+    """Our processes log in from a file, and exposed ones have tokens."""
     for item in inventory.workloads:
         for container in item.pod.get("containers") or []:
             names = {variable.get("name") for variable in container.get("env") or []}
@@ -161,7 +161,7 @@ def patient(inventory: Inventory) -> Iterator[Problem]:
 
 
 def uncut(inventory: Inventory) -> Iterator[Problem]:
-    """A rollout lets runs end: the grace period is as long as the longest timeout."""
+    """Rollouts let runs finish: the grace period covers the longest timeout."""
     for item in inventory.of("Deployment"):
         longest = item.annotations.get(TIMEOUT)
         for container in item.pod.get("containers") or []:
@@ -207,7 +207,7 @@ def _own_grace(container: Resource) -> int | None:
     return 10 if {"worker", "control", "agent"} & set(words[:1]) else None
 
 
-# ---- rollouts and drained machines leave no gap
+# ---- rollouts and node drains leave no gap
 
 
 def _control(inventory: Inventory) -> list[Item]:
@@ -219,7 +219,7 @@ def _control(inventory: Inventory) -> list[Item]:
 
 
 def control_plane(inventory: Inventory) -> Iterator[Problem]:
-    """Two control processes, on two machines if there are two."""
+    """Two control processes, on two machines if possible."""
     for item in _control(inventory):
         if int(item.spec.get("replicas") or 1) < 2 and not item.annotations.get(SINGLE_REASON):
             yield item.problem("the control plane needs 2 replicas: one is a gap when it dies")
@@ -236,7 +236,7 @@ def no_gap(inventory: Inventory) -> Iterator[Problem]:
 
 
 def budgets(inventory: Inventory) -> Iterator[Problem]:
-    """Draining a machine never takes all replicas, and always may take one."""
+    """Draining a machine never evicts all replicas, and can always evict one."""
     for item in inventory.of("Deployment", "StatefulSet"):
         found = [
             budget
@@ -256,14 +256,14 @@ def budgets(inventory: Inventory) -> Iterator[Problem]:
 
 
 def budgets_pick_pods(inventory: Inventory) -> Iterator[Problem]:
-    """A budget that picks nothing guards nothing."""
+    """Every disruption budget matches pods."""
     for budget in inventory.of("PodDisruptionBudget"):
         if not inventory.selected(budget.spec.get("selector") or {"matchLabels": {"": ""}}):
             yield budget.problem("its selector picks no pod")
 
 
 def workers_left_to_the_autoscaler(inventory: Inventory) -> Iterator[Problem]:
-    """A Deployment that is scaled does not say how many there are."""
+    """A scaled Deployment sets no replica count."""
     for scaled in inventory.of("ScaledObject", "HorizontalPodAutoscaler"):
         name = (scaled.spec.get("scaleTargetRef") or {}).get("name")
         target = inventory.named("Deployment", str(name))

@@ -1,4 +1,4 @@
-"""Scaling: KEDA reads a consumer that exists, in an account that is named, and has a fallback."""
+"""Scaling: KEDA reads an existing consumer in a named account, and has a fallback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NUMBERS = ("lagThreshold", "activationLagThreshold", "targetValue", "activationT
 
 
 def complete(inventory: Inventory) -> Iterator[Problem]:
-    """Limits, pace and a fallback are said, not left to defaults."""
+    """Limits, pace and fallback are explicit, not left to defaults."""
     for item in inventory.of("ScaledObject"):
         spec = item.spec
         least, most = spec.get("minReplicaCount"), spec.get("maxReplicaCount")
@@ -68,7 +68,7 @@ def _of_jetstream(metadata: Resource) -> Iterator[str]:
 
 
 def targeted(inventory: Inventory) -> Iterator[Problem]:
-    """What is scaled exists, and is scaled once."""
+    """The scale target exists and is scaled once."""
     seen: dict[str, Item] = {}
     for item in inventory.of("ScaledObject", "HorizontalPodAutoscaler"):
         name = str((item.spec.get("scaleTargetRef") or {}).get("name", ""))
@@ -81,7 +81,7 @@ def targeted(inventory: Inventory) -> Iterator[Problem]:
 
 
 def registered(inventory: Inventory) -> Iterator[Problem]:
-    """Each scaled app is registered first: its consumers exist before somebody counts them."""
+    """Each scaled app is registered first: its consumers exist before KEDA reads them."""
     for item in inventory.of("ScaledObject"):
         name = (item.spec.get("scaleTargetRef") or {}).get("name")
         target = inventory.named("Deployment", str(name))
@@ -102,7 +102,7 @@ def registered(inventory: Inventory) -> Iterator[Problem]:
 
 
 def endpoint(inventory: Inventory) -> Iterator[Problem]:
-    """The address that KEDA asks is a service that is there."""
+    """The address that KEDA queries is an existing service."""
     for item in inventory.of("ScaledObject"):
         for trigger in item.spec.get("triggers") or []:
             metadata = trigger.get("metadata") or {}
