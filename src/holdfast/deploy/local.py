@@ -17,8 +17,8 @@ from holdfast.errors import ConfigError
 from holdfast.process import handle_signals
 from holdfast.worker.supervisor import Spec, Supervisor
 
-GRACE = "3s"  # short: a developer is waiting for Ctrl-C
-STOP_SECONDS = 13.0  # grace, then time to settle and deregister
+GRACE = "3s"  # short: a developer is waiting
+STOP_SECONDS = 13.0  # the grace period, and the 10 s a cancelled handler may clean up
 
 
 def _python(project: Project, job: JobDirectory) -> str:

@@ -35,7 +35,7 @@ JOBS = "jobs"
 OVERLAYS = Path("deploy") / "overlays"
 SHARED = "shared"
 SETTINGS = "pyproject.toml"
-LOAD_SECONDS = 120  # a cold import of a large framework on a busy machine
+LOAD_SECONDS = 120  # leaves time for slow imports on a busy machine
 NO_PODS = PodConfig()
 LONGEST_NAME = 52
 """Limit for a Deployment, so that its pods' names still fit."""

@@ -77,7 +77,7 @@ class Grants:
         return self
 
     def stream(self, name: str, rights: str) -> Grants:
-        """Rights on a stream, as words."""
+        """Add rights on a stream: names from `_RIGHTS`, or `ack`, separated by spaces."""
         for right in rights.split():
             if right == "ack":
                 self.may_publish(f"$JS.ACK.{name}.>")
@@ -167,7 +167,7 @@ def _holder(names: Names) -> Grants:
 
 
 def client(names: Names) -> Grants:
-    """A program that enqueues and waits."""
+    """Enqueues and waits for results."""
     return _core(names).join([_sender(names)])
 
 

@@ -1,4 +1,4 @@
-"""The network part of a configuration: who can reach the server, and what they overhear."""
+"""Checks the network part of a configuration: exposed listeners, missing or weak TLS."""
 
 from __future__ import annotations
 

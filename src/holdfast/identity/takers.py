@@ -27,7 +27,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     """What one server has loaded."""
 
     server: str
-    """Its address."""
+    """The server's address."""
     looked_at: str = ""
     """Digest of the configuration it last tried."""
     error: str = ""

@@ -49,7 +49,7 @@ class Renderer:
         return values
 
     async def close(self) -> None:
-        """End the child."""
+        """Stop the child."""
         self._keep()
         await self._kill()
 

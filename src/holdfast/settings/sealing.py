@@ -70,7 +70,7 @@ class Sealer:
         return "Sealer(***)"
 
     def seal(self, agent: str, generation: int, secret: str, version: str, value: str) -> bytes:
-        """A box for one agent."""
+        """Seal a value for one agent."""
         content = msgspec.json.encode(_Content(agent, secret, version, value))
         return bytes(self._box(agent, generation).encrypt(content))
 

@@ -100,7 +100,7 @@ def limited(inventory: Inventory) -> Iterator[Problem]:
 
 
 def pinned(inventory: Inventory) -> Iterator[Problem]:
-    """Images have an immutable tag."""
+    """Images have a tag other than `latest`, or a digest."""
     for item in inventory.workloads:
         for container in item.containers:
             image = str(container.get("image", ""))
@@ -112,7 +112,7 @@ def pinned(inventory: Inventory) -> Iterator[Problem]:
 
 
 def probed(inventory: Inventory) -> Iterator[Problem]:
-    """Servers have a readiness probe that checks more than liveness."""
+    """Workloads have a readiness probe that checks more than liveness."""
     for item in inventory.of("Deployment", "StatefulSet", "DaemonSet"):
         container = (item.pod.get("containers") or [{}])[0]
         ready, live = container.get("readinessProbe"), container.get("livenessProbe")
@@ -131,7 +131,7 @@ def _asks_only_for_life(container: Resource) -> bool:
 
 
 def logged_in(inventory: Inventory) -> Iterator[Problem]:
-    """Our processes log in from a file, and exposed ones have tokens."""
+    """Our processes log in from a file, and the web has tokens."""
     for item in inventory.workloads:
         for container in item.pod.get("containers") or []:
             names = {variable.get("name") for variable in container.get("env") or []}
