@@ -1,4 +1,4 @@
-"""Coordinators: judge the liveness of nodes, and give back what lost ones held."""
+"""Coordinators: judge whether nodes are alive, and give back what lost ones held."""
 
 from holdfast.coordinator.coordinator import Coordinator
 

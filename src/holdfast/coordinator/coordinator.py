@@ -1,16 +1,16 @@
-"""A coordinator: notices that a node has died, says so, and gives back what it held.
+"""A coordinator: detects dead nodes, declares them lost, and gives back what they held.
 
-Any number may run; none leads. Each sees every node, pings it on its own subject, and judges it by
-the node's own settings. A verdict is one compare-and-swap on the node's last heartbeat: exactly one
-coordinator wins it, and a node that was alive after all has made its record newer and wins instead.
+Any number may run; there is no leader. Each sees every node, pings it on its own subject, and
+judges it by the node's own settings. A verdict is one compare-and-swap on the node's last
+heartbeat: exactly one coordinator wins, and a live node has renewed its record and wins instead.
 
-Three detectors. Whoever beats for a node may say itself that the node's process is gone. A process
-that was killed has lost its connection, which its server knows at once (`detection`). Silence on
-both ways, pings and heartbeats, for the whole timeout is a process that is frozen or cut off. A
-ping that is merely not answered in time proves nothing.
+There are three detectors. A node's keeper may itself report that the process is gone. A killed
+process has lost its connection, which its server knows at once (`detection`). Silence of both pings
+and heartbeats for the whole timeout means a process that is frozen or cut off. A single ping
+without an answer proves nothing.
 
-It judges only while it is RUNNING and trusted itself, and waits after its own connection
-broke. It never judges itself. An error while reading changes nothing.
+A coordinator judges only while it is RUNNING and trusted itself, pauses after its own connection
+broke, and never judges itself. A read error changes nothing.
 
     alive ──► DISCONNECTED ──(grace)──► NOT_RUNNING ──► INACTIVE
     TERMINATING, then silent ─────────► NOT_RUNNING
@@ -54,24 +54,24 @@ log = logging.getLogger("holdfast.coordinator")
 TICK_SECONDS = 0.05
 """How late a verdict may be: half of the shortest `confirm_seconds` that can be configured."""
 AROUND_SECONDS = 10.0
-"""How often orphans are looked for while there may be some; only a death that nobody saw leaves
-any. A little more at random, so that coordinators take turns."""
+"""How often to look for orphans while there may be some; only an unobserved death leaves any. Some
+jitter is added, so that coordinators take turns."""
 FRESH_SECONDS = 3.0
-"""Messages without a claim are given back only when their node was heard of that recently: far
-below any `ack_wait`, after which the address is another worker's."""
+"""Unclaimed messages are given back only if their node was heard of this recently: far below any
+`ack_wait`, after which the reply subject belongs to another worker's delivery."""
 SETTLE_SECONDS = 1.5
 """How long a coordinator judges nobody after its own connection broke: nodes reconnect within a
-second, and are pinged once by then."""
+second, and have been pinged once by then."""
 INACTIVE_TTL_SECONDS = 3_600.0
 """How long an ended node is still listed."""
 STRANDED_SECONDS = 30.0
-"""How often runs whose message is gone are looked for: only a deletion by hand causes them."""
+"""How often to look for runs whose message is gone: only a manual deletion causes them."""
 SHARE = 20
-"""After a search, pause for this many times its duration: it costs at most 5 % of the time."""
+"""After a search, pause for this many times its duration: searches take at most 5 % of the time."""
 
 
 class Coordinator(Role):
-    """Judges nodes until it is stopped."""
+    """Judges nodes until stopped."""
 
     role = "coordinator"
     member: Membership
@@ -99,7 +99,7 @@ class Coordinator(Role):
         self._next_look = 0.0
         self._settled = 0.0
         self._look_for_orphans = True
-        """Somebody may have died while no coordinator could see it, or recover what it held."""
+        """A node may have died while no coordinator could see it or recover what it held."""
         self._work: set[asyncio.Task[None]] = set()
 
     # ---- life
@@ -115,7 +115,7 @@ class Coordinator(Role):
         log.info("%s: watching %d nodes", self.node, len(self._view.nodes) - 1)
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """Judge nodes, and know them all."""
+        """Judge nodes, follow their records, and look for orphans."""
         around = repeating(
             self._look_around,
             clock=self.broker.clock,
@@ -130,7 +130,7 @@ class Coordinator(Role):
         await asyncio.gather(*self._work, return_exceptions=True)
 
     def _made_again(self, _: str) -> None:
-        """A stream was deleted: runs may wait for what was in it."""
+        """A stream was deleted: runs may wait for its messages."""
         self._look_for_orphans = True
         self._next_look = 0.0
 
@@ -141,7 +141,7 @@ class Coordinator(Role):
         self._detection.start_over()
 
     async def _look_around(self) -> None:
-        """Create what is missing, and find runs that nobody else would ever end."""
+        """Create missing objects, and find runs that nobody else would ever end."""
         with contextlib.suppress(BrokerError):
             await self._ensure_objects()
         if not (self.may_judge and self.member.heartbeat.may_judge):
@@ -154,12 +154,12 @@ class Coordinator(Role):
 
     async def _ensure_objects(self) -> None:
         """Create the store of large values: workers with a login may not create streams, because
-        whoever does decides where the server republishes what is stored."""
+        the creator decides where the server republishes what is stored."""
         if self.broker.config.credentials_file:
             await Objects(self.broker).ensure()
 
     async def _adopt(self) -> None:
-        """End runs whose node died unseen; looked for again when that fails."""
+        """End runs whose node died unobserved; on failure, try again in the next round."""
         self._look_for_orphans = False
         try:
             if count := await self._recovery.orphans(self.member.alive):
@@ -182,13 +182,13 @@ class Coordinator(Role):
 
     @property
     def _is_first(self) -> bool:
-        """Whether this coordinator does the work that needs only one; the others do it rarely."""
+        """Whether this coordinator does the work that needs only one; others do it less often."""
         alive = [s.record for s in self._view.nodes.values() if s.record.alive]
         return all(r.id >= self.node for r in alive if r.role == "coordinator")
 
     @property
     def may_judge(self) -> bool:
-        """Only a coordinator that is well itself may judge."""
+        """Whether this coordinator is healthy enough to judge others."""
         return (
             self.broker.connected
             and self.member.heartbeat.record.state == "RUNNING"
@@ -197,13 +197,11 @@ class Coordinator(Role):
         )
 
     def trouble(self) -> list[str]:
-        """Whether it may judge."""
         if self.broker.connected and not self.may_judge:
             return ["its own heartbeat is not confirmed: it judges nobody"]
         return []
 
     def describe(self) -> dict[str, Any]:
-        """How many nodes it sees."""
         return {**super().describe(), "nodes": len(self._view.nodes)}
 
     # ---- watching
@@ -237,7 +235,7 @@ class Coordinator(Role):
             self._spawn(seen, lambda: self._declare(seen, verdict))
 
     def _verdict(self, seen: Seen, now: float) -> str:
-        """Why a node counts as lost, or nothing."""
+        """Why a node counts as lost; empty if it does not."""
         liveness = seen.record.liveness
         age = self.broker.server_now() - seen.record.started
         if age < liveness.initial_delay_seconds:
@@ -252,7 +250,7 @@ class Coordinator(Role):
         return ""
 
     def _spawn(self, seen: Seen, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do one thing to a node at a time, beside the watching."""
+        """Run one task per node at a time, without blocking the watch loop."""
         if seen.busy:
             return
         seen.busy = True
@@ -271,7 +269,7 @@ class Coordinator(Role):
     # ---- judging
 
     async def _declare(self, seen: Seen, reason: str) -> None:
-        """Declare a node lost; whoever wins the write also gives back what it held."""
+        """Declare a node lost; the coordinator that wins the write also gives back what it held."""
         if not seen.record.alive:
             return  # another coordinator was faster
         after: NodeState = "DISCONNECTED" if seen.record.state in JUDGED else "NOT_RUNNING"
@@ -283,11 +281,11 @@ class Coordinator(Role):
         await self._recover(seen, won, heard)
 
     async def _recover(self, seen: Seen, won: NodeRecord, heard: float) -> None:
-        """Give back what a lost node held; this coordinator alone does so."""
+        """Give back what a lost node held; only the winner of the verdict does so."""
         self._detection.judged(seen)
         self.telemetry.lost_nodes.labels(won.role).inc()
         if won.role != "worker":
-            self._look_for_orphans = True  # it may have been recovering somebody's runs
+            self._look_for_orphans = True  # it may have been recovering another node's runs
             return
         grace = won.liveness.grace_seconds if won.state == "DISCONNECTED" else 0.0
         index = list(seen.held.values())
@@ -301,7 +299,7 @@ class Coordinator(Role):
         log.info("%d runs of %s given back %.2f s after it was last heard of", count, won.id, took)
 
     def _finish(self, seen: Seen) -> None:
-        """Move a node that has ended to its last states."""
+        """Move an ended node on to its final states."""
         record = seen.record
         if not self.may_judge or record.state == "INACTIVE":
             return
@@ -318,7 +316,7 @@ class Coordinator(Role):
             self._end(seen, "NOT_RUNNING")
 
     async def _take_up(self, seen: Seen) -> None:
-        """The node, or its keeper, reported that its process is gone: recover what it held."""
+        """The node or its keeper reported that its process is gone: recover what it held."""
         heard, reason = seen.heard, seen.record.reason
         taken = msgspec.structs.replace(seen.record, by=self.node, held=())
         try:
@@ -335,12 +333,12 @@ class Coordinator(Role):
         async def move() -> None:
             won = await self._move(seen, state, reason)
             if won is not None and won.role == "worker" and state == "NOT_RUNNING":
-                await self._recovery.sweep(won, set(), 0.0)  # whatever is left, whoever died
+                await self._recovery.sweep(won, set(), 0.0)  # whatever is left, of any holder
 
         self._spawn(seen, move)
 
     async def _move(self, seen: Seen, state: NodeState, reason: str) -> NodeRecord | None:
-        """One transition by compare-and-swap on what was judged; None when somebody was faster."""
+        """One transition by compare-and-swap on what was judged; None if somebody was faster."""
         before, revision = seen.record, seen.revision
         if before.state == state:
             return None
@@ -360,7 +358,7 @@ class Coordinator(Role):
         return after
 
     async def _put(self, record: NodeRecord, revision: int, ttl: float) -> int:
-        """Write over the record that was judged, or over nothing when it has lapsed since."""
+        """Overwrite the judged record, or create it if it has expired since."""
         body = nodes.encode(record)
         try:
             return await self.member.nodes.put(record.id, body, expected=revision, ttl=ttl)
@@ -371,6 +369,6 @@ class Coordinator(Role):
 
 
 REPORTED = frozenset({"DISCONNECTED", "NOT_RUNNING"})
-"""States that, reported by the node itself, mean that it ended and gave nothing back."""
+"""States that, reported by the node itself, mean that it ended without giving anything back."""
 JUDGED = frozenset({"CREATED", "RUNNING"})
 """States from which a silent node is DISCONNECTED; one that was ending is NOT_RUNNING at once."""

@@ -1,17 +1,16 @@
-"""Giving back what a lost node held.
+"""Gives back what a lost node held.
 
 For each run in the node's index the claim is read again from the leader: only if the lost node
 still holds it, its message is given back through its reply subject, and redelivery starts within
-milliseconds. What happens then is decided by the worker that gets it, by the same rules as for any
-redelivery. Two things a redelivery cannot do are done here: a run with `after_grace` is given back
-with a delay, and a run whose message is gone already (`at_most_once`) is written down as lost and
-dead-lettered. Messages that were held without a claim are given back unchecked, while their reply
-subjects are certainly those of their last delivery.
+milliseconds. The worker that receives it applies the same rules as for any redelivery. Two things a
+redelivery cannot do are done here: a run with `after_grace` is given back with a delay, and a run
+whose message is gone already (`at_most_once`) is recorded as lost and dead-lettered. Messages held
+without a claim are given back unchecked, while their reply subjects are certain to be current.
 
-Afterwards all records are looked through once for claims that the index did not have. Whatever is
-missed by both comes back when `ack_wait` is over, if it has a message. What has none, of nodes that
-died while no coordinator was there, or whose recovery failed half-way, is looked for by `orphans`.
-Runs whose message ought to exist and does not are found by `status.stranded`.
+Then all records are scanned once for claims missing from the index. Anything missed by both is
+redelivered after `ack_wait`, if it has a message. `orphans` finds runs without one whose node died
+while no coordinator ran, or whose recovery failed half-way. `status.stranded` finds runs whose
+message should exist and does not.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from holdfast.telemetry import Telemetry
 log = logging.getLogger("holdfast.coordinator")
 
 KEPT_SECONDS: Final = 86_400.0
-"""How long the record of a lost run is kept: as that of a run with a key."""
+"""How long the record of a lost run is kept: the same as for a run with a key."""
 LISTEN_SECONDS: Final = EXPIRES_SECONDS + 5.0
-"""As long as a dead worker's last pull request can live, and a little more."""
+"""As long as a dead worker's last pull request can live, plus a margin."""
 
 
 class Recovery:
@@ -47,10 +46,10 @@ class Recovery:
         self._runs = Bucket(broker, broker.names.runs)
         self._telemetry = telemetry
         self.unfinished = False
-        """A run could not be written down as lost: `orphans` has to look again."""
+        """A run could not be recorded as lost: `orphans` has to look again."""
 
     async def recover(self, node: NodeRecord, index: list[HeldRun], grace_left: float) -> int:
-        """Give back what a lost node held; returns how many runs."""
+        """Give back what a lost node held; returns the number of runs."""
         count = 0
         for held in index:
             entry = await self._runs.get(held.run) if held.revision else None
@@ -59,10 +58,10 @@ class Recovery:
         return count
 
     async def give_back_unclaimed(self, index: list[HeldRun]) -> int:
-        """Give back what was held without a claim: runs without a record, and what waited.
+        """Give back what was held without a claim: runs without a record, and prefetched messages.
 
-        Only while the addresses are those of the messages' last delivery, that is within
-        `ack_wait`: later they would take a message away from who has it by then.
+        Only within `ack_wait`, while the reply subjects are those of the last delivery: later a nak
+        would take the message from its new holder.
         """
         unclaimed = [held.reply for held in index if not held.revision]
         for reply in unclaimed:
@@ -70,12 +69,12 @@ class Recovery:
         return len(unclaimed)
 
     async def _nak(self, reply: str, delay: float = 0.0) -> None:
-        """Give a message back. The address comes from a record, which may name any subject."""
+        """Nak a message. The reply subject comes from a record, which may name any subject."""
         if self._broker.names.takes_acks(reply):
             await self._broker.publish(reply, nak_body(delay))
 
     async def sweep(self, node: NodeRecord, known: set[str], grace_left: float) -> int:
-        """Look through all records for claims of the node that its index did not have."""
+        """Scan all records for claims of the node that its index did not have."""
         count = 0
         async for entry in self._runs.entries():
             if entry.key not in known:
@@ -89,7 +88,7 @@ class Recovery:
         return await self._give_back(node, entry.key, record, entry.revision, grace_left)
 
     async def orphans(self, alive: Callable[[str], Awaitable[bool]]) -> int:
-        """Write down as lost what has no message and whose holder is gone; returns how many."""
+        """Record as lost the runs without a message whose holder is gone; returns how many."""
         self.unfinished = False
         count, known = 0, dict[str, bool]()
         async for entry, record in self._runs.records(runs.decode):
@@ -116,9 +115,9 @@ class Recovery:
         return 1
 
     async def _end_lost(self, node: NodeRecord, run: str, record: RunRecord, revision: int) -> None:
-        """Its message is gone: nobody else will ever say what became of it.
+        """End a run whose message is gone: nobody else would ever do so.
 
-        Asked of the leader once more, because a letter cannot be taken back.
+        The leader is asked once more, because a dead letter cannot be taken back.
         """
         entry = await self._runs.get(run)
         if entry is None or entry.revision != revision:
@@ -148,25 +147,23 @@ class Recovery:
         except Conflict:
             log.info("run %s was settled in the last moment", run)
         except HoldfastError as failure:
-            self.unfinished |= isinstance(failure, BrokerError)  # the rest fails again
+            self.unfinished |= isinstance(failure, BrokerError)  # other errors would only repeat
             log.warning("run %s could not be written down as lost: %s", run, failure)
 
 
 class DeadInboxes:
     """Listens to the inboxes of lost workers.
 
-    A pull request outlives the worker that made it while anybody seems to listen to its inbox:
-    somebody who listens to every subject, or a child process that has the dead worker's socket.
-    Until it expires, the server hands it messages, those that were just given back among them, and
-    each would wait for `ack_wait`. So the coordinator that declared the worker lost listens to its
-    inbox for as long as its requests can live, and gives back at once what arrives there.
+    A pull request outlives its worker while anybody seems to listen to its inbox: a subscriber to
+    every subject, or a child process that inherited the dead worker's socket. Until the request
+    expires, the server delivers messages to it, even those just given back, and each would wait for
+    `ack_wait`. So the coordinator that declared the worker lost listens to its inbox for as long as
+    its requests can live, and gives back at once what arrives there.
 
     It listens only where somebody else does: its own subscription would keep requests alive that
-    the server is about to drop, and where the streams are in another account their messages reach
-    nobody.
+    the server is about to drop. Streams in another account cannot deliver to it.
 
-    Not covered: what was handed out between the death and the verdict. It comes back after
-    `ack_wait`.
+    Not covered: messages delivered between the death and the verdict. They return after `ack_wait`.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -175,7 +172,7 @@ class DeadInboxes:
         self._sending: set[asyncio.Task[None]] = set()
 
     async def drain(self, inbox: str) -> None:
-        """Give back what arrives in an inbox from now on, for as long as anything can."""
+        """Give back what arrives in an inbox, for as long as its pull requests can live."""
         if inbox in self._open or not is_pull_inbox(inbox) or self._denied:
             return
         if not await self._is_heard(inbox):
@@ -187,11 +184,11 @@ class DeadInboxes:
 
     @property
     def _denied(self) -> bool:
-        """One refusal answers for all: the server would refuse, and log, every other one."""
+        """Whether a pull inbox was denied: the server would deny, and log, every other."""
         return any(".pull." in subject for subject in self._broker.denied)
 
     async def _is_heard(self, inbox: str) -> bool:
-        """Whether anybody listens: the server says no before it answers what is sent after it."""
+        """Whether anybody listens: "no responders" arrives before the answer to a later flush."""
         answer = await self._broker.send(inbox_probe(inbox), b"")
         await self._broker.flush()
         if not answer.done():
@@ -218,7 +215,7 @@ class DeadInboxes:
             log.debug("could not give back a message of a dead worker: %s", error)
 
     async def close(self) -> None:
-        """Stop listening; the connection's end takes the subscriptions with it."""
+        """Stop listening; closing the connection ends the subscriptions."""
         tasks = [*self._open.values(), *self._sending]
         for task in tasks:
             task.cancel()

@@ -1,7 +1,7 @@
 """What a coordinator knows of every node: its record, when it was last heard of, what it holds.
 
-The view follows the nodes' bucket (`broker.mirror`). A read that fails changes nothing: it never
-means that everybody is dead.
+The view follows the nodes' bucket (`broker.mirror`). A failed read changes nothing: it never means
+that everybody is dead.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ class Seen:
         self.revision = revision
         self.first_seen = now
         self.heard = now
-        """When it last gave a sign of life, on this process's monotonic clock."""
+        """Its last sign of life, on this process's monotonic clock."""
         self.busy = False
         self.case = Suspicion()
         """The evidence that it is gone."""
         self.server, self.client = record.server, record.client
-        """Its connection, as it last reported it."""
+        """Its connection, as last reported."""
         self.vouched = False
-        """Its server has confirmed this connection, so the server may also report it gone."""
+        """Its server has confirmed this connection, and so may also report it gone."""
         self.vouching = 0
-        """How often it was asked for that."""
+        """How often the server was asked to confirm it."""
         self.next_ping = now
         self.next_look = now
         self.version = -1
         self.held: dict[str, HeldRun] = {h.reply: h for h in record.held}
 
     def wrote(self, record: NodeRecord, revision: int, now: float) -> None:
-        """The node, or another coordinator, wrote its record."""
+        """The node or another coordinator wrote its record."""
         if revision <= self.revision:
             return
         self.record = record
@@ -69,18 +69,17 @@ class Seen:
             self.held = {h.reply: h for h in record.held}
 
     def unread(self, revision: int, now: float) -> None:
-        """Its record was written and cannot be read: a verdict has to replace that revision."""
+        """Its record was written but is unreadable: a verdict has to replace that revision."""
         if revision > self.revision:
             self.revision = revision
             self.heard = now
 
     def answered(self, now: float) -> None:
-        """A sign of life."""
         self.heard = now
         self.case.alive()
 
     def connected(self, server: str, client: int) -> None:
-        """The node's connection; older versions do not report it."""
+        """Note the node's connection; older versions do not report it."""
         if server and client and (server, client) != (self.server, self.client):
             self.server, self.client = server, client
             self.vouched, self.vouching = False, 0
@@ -109,8 +108,8 @@ class NodeView(Mirror):
             known.wrote(record, entry.revision, now)
 
     def _forget(self, node: str) -> None:
-        """A record has expired. That of a live node may have done so in an outage of NATS: its
-        silence decides about it."""
+        """Forget an ended node. A live node's record may have expired in an outage of NATS: its
+        silence decides."""
         if node in self.nodes and not self.nodes[node].record.alive:
             del self.nodes[node]
 
@@ -119,7 +118,7 @@ class NodeView(Mirror):
             self._forget(node)
 
     def start_over(self) -> None:
-        """Our own connection broke: count everybody as heard of now."""
+        """Our own connection broke: count every node as heard of now."""
         now = self._broker.clock.monotonic()
         for seen in self.nodes.values():
             seen.answered(now)

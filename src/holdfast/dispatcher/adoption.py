@@ -1,10 +1,10 @@
 """Adoption: a dispatcher takes over the runs of one that is gone.
 
-Who is gone is decided by liveness: a coordinator has declared the owner lost, or it has left, or
-its heartbeat has lapsed where no coordinator runs. A read that fails decides nothing. Adoption is a
+Liveness decides who is gone: a coordinator has declared the owner lost, or the owner left, or its
+heartbeat lapsed where no coordinator runs. A failed read decides nothing. Adoption is a
 compare-and-swap on the run's record, so one dispatcher wins, and its revision is the new epoch.
 
-A run that has lost its owner more than three times is given up: it may be what kills them.
+A run that loses its owner more than `MOST_ADOPTIONS` times is given up: it may be the cause.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ log = logging.getLogger("holdfast.dispatcher")
 
 Owned = Callable[[FleetRun, int], None]
 SPREAD_SECONDS = 0.05
-"""Dispatchers look at random within this, so that not all of them try to adopt the same run."""
+"""Dispatchers delay their search by a random part of this, so that they rarely compete for a
+run."""
 
 
 class Adoption:
@@ -53,7 +54,7 @@ class Adoption:
         self._turn = asyncio.Lock()
 
     async def look(self) -> int:
-        """Adopt every run whose owner is gone; returns how many. Raises when it cannot look."""
+        """Adopt every run whose owner is gone; returns how many. Raises if it cannot search."""
         async with self._turn:
             await self._broker.clock.sleep(random.uniform(0, SPREAD_SECONDS))
             known: dict[str, bool] = {self._node: True, "": False}
@@ -70,7 +71,7 @@ class Adoption:
         try:
             return await self._adopt(run, owner)
         except Unreadable:
-            return False  # noted; it keeps no other run from being adopted
+            return False  # reported already; must not keep other runs from being adopted
 
     async def _adopt(self, run: str, owner: str) -> bool:
         found = await self._records.read(run)
@@ -79,7 +80,7 @@ class Adoption:
             return False
         record, revision = found
         if record.owner != owner:
-            return False  # somebody was faster
+            return False  # another dispatcher was faster
         lost = bool(owner)
         if lost and record.adoptions >= MOST_ADOPTIONS:
             await self._give_up(record, revision)

@@ -1,8 +1,8 @@
 """The agents that a dispatcher knows: their facts, and whether they are online.
 
-Both are kept in memory and follow their buckets (`broker.mirror`). Facts decide who is sent a
-command, so they are always read and never taken from a notice, which could be forged. Who is
-online is only displayed; it never decides whether a command is sent.
+Both are kept in memory and follow their buckets (`broker.mirror`). Facts decide who receives a
+command, so they are always read and never taken from a notification, which could be forged. The
+online state is only displayed; it never decides whether a command is sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.model.node import NodeRecord
 from holdfast.model.target import Target
 
 IN_A_THREAD: Final = 5_000
-"""Matching more agents than this would hold up the event loop."""
+"""Matching more agents than this would block the event loop."""
 
 
 class AgentIndex:
@@ -28,7 +28,7 @@ class AgentIndex:
         self.facts: dict[str, dict[str, Any]] = {}
         self._broker = broker
         self._heard: dict[str, tuple[float, NodeRecord]] = {}
-        """When an agent's heartbeat came, and what it said."""
+        """When an agent's last heartbeat arrived, and its record."""
         self._facts = Bucket(broker, broker.names.facts)
         self._agents = Bucket(broker, broker.names.agents)
         self.mirrors = {
@@ -37,13 +37,13 @@ class AgentIndex:
         }
 
     async def open(self) -> None:
-        """Learn of every agent; the mirrors have to be run afterwards."""
+        """Load every agent; run the mirrors afterwards."""
         for mirror in self.mirrors.values():
             await mirror.open()
 
     def _learn_facts(self, entry: Entry) -> None:
         facts = self._facts.read(FACTS.decode, entry)
-        if facts is not None:  # else the known ones stay
+        if facts is not None:  # else keep the known ones
             self.facts[entry.key] = facts
 
     def _forget(self, agent: str) -> None:
@@ -51,13 +51,13 @@ class AgentIndex:
         self._heard.pop(agent, None)
 
     def _learn_agent(self, entry: Entry) -> None:
-        """The key says who it is, because permissions guard keys; the record may say anything."""
+        """Take the id from the key, which permissions guard; the record may say anything."""
         record = self._agents.read(nodes.decode, entry)
         if record is not None:
             age = max(0.0, self._broker.server_now() - entry.stored)
             self._heard[entry.key] = (self._broker.clock.monotonic() - age, record)
 
-    # ---- asking
+    # ---- queries
 
     def online(self, agent: str) -> bool:
         """Whether its last heartbeat is recent enough."""
@@ -67,11 +67,11 @@ class AgentIndex:
         return record.online(self._broker.clock.monotonic() - heard)
 
     def counts(self) -> tuple[int, int]:
-        """How many agents there are, and how many of them are online."""
+        """The number of known agents, and of those online."""
         return len(self.facts), sum(self.online(agent) for agent in self.facts)
 
     async def select(self, target: Target) -> list[str]:
-        """The agents that a target matches, in order of their ids; a list of ids as it stands."""
+        """The agents that a target matches, sorted by id; a list of ids is returned as is."""
         if target.named is not None:
             return list(target.named)
         if len(self.facts) > IN_A_THREAD:

@@ -1,13 +1,13 @@
 """A dispatcher: takes requests, fans commands out to agents, collects their returns.
 
-Any number may run; none leads. A request goes to one of them; whoever takes it owns the run, by
-compare-and-swap, until it has ended. One that dies is noticed by the coordinators within seconds,
-and its runs are adopted by another (`adoption`); one that leaves hands its runs over; one that was
-declared lost and is still running lets go and ends. When all of them are restarted, the first that
-comes back continues every run.
+Any number may run; there is no leader. The dispatcher that takes a request owns the run, by
+compare-and-swap, until it has ended. If it dies, coordinators notice within seconds and another
+adopts its runs (`adoption`); if it leaves, it hands them over; if it was declared lost but still
+runs, it lets go and ends. After a restart of all dispatchers, the first one back continues every
+run.
 
-Nothing that matters is kept here: runs and returns are on the server, and agents know what they
-have executed.
+No essential state is kept here: runs and returns are on the server, and agents know what they have
+executed.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ log = logging.getLogger("holdfast.dispatcher")
 QUEUE: Final = "dispatchers"
 ADOPTING: Final = "looking for runs without an owner"
 HAND_OVER_SECONDS: Final = 5.0
-"""How long runs may take to be handed over: one write each. Then they are adopted as orphans."""
+"""How long handing over runs may take: one write each. After that they are adopted as orphans."""
 TAKE_UP_SECONDS: Final = 1.0
-"""The pause before a run whose watch failed is taken up again, so that a bug fills no log."""
+"""The pause before resuming a run whose watch failed, so that a bug does not flood the log."""
 NO_SEED: Final = (
     "no account seed is given: agents with credentials will refuse every command. Start with "
     "--seed FILE, or set HOLDFAST_DISPATCHER_SEED_FILE"
@@ -55,7 +55,7 @@ NO_SEED: Final = (
 
 
 class Dispatcher(Role):
-    """Fans commands out until it is stopped."""
+    """Fans commands out until stopped."""
 
     role = "dispatcher"
     member: Membership
@@ -116,7 +116,7 @@ class Dispatcher(Role):
     # ---- life
 
     async def prepare(self, ending: contextlib.AsyncExitStack) -> None:
-        """Know the agents, then take requests."""
+        """Learn the agents, then take requests."""
         ending.push_async_callback(self._end_work)
         await self._sender.open()
         await self._index.open()
@@ -139,9 +139,9 @@ class Dispatcher(Role):
         return {"adopt": self._adopt(), **following}
 
     async def drain(self) -> None:
-        """Take nothing more; hand over what is not just ending."""
+        """Take no more requests; hand over runs that are not about to end."""
         if self.member.heartbeat.lost.is_set():
-            return  # others have taken our runs over
+            return  # others have taken over our runs
         await self.broker.unsubscribe(self._taking)
         await asyncio.gather(*self._requests, return_exceptions=True)
         for watch, _ in self._watches.values():
@@ -160,7 +160,7 @@ class Dispatcher(Role):
     # ---- runs
 
     def _own(self, record: FleetRun, revision: int) -> None:
-        """A run is ours from this revision on."""
+        """This dispatcher owns the run from this revision on."""
         if record.run in self._watches:
             return
         watch = Watch(
@@ -191,7 +191,7 @@ class Dispatcher(Role):
         task.add_done_callback(over)
 
     async def _take_up(self, run: str) -> None:
-        """A watch of ours has failed: begin again with what the record says."""
+        """Resume a run whose watch failed, from its record."""
         await self.broker.clock.sleep(TAKE_UP_SECONDS)
         try:
             found = await self._records.read(run)
@@ -201,17 +201,17 @@ class Dispatcher(Role):
             self._own(*found)
 
     def _come_back(self) -> None:
-        """After a break: what we own may be another's, and much may have been missed."""
+        """After a disconnect: others may own our runs, and messages may have been missed."""
         for watch, _ in self._watches.values():
             watch.look_again()
         self._look.set()
 
     def _made_again(self, stream: str) -> None:
-        """A bucket was deleted: write our runs again, then read it again."""
+        """A bucket was deleted and recreated: write our runs again, then read it again."""
         if stream in {kv_stream(self.broker.names.bucket(noun)) for noun in FLEET_BUCKETS}:
             self._come_back()
 
-    # ---- hearing
+    # ---- messages
 
     async def _on_request(self, message: Received) -> None:
         self._spawn(self._intake.on_request(message))
@@ -220,7 +220,7 @@ class Dispatcher(Role):
         self._look.set()
 
     async def _on_node(self, message: Received) -> None:
-        """A dispatcher that is gone leaves orphans; its notice only causes a look."""
+        """A dispatcher that is gone leaves orphans; the notification only triggers a search."""
         key = last_token(message.subject)
         bucket = self.broker.names.nodes
         record = self.broker.unreadable.read(nodes.decode, bucket, key, message.body)
@@ -233,7 +233,7 @@ class Dispatcher(Role):
         task.add_done_callback(self._requests.discard)
 
     async def _adopt(self) -> None:
-        """Look for orphans when somebody is gone, at the start, and regularly."""
+        """Look for orphans at the start, when a dispatcher is gone, and regularly."""
         await repeating(
             lambda: retrying(self._look_for_orphans, clock=self.broker.clock, what=ADOPTING),
             clock=self.broker.clock,
@@ -253,11 +253,9 @@ class Dispatcher(Role):
         await self._adoption.look()
 
     def trouble(self) -> list[str]:
-        """Whether it may send."""
         if self.broker.connected and not self.member.heartbeat.trusted:
             return ["its own heartbeat is not confirmed: it sends nothing"]
         return []
 
     def describe(self) -> dict[str, Any]:
-        """How many runs it owns."""
         return {**super().describe(), "runs": len(self._watches)}

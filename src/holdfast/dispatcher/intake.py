@@ -1,12 +1,12 @@
-"""Intake: requests of clients, each taken by one dispatcher.
+"""Intake: clients' requests, each taken by one dispatcher.
 
     run      a client's id, target and function ──► claimed, then the record is the answer
     cancel   any dispatcher: marks the record, tells the agents; the owner hears of the mark
     resolve  which agents a target means
 
-The run's id is the client's, so a request that is repeated after a lost answer finds its own run:
-the same request gets the run as it is; another one under the same id is refused; one that another
-dispatcher has claimed and not begun yet is to be asked again in a moment.
+The client chooses the run's id, so a request repeated after a lost answer finds its own run: the
+same request gets the run as it is; a different one under the same id is refused; if another
+dispatcher has claimed the run and not started it yet, the client is asked to retry.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger("holdfast.dispatcher")
 LONGEST_TIMEOUT_SECONDS: Final = 7 * 86_400.0
 """As long as returns are kept."""
 LONGEST_FUNCTION: Final = 200
-"""Characters: a bound on what a client may have stored."""
+"""Characters: bounds what a client can have stored."""
 
 Owned = Callable[[FleetRun, int], None]
 
@@ -134,7 +134,7 @@ class Intake:
         return self._existing(request, *found)
 
     def _existing(self, request: FleetRequest, record: FleetRun, revision: int) -> FleetReply:
-        """What to say to a request whose id is known."""
+        """The answer to a request whose id is known."""
         if record.request.intent != request.intent:
             raise InvalidInput(
                 f"run id {request.run!r} belongs to another run "
@@ -143,7 +143,7 @@ class Intake:
         if record.status != "claimed":
             return FleetReply(record)
         if record.owner == self._node:
-            self._owned(record, revision)  # resumed, unless it is under way
+            self._owned(record, revision)  # resumes it unless it is being watched
             return FleetReply(record)
         return FleetReply(error=f"{record.owner} is about to begin with it", again=True)
 

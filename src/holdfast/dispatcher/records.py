@@ -1,9 +1,9 @@
-"""The records of fan-out runs: every change is a compare-and-swap, every doubt is resolved.
+"""The records of fan-out runs: every change is a compare-and-swap with a known outcome.
 
 A run's record and its entry in the index of active runs are written as one atomic batch, so the
-index is never behind. A write whose answer was lost is looked up: the token in the record says
-whether it was ours. The entry of a run that has ended is removed after its last write; one that a
-crash left behind is removed by the next who looks.
+index is never behind. A write whose answer was lost is looked up: the token in the record shows
+whether it was ours. The entry of an ended run is removed after its last write; if a crash left one
+behind, the next search removes it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FleetRecords:
         return f"{self._node}.{next(self._tokens)}"
 
     async def read(self, run: str) -> tuple[FleetRun, int] | None:
-        """A run's record and revision, from the leader; `Unreadable` is noted."""
+        """A run's record and revision, from the leader; reports and raises `Unreadable`."""
         entry = await self.bucket.get(fleet_key(run))
         if entry is None:
             return None
@@ -48,11 +48,11 @@ class FleetRecords:
         return record, entry.revision
 
     async def revision(self, run: str) -> int:
-        """The revision that the next write must expect, whatever is there."""
+        """The revision that the next write must expect, even over an unreadable record."""
         return (await self.bucket.last(fleet_key(run)))[0]
 
     async def write(self, record: FleetRun, expected: int, ttl: float | None = None) -> int:
-        """Write until it is known to be applied (its revision) or refused (0)."""
+        """Write until the write is known to be applied (returns its revision) or rejected (0)."""
         while True:
             try:
                 return await self._put(record, expected, ttl)
@@ -87,14 +87,14 @@ class FleetRecords:
         return await retrying(lambda: self.read(run), clock=clock, what="reading a fleet run")
 
     async def active(self) -> AsyncIterator[tuple[str, Active]]:
-        """The runs that have not ended, with their owners."""
+        """Runs that have not ended, with their owners."""
         prefix = active_key("")
         async for entry in self.bucket.entries(prefix.rstrip(".")):
             found = self.bucket.read(fleet.decode_active, entry)
-            yield entry.key[len(prefix) :], found or Active("")  # whose it is says the record
+            yield entry.key[len(prefix) :], found or Active("")  # the record names the owner
 
     async def tell(self, run: str, what: str, detail: str = "") -> None:
-        """Write a step down in the ledger; losing one is no reason to fail."""
+        """Record a step in the ledger; a lost entry is not a reason to fail."""
         step = LedgerEntry(run, what, self._node, self._broker.server_now(), detail)
         try:
             await self._broker.store(self._broker.names.log("fleet", run), fleet.encode(step))
@@ -102,8 +102,8 @@ class FleetRecords:
             log.warning("run %s: %s is not in the ledger: %s", run, what, error)
 
     async def forget(self, run: str) -> None:
-        """Take a run out of the index."""
+        """Remove a run from the index."""
         try:
             await self.bucket.delete(active_key(run))
         except BrokerError:
-            return  # the next who looks at the index does it
+            return  # the next search does it

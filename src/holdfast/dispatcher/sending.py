@@ -1,7 +1,7 @@
-"""Sending commands: signed where there is a seed, stamped with run, epoch and expiry.
+"""Sends commands: signed if there is a seed, stamped with run, epoch and expiry.
 
-Each command carries a reply address on which the server says at once when nobody listens on the
-agent's subject. Agents never answer there: their acks come on subjects that name them.
+Each command has a reply subject on which the server reports at once if nobody listens on the
+agent's subject. Agents never answer there: they acknowledge on subjects that name them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.identity.seed import generations_near
 from holdfast.names import H_AGENT, H_COMMAND, H_EPOCH, H_EXPIRES, H_RUN
 
 GOOD_SECONDS: Final = 30.0
-"""Agents refuse a command that arrives later: it may be a replay, and was sent again since."""
+"""Agents refuse a command that arrives later: it may be a replay, and has been sent again since."""
 
 Nobody = Callable[[str], None]
 
@@ -30,7 +30,7 @@ class Sender:
         namespace = broker.names.namespace
         self._signer = CommandSigner(seed.signing_key(generation), namespace) if seed else None
         self.verifier = ReportVerifier(seed.report_key, near) if seed else None
-        """Checks what agents report; None where nothing is signed."""
+        """Verifies agents' reports; None if nothing is signed."""
         self._inbox = ""
         self._listeners: dict[str, Nobody] = {}
 
@@ -46,11 +46,11 @@ class Sender:
                 listener(agent)
 
     def listen(self, run: str, nobody: Nobody) -> None:
-        """Tell when nobody listens on the subject of an agent of this run."""
+        """Call `nobody` when nobody listens on the subject of an agent of this run."""
         self._listeners[run] = nobody
 
     def forget(self, run: str) -> None:
-        """The run is over."""
+        """Stop listening for this run."""
         self._listeners.pop(run, None)
 
     async def send(

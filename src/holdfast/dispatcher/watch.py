@@ -1,14 +1,13 @@
-"""A watch: one fan-out run in the hands of its owner, from the claim to the last write.
+"""A watch: one fan-out run while this dispatcher owns it, from the claim to the last write.
 
     claimed ──► running (CAS, with the epoch) ──► commands ──► acks, returns ──► ended (CAS)
 
-Nothing is sent before `running` is written. Returns are counted when the server has stored them, so
-what the final record counts is there. Each write expects the owner's own last revision: an owner
-that was replaced finds out by its next write, by the change of the record, or by an agent that has
-seen a higher epoch, and then stops without a further write. An owner that cannot be sure that it
-still counts as alive sends nothing.
+Nothing is sent before `running` is written. Returns are counted once the server has stored them, so
+every return in the final count exists. Each write expects the owner's own last revision: a replaced
+owner finds out by its next write, by a change of the record, or from an agent that has seen a
+higher epoch, and then stops without writing. An owner that is not trusted sends nothing.
 
-A watch that adopts a run reads back what has been returned and sends to the rest, with its own
+A watch that adopts a run reads the stored returns and sends to the remaining agents, with its own
 epoch. Agents that know the run do not execute it again; they repeat their ack and their return.
 """
 
@@ -39,19 +38,19 @@ from holdfast.telemetry import Telemetry
 log = logging.getLogger("holdfast.dispatcher")
 
 LATE_SECONDS: Final = 1.0
-"""How long returns are waited for after the deadline: agents stop at the deadline themselves."""
+"""How long to wait for returns after the deadline, at which agents stop by themselves."""
 CANCEL_SECONDS: Final = 1.0
-"""How long the returns of cancelled agents are waited for."""
+"""How long to wait for the returns of cancelled agents."""
 AGAIN_SECONDS: Final = 0.5
-"""How often an owner in doubt asks again whether the run is still its own."""
+"""How often to retry while it is unclear whether we own the run."""
 
 
 class Lost(Replaced):
-    """The run is another dispatcher's now."""
+    """Another dispatcher owns the run."""
 
 
 class Watch:
-    """One run of this dispatcher."""
+    """One run owned by this dispatcher."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class Watch:
         trusted: Callable[[], bool],
         fresh: bool,
     ) -> None:
-        """`fresh`: claimed just now, so that nobody can have returned anything."""
+        """`fresh`: just claimed, so nothing can have been returned yet."""
         self.record = record
         self.epoch = revision
         self._revision = revision
@@ -99,13 +98,13 @@ class Watch:
         self._awake = asyncio.Event()
         self._detach = False
         self._doubt = False
-        """Somebody says that we are not the owner, or we were away: ask before anything else."""
+        """We may not be the owner: check before anything else."""
         self._away = False
-        """We were cut off ourselves: acks may have been missed."""
+        """We were disconnected: acks may have been missed."""
         self._cut_short = 0
-        """Returns that only say that they were cancelled."""
+        """Returns that only report the cancellation."""
         self._reread = False
-        """Returns may be stored that were not told of."""
+        """Returns may be stored without our having been notified."""
         self._cancelled_at: float | None = None
         self._forged: set[str] = set()
         self._drops = Sparse(log, broker.clock)
@@ -153,12 +152,12 @@ class Watch:
             self._subscriptions.append(await self._broker.listen(subject, listener))
 
     def detach(self) -> None:
-        """This dispatcher leaves: hand the run over unless it is just ending."""
+        """This dispatcher leaves: hand the run over unless it is about to end."""
         self._detach = True
         self._awake.set()
 
     def look_again(self) -> None:
-        """We were away: something may have been missed, the run itself too."""
+        """We were disconnected: messages, or the run itself, may have been lost."""
         self._doubt = self._away = True
         self._awake.set()
 
@@ -178,7 +177,7 @@ class Watch:
 
     async def _send_due(self) -> None:
         if self._doubt or not self._trusted():
-            return  # whoever thinks us lost may have given the run to another
+            return  # if others think us lost, another may own the run
         now = self._broker.clock.monotonic()
         first, again = self._fan.due(now)
         forged = [a for a in self._forged if a not in self._fan.returned]
@@ -223,10 +222,10 @@ class Watch:
             self._fan.start_over(self._broker.clock.monotonic())
 
     async def _look(self) -> None:
-        """Ask whether the run is still ours; `Lost` when it is not.
+        """Check that the run is still ours; raises `Lost` if not.
 
-        A record that cannot be read names no other owner: our next write replaces it. One that
-        vanished with its bucket is written again.
+        An unreadable record names no other owner: our next write replaces it. A record deleted with
+        its bucket is written again.
         """
         try:
             found = await self._records.read(self.run_id)
@@ -239,7 +238,7 @@ class Watch:
 
     def _check_owner(self, found: tuple[FleetRun, int] | None) -> None:
         if found is None and self._trusted():
-            self._revision = 0  # nobody has ended it, nor taken it from a node that is trusted
+            self._revision = 0  # nobody can have ended it, or taken it from a trusted node
             return
         if found is None:
             raise Lost("its record is gone")
@@ -251,7 +250,7 @@ class Watch:
         self._revision = max(self._revision, revision)
         self._hear_cancel(record)
 
-    # ---- what is heard
+    # ---- messages
 
     def _on_nobody(self, agent: str) -> None:
         self._fan.heard_nobody(agent)
@@ -277,7 +276,7 @@ class Watch:
         else:
             self._fan.heard_ack(agent)
         if ack.status == "known":
-            self._reread = True  # its return may be stored already, and is not told of again
+            self._reread = True  # its return may be stored already, and is not notified again
             self._awake.set()
 
     def _on_return(self, subject: bytes, _: bytes, body: bytes, headers: bytes | None) -> None:
@@ -303,13 +302,13 @@ class Watch:
 
     def _drop(self, what: str, agent: str, error: Exception) -> None:
         self._telemetry.fleet_refused.labels(what).inc()
-        # The subject of an ack names any run: whoever forges one must not fill the log.
+        # Anybody may forge an ack for any run: limit the logging.
         self._drops.warn(
             (what, agent), "%s of agent %s to run %s dropped: %s", what, agent, self.run_id, error
         )
 
     def _replace_forged(self, agent: str) -> None:
-        """Make room for the agent's own return, and ask it to send that again."""
+        """Delete a forged return, so that the agent can store its own, and ask it to resend."""
 
         async def purge() -> None:
             try:
@@ -332,7 +331,7 @@ class Watch:
             return
         cancelled = bool(record.cancelled_by) and self._cancelled_at is None
         if (record.owner != self.record.owner or cancelled) and not self._detach:
-            self._doubt = True  # whoever may ask the server anything can forge the notice: read it
+            self._doubt = True  # the notification can be forged: read the record
             self._awake.set()
 
     def _hear_cancel(self, record: FleetRun) -> None:
@@ -343,15 +342,15 @@ class Watch:
             self._awake.set()
 
     async def _read_back(self) -> None:
-        """Count the returns that are stored already."""
+        """Count the returns that are already stored."""
         subject = kv_subject(self._returns.name, return_key(self.run_id, "*"))
         async for stored in direct_batch(self._broker, self._returns.stream, subject):
             self._take(last_token(stored.headers["Nats-Subject"]), stored.body, stored.headers)
 
-    # ---- what is written
+    # ---- writes
 
     async def _write(self, ttl: float | None = None, **changes: Any) -> None:
-        """Change the record; `Lost` when another dispatcher owns the run."""
+        """Change the record; raises `Lost` if another dispatcher owns the run."""
         while True:
             record = msgspec.structs.replace(
                 self.record,

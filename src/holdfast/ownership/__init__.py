@@ -1,1 +1,1 @@
-"""Who holds what: claims on runs, and the heartbeats that tell whether a holder is alive."""
+"""Who holds what: claims on runs, leases on roles, and heartbeats that show a holder is alive."""

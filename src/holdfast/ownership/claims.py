@@ -1,26 +1,25 @@
-"""Claims: the one-time right to execute a run, held by compare-and-swap.
+"""Claims: the exclusive right to execute a run, held by compare-and-swap.
 
-The protocol. The run's record is its claim. To claim, a worker writes the record as `running`
-with its node id and a fresh token, expecting the revision that it read (0 at first sight); the
-revision of that write is the epoch. Everything the holder writes afterwards (progress, the settle)
-expects its own last revision, so a holder that was replaced meanwhile is refused by the server,
-not by its own good manners.
+The run's record is its claim. To claim, a worker writes the record as `running` with its node id
+and a fresh token, expecting the revision it read (0 if there is none); the revision of that write
+is the epoch. Every later write of the holder (progress, the settle) expects its own last revision,
+so the server rejects a holder that has been replaced.
 
-A write that got no answer is unknown: the record is read back from the leader, and the token says
-whether it was applied. Until that is resolved, nothing is acknowledged. A holder's own writes take
-turns; one that was cut off half-way (a handler cancelled while it told its progress) is recognised
-by its token too, and not mistaken for another holder.
+The outcome of a write without an answer is unknown: the record is read back from the leader, and
+its token shows whether the write was applied. Nothing is acknowledged before that. A holder's
+writes are serialized; one that was interrupted (a handler cancelled while reporting progress) is
+also recognised by its token, and not mistaken for another holder's.
 
-Each holder that was lost is a crash of the run, unless the holder's node was ended because of
-another run (`to_blame`): then the crash is taken back before it is counted.
+Each lost holder counts as a crash of the run, unless its node was ended because of another run
+(`to_blame`): then the crash is subtracted before it counts.
 
-A held run's record has no TTL, so one that does not exist was deleted with its bucket. A holder
-that is trusted writes it again: nobody else can have received the run. One that is not trusted may
-have been replaced by a holder whose record is gone too, and is refused.
+A held run's record has no TTL, so a missing one was deleted with its bucket. A trusted holder
+writes it again: nobody else can have received the run. An untrusted holder may have been replaced
+by one whose record is gone too, and is rejected.
 
-Not guaranteed: that a handler runs only once. After a crash between an effect and its settle the
-next holder runs it again, with a higher epoch. `ClaimLost` means: stop, write nothing, and leave
-the message alone, because its reply subject acts on the new holder's delivery.
+Not guaranteed: that a handler runs only once. After a crash between an effect and its settle, the
+next holder runs it again with a higher epoch. On `ClaimLost`, stop, write nothing and leave the
+message alone: its reply subject acts on the new holder's delivery.
 """
 
 from __future__ import annotations
@@ -49,15 +48,15 @@ from holdfast.retrying import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, retryi
 from holdfast.telemetry import Telemetry
 
 ALONE_SECONDS = 5.0
-"""How long a process that is handed a suspect starts nothing else, so that it becomes idle: longer
-than most runs, and short enough to waste little when some are long."""
+"""How long a process starts nothing else while it waits to be idle for a suspect: longer than most
+runs, short enough to waste little when some are long."""
 OVERDUE_SECONDS = 60.0
-"""After this long, a process that is never idle executes a suspect beside other runs."""
+"""A process that is never idle executes a suspect beside other runs after this time."""
 MOST_CROWDED = 10_000
-"""Suspects that are remembered: a bound on memory, far above what a process meets."""
+"""Suspects to remember: bounds memory, far above what a process meets."""
 
 _AWAY = (TryAgain, NotFound)
-"""NotFound is the bucket itself: upkeep makes a deleted one again."""
+"""NotFound means the bucket is missing: upkeep recreates it."""
 
 
 class Claim:
@@ -73,7 +72,7 @@ class Claim:
         self.lost = False
         self.settled = False
         self.tokens = {record.token}
-        """Of the newest applied write, and of those after it whose outcome is not known."""
+        """Tokens of the newest applied write and of later writes with an unknown outcome."""
         self.turn = asyncio.Lock()
 
 
@@ -82,14 +81,14 @@ async def _no_grace(_: str) -> bool:
 
 
 class Company:
-    """What else a process executes. This one never executes two runs at once, as in tests."""
+    """The other runs of this process. This default, for tests, never has any."""
 
     async def leave(self, limit: float) -> bool:
-        """Wait for all others to end, and let nothing start; False: they took too long."""
+        """Wait for all other runs to end and let none start; False on timeout."""
         return True
 
     def join(self) -> None:
-        """Others may start again."""
+        """Let other runs start again."""
 
 
 class Claims:
@@ -127,12 +126,12 @@ class Claims:
         self._tokens = itertools.count(1)
         self.company = Company()
         self._suspect = ""
-        """The run on its last chance that this process executes, alone."""
+        """The run on its last chance that this process executes alone."""
         self._crowded: dict[str, float] = {}
-        """Since when each suspect has found this process busy."""
+        """When each suspect first found this process busy."""
 
     def ttl_of(self, record: RunRecord) -> float:
-        """How long a record lives after the end of its run."""
+        """How long the record is kept after its run has ended."""
         return self._ttl[record.keyed]
 
     def _token(self) -> str:
@@ -143,10 +142,10 @@ class Claims:
     async def claim(
         self, run: str, fresh: RunRecord, *, message: int, reply: str, careful: bool = False
     ) -> Claim | Verdict:
-        """Claim a run whose message was delivered, or say what to do with the message instead.
+        """Claim a run whose message was delivered, or return what to do with the message instead.
 
-        `fresh` describes the run if this is its first attempt. With `careful` the record is read
-        first, which saves a refused write when the message is known to be a redelivery.
+        `fresh` describes the run if this is its first attempt. `careful` reads the record first,
+        which saves a rejected write when the message is known to be a redelivery.
         """
         try:
             return await self._claim(run, fresh, message, reply, careful)
@@ -185,11 +184,11 @@ class Claims:
             found = await self.read(run)
 
     async def _alone(self, run: str) -> bool:
-        """Runs on their last chance are executed alone, one at a time in each process.
+        """Reserve the process for a run on its last chance: such runs execute alone, one at a time.
 
-        So a run that kills its process takes nothing down with it, and whoever dies alone is to
-        blame. The place is taken before the claim is written: many are under way at once, and each
-        would find it free.
+        A run that kills its process then takes no other run with it, and is known to be the cause.
+        The process is reserved before the claim is written, because several claims are in progress
+        at once.
         """
         if self._suspect:
             return False
@@ -206,7 +205,7 @@ class Claims:
         """
         now = self._clock.monotonic()
         since = self._crowded.setdefault(run, now)
-        if len(self._crowded) > MOST_CROWDED:  # others have executed most of them meanwhile
+        if len(self._crowded) > MOST_CROWDED:  # other processes have executed most of them by now
             del self._crowded[next(iter(self._crowded))]
         return now - since > OVERDUE_SECONDS
 
@@ -216,14 +215,14 @@ class Claims:
             self.company.join()
 
     def release(self, claim: Claim) -> None:
-        """The attempt is over, however it ended."""
+        """The attempt has ended; let other runs start again."""
         self._crowded.pop(claim.run, None)
         self._let_go(claim.run)
 
     async def decide(
         self, record: RunRecord | None, message: int, *, once: bool = False
     ) -> Verdict:
-        """What to do with a message whose run has this record, as things stand now."""
+        """What to do with a message whose run has this record, as of now."""
         alive, in_grace = True, False
         if record is not None and record.state == "running":
             alive = await self._node_alive(record.node)
@@ -253,7 +252,7 @@ class Claims:
         won = await self._write(run, record, revision)
         return Claim(run, record, won) if won else None
 
-    # ---- what a holder writes
+    # ---- the holder's writes
 
     async def settle(
         self,
@@ -268,7 +267,7 @@ class Claims:
         result_object: str = "",
         begun: bool = True,
     ) -> None:
-        """End the attempt; raises `ClaimLost` when somebody else holds the run now."""
+        """End the attempt; raises `ClaimLost` if another node holds the run now."""
         async with claim.turn:
             record = runs.settled(
                 claim.record,
@@ -289,7 +288,7 @@ class Claims:
             claim.settled = True
 
     async def progress(self, claim: Claim, progress: Progress) -> None:
-        """Write down how far the handler is; `ClaimLost` when its attempt is over."""
+        """Record the handler's progress; raises `ClaimLost` if the attempt is over."""
         async with claim.turn:
             if claim.settled:
                 raise ClaimLost(f"the attempt at run {claim.run} is over")
@@ -297,7 +296,7 @@ class Claims:
             await self._write_own(claim, record, None)
 
     async def restore(self, claim: Claim) -> None:
-        """Write the record again if it vanished with its bucket."""
+        """Write the record again if it was deleted with its bucket."""
         async with claim.turn:
             if claim.settled or claim.lost or await self.read(claim.run) is not None:
                 return
@@ -307,16 +306,16 @@ class Claims:
     async def give_up(
         self, run: str, record: RunRecord, revision: int, *, state: State, error: str
     ) -> RunRecord | None:
-        """End a run that nobody may execute (again): `dead` or `lost`.
+        """End a run that must not be executed (again): `dead` or `lost`.
 
-        `revision` is the one at which that was decided: a run that has moved since is left alone.
+        Does nothing if the run has changed since `revision`, at which that was decided.
         """
         ended = runs.ended(record, state, error=error, token=self._token(), now=self._now())
         won = await self._write(run, ended, revision, self.ttl_of(record))
         return ended if won else None
 
     async def owns(self, claim: Claim) -> bool:
-        """Ask the leader whether the claim still stands. Advisory only; rely on a fenced write."""
+        """Ask the leader whether the claim still holds. Advisory only; rely on a fenced write."""
         async with claim.turn:
             if claim.settled:
                 return False
@@ -334,7 +333,7 @@ class Claims:
         self._on_lost(claim.run)
 
     async def read(self, run: str) -> tuple[RunRecord, int] | None:
-        """A run's record and revision, waiting out a lost connection and a deleted bucket."""
+        """A run's record and revision; waits while disconnected or while the bucket is missing."""
         entry: Any = await retrying(
             lambda: self._store.get(run), clock=self._clock, what="reading a run", on=_AWAY
         )
@@ -358,7 +357,7 @@ class Claims:
         claim.revision = won
         claim.tokens = {record.token}
 
-    # ---- unknown writes
+    # ---- writes with an unknown outcome
 
     async def _write(
         self,
@@ -368,13 +367,13 @@ class Claims:
         ttl: float | None = None,
         own: Collection[str] = (),
     ) -> int:
-        """Write until it is known to be applied (its revision) or refused (0).
+        """Write until the write is known to be applied (returns its revision) or rejected (0).
 
-        A refusal may come from this very write, when its first answer was lost, or from another
-        one of the same holder that was cut off (`own`): the token tells. The record may also be
-        just where it was: then a write that nobody has confirmed, maybe our own first copy, is in
-        process, on a leader that cannot store it or has yet to. It may still be applied, so this
-        one is repeated, with its token, until the record says who was first.
+        A conflict may be caused by this very write, if its first answer was lost, or by an
+        interrupted write of the same holder (`own`): the token shows which. The record may also be
+        unchanged: then an unconfirmed write, perhaps our own first copy, is pending on a leader
+        that has not stored it yet. It may still be applied, so this one is repeated, with the same
+        token, until the record shows which was first.
         """
         body = readable(record)
         delay = FIRST_PAUSE_SECONDS
@@ -385,7 +384,7 @@ class Claims:
                 try:
                     found = await self.read(run)
                 except Unreadable:
-                    return 0  # whoever wrote that has replaced us
+                    return 0  # its writer has replaced us
                 revision = found[1] if found else 0
                 if found and found[0].token == record.token:
                     return revision
@@ -400,18 +399,17 @@ class Claims:
                     return 0
             except BrokerError as error:
                 if not own and not isinstance(error, TryAgain):
-                    raise  # nothing is held yet; what is held must be settled, on a full disk too
+                    raise  # nothing is held yet; a held run must be settled, even on a full disk
                 await self._clock.sleep(delay)
                 delay = min(delay * 2, LONGEST_PAUSE_SECONDS)
 
 
 def readable(record: RunRecord) -> bytes:
-    """A record's bytes; `InvalidInput` when nobody could read them again.
+    """Encode a record; raises `InvalidInput` if nobody could decode it again.
 
-    Checked here, where whoever caused it still gets the error. Later it would only be found by
-    those who recover the runs of a dead worker, and they could not repair it. A record without
-    anything from a handler is not read again: reading costs more than writing, and the rest of it
-    was checked where it came in, as a definition, a header or a record that was read.
+    Checked here, where the caller who caused it still gets the error: those who later recover the
+    runs of a dead worker could not repair it. A record without data from a handler is not decoded
+    again: that costs more than encoding, and the rest was checked on input.
     """
     try:
         body = runs.encode(record)
@@ -430,9 +428,9 @@ def readable(record: RunRecord) -> bytes:
 
 
 def _base(record: RunRecord | None, fresh: RunRecord) -> RunRecord:
-    """What a claim builds on: the record, with what the job's definition and the message decide.
+    """The record that a claim builds on, updated from the job's definition and the message.
 
-    A definition may have changed since, and the record of a replay knows neither.
+    The definition may have changed since, and the record of a replay has neither.
     """
     if record is None or record.vacant:
         return fresh

@@ -1,27 +1,26 @@
-"""Election: at most one leader acts for a role, and whoever acts wrongly is refused by the server.
+"""Election: one leader per role; the server rejects the writes of a leader that was replaced.
 
-Not guaranteed: that only one process *believes* to lead. Guaranteed: that a write fenced by the
-epoch is refused once a later term has begun.
+Not guaranteed: that only one process *believes* it leads. Guaranteed: a write fenced by the epoch
+is rejected once a later term has begun.
 
     candidate ──lease free──► lease won ──term written──► leader ──renewal refused, trust over──┐
         ▲                                                    │ release (SIGTERM)                │
         └────────────────────────────────────────────────────┴──────────────────────────────────┘
 
-The lease (`ownership.lease`) says who may begin a term. The term is a record of its own that moves
-only when a leader is elected: its revision is the epoch, and a leader fences what it writes by
-expecting the term to be at its epoch still. The lease itself cannot be the fence, because it moves
-with every renewal.
+The lease (`ownership.lease`) decides who may begin a term. The term is a separate record that
+changes only when a leader is elected: its revision is the epoch, and a leader fences its writes by
+expecting the term to be at that epoch. The lease cannot be the fence: each renewal changes it.
 
 A candidate takes the lease
 - when its key is deleted (the leader left) or expires (a marker says so): at once;
 - when the leader's process is gone: its node subject answers "no responders" several times in a
   row, so nobody waits for the TTL;
-- when `take` is called, by a role that sees work undone (a slot that is due and not recorded).
-Each time by compare-and-swap on the revision that it has seen, so a leader that renews meanwhile
-keeps its lease. A leader that is robbed by mistake (it was reconnecting) loses its term, nothing
-else.
+- when a role that sees overdue work (a slot that is due and not recorded) calls `take`.
 
-The leader stops itself before its lease can expire; a renewal that fails is repeated until then.
+Each is a compare-and-swap on the revision the candidate has seen, so a leader that renews meanwhile
+keeps its lease. A leader replaced by mistake (it was reconnecting) loses its term and nothing else.
+
+A leader stops before its lease can expire; until then it retries a failed renewal.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ from holdfast.telemetry import Telemetry
 log = logging.getLogger("holdfast.election")
 
 LOOK_SECONDS: Final = 1.0
-"""How often a candidate reads the lease, in case it did not hear of a change."""
+"""How often a candidate reads the lease, in case it missed a notification."""
 RETRY_SECONDS: Final = 0.25
 """The pause after a failure: several attempts fit into the shortest trust window of a second."""
 RELEASE_SECONDS: Final = 2.0
-"""How long giving a lease back may delay the end of a process; afterwards the lease expires."""
+"""How long releasing a lease may delay the end of a process; after that the lease expires."""
 HOLD_OFF_SECONDS: Final = 1.0
-"""How long a leader that stood down lets the others go first."""
+"""How long a leader that stood down lets other candidates go first."""
 TERM_TRIES: Final = 5
-"""Only another winner of the lease writes the term: more conflicts mean that the lease is lost."""
+"""Only another winner of the lease writes the term, so more conflicts mean the lease is lost."""
 
 
 class LeaderElection:
@@ -70,7 +69,7 @@ class LeaderElection:
         telemetry: Telemetry | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`term_bucket`: where the fenced writes go; the leases' own bucket when not given."""
+        """`term_bucket` is where the fenced writes go; by default the bucket of the leases."""
         if ttl_seconds < 2 * renew_seconds or ttl_seconds < 1:
             raise ConfigError(
                 f"a lease of {ttl_seconds:g} s renewed every {renew_seconds:g} s would lapse by "
@@ -79,11 +78,11 @@ class LeaderElection:
         self.role = role
         self.node = node
         self.epoch = 0
-        """The current term's, while `leader`."""
+        """The epoch of the current term; 0 unless leading."""
         self.holder = ""
-        """Who holds the lease, as last heard."""
+        """The holder of the lease, as last heard."""
         self.terms = 0
-        """How many terms this candidate has had."""
+        """Terms that this candidate has won."""
         self._broker = broker
         self._clock = broker.clock
         self._telemetry = telemetry or Telemetry()
@@ -95,17 +94,17 @@ class LeaderElection:
         self._lease = Lease(bucket, role, node, broker.clock, ttl=ttl_seconds)
         self._terms = Bucket(broker, term_bucket) if term_bucket else bucket
         self._seen = 0
-        """The newest revision of the lease that was heard of."""
+        """The newest known revision of the lease."""
         self._looked = False
         self._vacant = False
-        """Heard that nobody holds the lease, at the revision `_seen`."""
+        """A notification said that nobody holds the lease, at revision `_seen`."""
         self._held_off_until = 0.0
         self._wake = asyncio.Event()
         self._busy = asyncio.Lock()
         self._on_change = on_change
         self._stopped = False
 
-    # ---- asking
+    # ---- state
 
     @property
     def leader(self) -> bool:
@@ -114,13 +113,13 @@ class LeaderElection:
 
     @property
     def established(self) -> bool:
-        """Whether this candidate knows its place: leading, or behind a leader it knows of."""
+        """Whether this candidate knows its role: leading, or behind a known leader."""
         return self.leader or (self._looked and bool(self.holder))
 
     # ---- life
 
     async def run(self) -> None:
-        """Take part until cancelled; then give the lease back."""
+        """Take part until cancelled, then release the lease."""
         subscription = await self._broker.subscribe(self._subject, self._heard)
         probing = asyncio.create_task(self._probe(), name=f"holdfast-probe-{self.role}")
         try:
@@ -135,12 +134,12 @@ class LeaderElection:
             await self.resign()
 
     async def resign(self) -> None:
-        """Give the lease back, so that another takes over at once; stay out from now on."""
+        """Release the lease, so that another candidate takes over at once, and never lead again."""
         self._stopped = True
         await self._release()
 
     async def stand_down(self, why: str) -> None:
-        """Stop leading, and let the others go first."""
+        """Stop leading, and let other candidates go first."""
         log.warning("%s stands down as leader: %s", self.node, why)
         self.hold_off()
         await self._release()
@@ -154,11 +153,11 @@ class LeaderElection:
             log.debug("the lease of %s was not given back: it will expire", self.role)
 
     def hold_off(self) -> None:
-        """Do not become leader for a moment."""
+        """Do not become leader for `HOLD_OFF_SECONDS`."""
         self._held_off_until = self._clock.monotonic() + HOLD_OFF_SECONDS
 
     async def take(self, why: str) -> bool:
-        """Take the lease from a leader that does not do its work; True when this node leads now."""
+        """Take the lease from a leader that neglects its work; True if this node leads now."""
         if self.epoch or self._stopped or self._is_held_off() or self.holder == self.node:
             return bool(self.epoch)
         log.warning("%s takes over from %s: %s", self.node, self.holder or "nobody", why)
@@ -220,11 +219,11 @@ class LeaderElection:
         return self._clock.monotonic() < self._held_off_until
 
     def _is_stopped(self) -> bool:
-        """A call, because it may change during an await, which a type checker does not see."""
+        """A method, because mypy would assume that the attribute cannot change during an await."""
         return self._stopped
 
     async def _try(self, expected: int) -> bool:
-        """Win the lease at this revision, and then the term."""
+        """Win the lease at this revision, then the term."""
         async with self._busy:
             if self.epoch or self._is_stopped():
                 return bool(self.epoch)
@@ -249,14 +248,14 @@ class LeaderElection:
             return True
 
     async def _begin_term(self) -> int:
-        """Write the term; its revision is the epoch, higher than every one before."""
+        """Write the term; its revision is the epoch, higher than all before."""
         key = term_key(self.role)
         record = TermRecord(self.node, self._lease.token, since=self._clock.utc())
         for _ in range(TERM_TRIES):
             revision, found = await self._terms.last(key)
             known = self._terms.read(leases.decode_term, found) if found else None
             if known is not None and known.token == record.token:
-                return revision  # the answer to the write was lost
+                return revision  # written earlier, but the answer was lost
             if not self._lease.trusted:
                 break
             try:
@@ -265,10 +264,10 @@ class LeaderElection:
                 continue
         raise LeaseLost(f"the term of {self.role} could not be written")
 
-    # ---- hearing
+    # ---- notifications
 
     async def _heard(self, message: Received) -> None:
-        """The server repeats every write to the lease, deletions and expiries too."""
+        """The server republishes every write to the lease, including deletions and expiries."""
         revision = int(message.headers.get("Nats-Sequence", 0))
         if revision < self._seen:
             return
@@ -280,7 +279,7 @@ class LeaderElection:
             self._wake.set()
 
     def _read(self, body: bytes) -> LeaseRecord | None:
-        """A lease that cannot be read is held by nobody: whoever takes it writes a new one."""
+        """An unreadable lease counts as free: the next holder writes a new one."""
         bucket = self._broker.names.leases
         return self._broker.unreadable.read(leases.decode_lease, bucket, self.role, body)
 
@@ -291,10 +290,10 @@ class LeaderElection:
             self.holder = holder
             self._on_change()
 
-    # ---- is the leader's process there at all?
+    # ---- probing the leader's process
 
     async def _probe(self) -> None:
-        """Ask the leader's node subject; nobody there several times in a row: take over."""
+        """Ping the leader's node; after several "no responders" in a row, take over."""
         misses = 0
         while True:
             await self._clock.sleep(self._probe_seconds)
@@ -309,7 +308,7 @@ class LeaderElection:
 
     async def _is_gone(self, node: str) -> bool:
         try:
-            # a ping under way when the process dies is never answered: ask again soon
+            # a ping in flight when the process dies is never answered: ask again soon
             await self._ping(node, 2 * self._probe_seconds)
         except Unavailable:
             return self._broker.connected

@@ -1,18 +1,18 @@
-"""A node's heartbeat: its record kept alive, its state moved, and the window of its own trust.
+"""A node's heartbeat: keeps its record alive, moves its state, and bounds how long it is trusted.
 
-The protocol. A node writes its record under its own id with a TTL and renews it by
-compare-and-swap. Only the node writes it while it is alive; a coordinator that declares it lost
-writes the same key with another state, expecting the node's last heartbeat. So exactly one of them
-wins: the node's next renewal is refused, it reads who was first, and ends (`lost`).
+A node writes its record under its id with a TTL and renews it by compare-and-swap. Only the node
+writes it while alive; a coordinator that declares the node lost writes another state to the same
+key, expecting the node's last heartbeat. Exactly one of them wins: if it is the coordinator, the
+node's next renewal is rejected, and the node reads the verdict and ends (`lost`).
 
-`trusted` is true for less than the timeout, counted on a monotonic clock from *before* the last
-acknowledged renewal was sent: a slow answer or a frozen process cannot stretch it. When the key has
-vanished and nobody has declared the node lost (an outage of NATS itself), the node registers again
-and calls `on_gap`, whose business it is to find out which claims were taken meanwhile.
+`trusted` holds for the timeout, measured on a monotonic clock from *before* the last acknowledged
+renewal was sent: neither a slow answer nor a frozen process extends it. If the key has vanished and
+nobody declared the node lost (an outage of NATS itself), the node registers again and calls
+`on_gap`, which has to find out which claims were taken meanwhile.
 
-A late tick is told apart from a failed one: a tick that comes late means that this process was
-frozen, a wall clock that moved against the monotonic one has leapt, and only ticks in time whose
-writes fail mean that NATS cannot be reached. Each is logged as what it is.
+Late ticks are distinguished from failed ones, and logged as such: a late tick means this process
+was frozen; a wall clock that moved against the monotonic one has jumped; only punctual ticks whose
+writes fail mean that NATS is unreachable.
 
 Not guaranteed: that a silent node is dead. That is why claims are fenced.
 """
@@ -43,24 +43,25 @@ from holdfast.version import __version__
 log = logging.getLogger("holdfast.heartbeat")
 
 STEADY = 0.75
-"""The part of a timeout without a renewal after which a series of heartbeats counts as broken."""
+"""The fraction of the timeout without a renewal after which heartbeats no longer count as
+steady."""
 FROZEN_SECONDS = 1.0
 """A tick this late means that the process did not run: a busy event loop is late by less."""
 LEAP_SECONDS = 1.0
 """Wall and monotonic clock apart by this much within one tick: NTP slews far more slowly."""
 ENDED_TTL_SECONDS = 86_400.0
-"""How long the record of a node that has ended stays; its history is in the ledger."""
+"""How long the record of an ended node is kept; its history is in the ledger."""
 
 FORGOTTEN_SECONDS = 1_800.0
-"""A node that was silent for longer ends, because it cannot know whether it was judged: the record
-of a verdict expires after an hour at the earliest."""
+"""A node silent for longer ends, because it cannot know whether it was judged: the record of a
+verdict expires after an hour at the earliest."""
 LEAVE_SECONDS = 2.0
-"""How long writing down its end may delay a node; afterwards its record expires."""
+"""How long recording its end may delay a node; after that its record expires."""
 AGAIN_SECONDS = 0.5
 """The pause after a failed beat: several attempts fit into the shortest timeout."""
 
 FOLLOW_SECONDS = 0.25
-"""How often a node looks at what its deputy has done."""
+"""How often a node checks what its deputy has done."""
 WRITE_TRIES = 5
 """A deputy may write between our read and our write, once per heartbeat."""
 
@@ -72,7 +73,7 @@ class Deputy(Protocol):
 
     @property
     def active(self) -> bool:
-        """Whether it beats, and its beats are confirmed."""
+        """Whether it sends heartbeats and they are confirmed."""
         ...
 
     @property
@@ -88,28 +89,28 @@ class Deputy(Protocol):
 
     @property
     def lost(self) -> bool:
-        """Whether it found that the node was declared lost."""
+        """Whether it found the node declared lost."""
         ...
 
     @property
     def gap(self) -> bool:
-        """The record had lapsed: claims must be checked before the node is trusted again."""
+        """The record had lapsed: check claims before trusting the node again."""
         ...
 
     @property
     def blocked(self) -> bool:
-        """Whether it has just reported that the event loop was blocked."""
+        """Whether it has just reported a blocked event loop."""
         ...
 
     def verified(self) -> None:
-        """Claims have been checked."""
+        """Report that claims have been checked."""
 
     def proved(self) -> None:
-        """Our own connection has just been seen to work."""
+        """Report that our own connection works."""
 
 
 def new_node_id(role: str) -> str:
-    """An id that is never used again."""
+    """An id that is never reused."""
     host = "".join(c if c.isalnum() else "-" for c in socket.gethostname().split(".")[0])[:20]
     return f"{role}-{host.strip('-') or 'host'}-{os.getpid()}-{secrets.token_hex(3)}"
 
@@ -167,7 +168,7 @@ class Heartbeat:
         self._proved = 0.0
         self._writing = asyncio.Lock()
 
-    # ---- what it knows of itself
+    # ---- state
 
     @property
     def timeout(self) -> float:
@@ -175,24 +176,24 @@ class Heartbeat:
 
     @property
     def acknowledged(self) -> float:
-        """When the last confirmed renewal was sent, whoever sent it."""
+        """When the last confirmed renewal was sent, by this node or its deputy."""
         deputy = self.deputy
         return max(self._acknowledged, deputy.acknowledged) if deputy else self._acknowledged
 
     @property
     def revision(self) -> int:
-        """Of the record, as far as it is known."""
+        """The newest known revision of the record."""
         return max(self._revision, self.deputy.revision) if self.deputy else self._revision
 
     @property
     def steady_since(self) -> float:
-        """Since when renewals have come without a break."""
+        """When the current series of renewals without a gap began."""
         deputy = self.deputy
         return max(self._steady_since, deputy.steady_since) if deputy else self._steady_since
 
     @property
     def lasting_seconds(self) -> float:
-        """How long the record outlives its last renewal."""
+        """The TTL of the record after a renewal."""
         return self.timeout if self.record.liveness.enabled else ENDED_TTL_SECONDS
 
     @property
@@ -201,12 +202,12 @@ class Heartbeat:
 
     @property
     def _own_silence(self) -> float:
-        """How long our own connection has been silent, regardless of our deputy's."""
+        """How long our own connection has been silent, regardless of the deputy's."""
         return self._clock.monotonic() - max(self._proved, self._acknowledged)
 
     @property
     def trusted(self) -> bool:
-        """Nobody can have seen this node as gone yet."""
+        """Whether nobody can have seen this node as gone yet."""
         if self.lost.is_set() or (self.deputy is not None and self.deputy.lost):
             return False
         return self._silence < self.timeout
@@ -215,8 +216,8 @@ class Heartbeat:
     def may_judge(self) -> bool:
         """Whether the absence of another node's key means anything.
 
-        After an outage every key has lapsed, whoever lives. A node that could not renew its own
-        waits a whole timeout after it can again, so that the others have had their turn.
+        After an outage every key has lapsed, even those of live nodes. A node that could not renew
+        its own waits a whole timeout after it can again, to give the others time to renew theirs.
         """
         return self.trusted and self.acknowledged - self.steady_since >= self.timeout
 
@@ -235,11 +236,11 @@ class Heartbeat:
             await self._write(self.record)
 
     async def _start(self, step: Callable[[], Awaitable[None]]) -> None:
-        """A bucket that another process has just made elects its leader first."""
+        """Retry: a bucket that another process has just created elects its leader first."""
         await retrying(step, clock=self._clock, what="registering", seconds=PATIENCE_SECONDS)
 
     async def beat(self) -> None:
-        """Renew once; registers again when the key is not there."""
+        """Renew once; register again if the key is missing."""
         async with self._writing:
             await self._write(
                 msgspec.structs.replace(
@@ -252,7 +253,7 @@ class Heartbeat:
             )
 
     async def move(self, state: NodeState, reason: str = "") -> None:
-        """Enter a state; `InvalidTransition` when the lifecycle does not allow it."""
+        """Enter a state; raises `InvalidTransition` if the lifecycle does not allow it."""
         async with self._writing:
             before = self.record
             after = nodes.move(before, state, by=before.id, at=self._now(), reason=reason)
@@ -262,7 +263,7 @@ class Heartbeat:
             await self._ledger(step)
 
     async def _write(self, record: NodeRecord, ttl: float | None = None) -> None:
-        """Write what was made of the newest record; one at a time, by `_writing`."""
+        """Write a successor of the newest record; serialized by `_writing`."""
         sent = self._clock.monotonic()
         server, client = self._connection()
         record = msgspec.structs.replace(record, server=server, client=client)
@@ -281,7 +282,7 @@ class Heartbeat:
         return await self._store.put(self.record.id, body, expected=expected, ttl=ttl)
 
     async def _resolve(self, body: bytes, ttl: float) -> None:
-        """The key is not where we left it: our own lost answer, our deputy, a lapse, a verdict."""
+        """Resolve a conflict: our own lost answer, our deputy, a lapse, or a verdict."""
         for _ in range(WRITE_TRIES):
             entry = await self._store.get(self.record.id)
             if entry is None:
@@ -324,7 +325,7 @@ class Heartbeat:
     # ---- the loop
 
     async def run(self) -> None:
-        """Renew until cancelled; returns when the node was declared lost."""
+        """Renew until cancelled; return when the node was declared lost."""
         while not self.lost.is_set():
             delay = self.record.liveness.heartbeat_seconds
             try:
@@ -358,7 +359,7 @@ class Heartbeat:
             self.deputy.proved()
 
     async def _follow(self) -> None:
-        """Check our deputy's heartbeats, and prove that our own connection works."""
+        """Check the deputy's heartbeats, and prove that our own connection works."""
         deputy, now = self.deputy, self._clock.monotonic()
         if deputy is None:
             return
@@ -405,10 +406,9 @@ class Heartbeat:
             )
 
     def _cut_off(self) -> None:
-        """Declare this node DISCONNECTED, where it must stop: others may not be able to reach it.
+        """Declare this node DISCONNECTED if it is configured to stop when cut off.
 
-        Only after attempts that failed for half of the timeout: a process that was frozen has made
-        no attempts.
+        Only after attempts have failed for half of the timeout: a frozen process made no attempts.
         """
         now, silent = self._clock.monotonic(), self._own_silence
         if self._failing_since is None:
@@ -437,9 +437,9 @@ class Heartbeat:
         self._on_cut_off()
 
     async def _try_elsewhere(self) -> None:
-        """A server that is there and answers nothing may have lost the others: leave it.
+        """Leave a server that is up but does not answer: it may have lost the rest of its cluster.
 
-        Not before the timeout is over: an election ends sooner, and all would leave at once.
+        Not before the timeout: an election ends sooner, and all nodes would leave at once.
         """
         now = self._clock.monotonic()
         if self._leave and self._unreachable and now >= self._leave_after:
@@ -447,7 +447,7 @@ class Heartbeat:
             await self._leave()
 
     async def stop(self, *, forced: bool = False) -> None:
-        """Leave: TERMINATED_GRACEFULLY, or TERMINATED_FORCED when something was not finished."""
+        """Leave: TERMINATED_GRACEFULLY, or TERMINATED_FORCED if something was not finished."""
         if self.lost.is_set():
             return
         try:

@@ -1,16 +1,15 @@
 """Leases: the right to a role, won and renewed by compare-and-swap with a TTL.
 
-The protocol. Whoever writes the key expecting its newest revision (0: never there; that of a
-marker: deleted or expired; that of a holder who is known to be gone) holds the lease. Every renewal
-expects the holder's own last revision and sets the TTL anew, in one write: so a lease that was
-taken cannot be renewed, and one that is not renewed expires. `release` removes the key, which all
-who wait hear of; just letting go of it without `release` leaves it to expire.
+The holder is the one that wrote the key expecting its newest revision: 0 if it never existed, that
+of a marker if it was deleted or expired, or that of a holder known to be gone. Each renewal expects
+the holder's own last revision and resets the TTL in one write: a lease that was taken cannot be
+renewed, and one that is not renewed expires. `release` deletes the key, which notifies candidates.
 
-`trusted` ends before anybody can see the lease expire (see `model.lease`). What it does *not* give:
-certainty that nobody else holds it. A holder that seems to be gone is replaced without waiting, so
-whatever a leader writes must be fenced by its term (`ownership.election`).
+`trusted` ends before anybody can see the lease expire (see `model.lease`). Not guaranteed: that
+nobody else holds it. A holder that seems gone is replaced without waiting, so a leader must fence
+its writes by its term (`ownership.election`).
 
-A write without an answer is unknown: the token of the tenure tells later whether it was applied.
+The outcome of a write without an answer is unknown: the token shows later whether it was applied.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from holdfast.ownership.store import Stamped, Store
 
 
 class LeaseStore(Store, Protocol):
-    """What a bucket must be able to do for a lease."""
+    """What a lease needs from a bucket."""
 
     async def last(self, key: str) -> tuple[int, Stamped | None]:
-        """The revision that a next write must expect, and the value if there is one."""
+        """The revision that the next write must expect, and the value if there is one."""
         ...
 
     async def remove(self, key: str, *, expected: int) -> None:
@@ -57,7 +56,7 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether we took it and have not heard that it is lost; `trusted` says whether to act."""
+        """Whether it was won and not known to be lost; `trusted` says whether to act."""
         return self._record is not None
 
     @property
@@ -66,21 +65,21 @@ class Lease:
 
     @property
     def trusted_seconds(self) -> float:
-        """How long it may still be acted upon."""
+        """How long the holder may still act on it."""
         return self._window.left(self._clock.monotonic())
 
     @property
     def token(self) -> str:
-        """What marks the writes of this tenure."""
+        """Marks the writes of this tenure."""
         return self._record.token if self._record else ""
 
     async def look(self) -> tuple[int, LeaseRecord | None]:
-        """The newest revision of the key and who holds it, as the server's leader knows it."""
+        """The newest revision of the key and its holder, from the stream's leader."""
         revision, found = await self._store.last(self.key)
         return revision, self._store.read(leases.decode_lease, found) if found else None
 
     async def acquire(self, expected: int) -> bool:
-        """Take the lease if its key is still at `expected`; False when somebody was faster."""
+        """Take the lease if its key is still at `expected`; False if another was faster."""
         record = LeaseRecord(self.holder, secrets.token_hex(8), since=self._clock.utc())
         sent = self._clock.monotonic()
         try:
@@ -95,7 +94,7 @@ class Lease:
         return True
 
     async def renew(self) -> None:
-        """Extend the lease; `LeaseLost` when the key has moved on."""
+        """Extend the lease; raises `LeaseLost` if somebody else has written the key."""
         if self._record is None:
             raise LeaseLost(f"lease {self.key} is not held")
         record = msgspec.structs.replace(self._record, renewed=self._record.renewed + 1)
@@ -107,7 +106,7 @@ class Lease:
         self._hold(record, revision, sent)
 
     async def _renew_again(self, record: LeaseRecord) -> int:
-        """A refused renewal is no loss when the key is at an unanswered renewal of our own."""
+        """Renew after a conflict: not a loss if the key is at our own unanswered renewal."""
         revision, found = await self.look()
         if found is not None and found.token == record.token:
             self.revision = revision
@@ -126,16 +125,16 @@ class Lease:
         return await self._store.put(self.key, body, expected=expected, ttl=self.ttl)
 
     async def release(self) -> None:
-        """Give it back, so that nobody waits for it to expire."""
+        """Delete the key, so that nobody waits for it to expire."""
         revision, held = self.revision, self.held
         self.forget()
         if held:
             try:
                 await self._store.remove(self.key, expected=revision)
             except Conflict:
-                return  # somebody else has it already
+                return  # already taken by another candidate
 
     def forget(self) -> None:
-        """Stop trusting it, and leave the key to whoever has it or to its TTL."""
+        """Stop trusting it; leave the key to its new holder or to its TTL."""
         self._record = None
         self._window.ended()

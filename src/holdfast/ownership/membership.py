@@ -1,13 +1,13 @@
-"""A process as a node: it registers, heartbeats, answers pings, can be drained, and knows others.
+"""A process as a node: registers, sends heartbeats, answers pings, drains, and judges other nodes.
 
-Every role uses it: worker, scheduler, dispatcher, coordinator, agent, web. The node answers on its
-own subject, so that a crash is seen as "no responders" at once; the answer carries the index of
-what it holds, unless the asker has it already. Each transition is also written to the ledger,
-where the history outlives the node.
+Every role uses it: worker, scheduler, dispatcher, coordinator, agent, web. A node answers pings on
+its own subject, so a crash shows at once as "no responders"; the answer includes the index of what
+it holds, unless the asker has it already. Each transition is also written to the ledger, where the
+history outlives the node.
 
-Whether another node is alive is read from its record, and decided by nobody's clock but the
-server's expiry and the coordinators' verdicts. Where no coordinator runs, whoever needs to know
-declares a lapsed node lost itself, by compare-and-swap, so the rules stay the same.
+Whether another node is alive is read from its record; only the server's expiry and the verdicts of
+coordinators decide, no local clock. Without a coordinator, a node that needs to know declares a
+lapsed node lost itself, by compare-and-swap, so the rules stay the same.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from holdfast.ownership.heartbeat import ENDED_TTL_SECONDS, Heartbeat, new_node_
 log = logging.getLogger("holdfast.node")
 
 UNREADABLE_SECONDS: Final = 60.0
-"""How long a node with an unreadable record counts as alive: longer than the longest timeout of the
-profiles, so that a live node has written it again by then, or its newer version writes it on."""
+"""How long a node with an unreadable record counts as alive: longer than any profile's timeout, so
+that a live node has rewritten it by then."""
 LONGEST_VERSION: Final = 18
-"""Digits of an index's version in a ping."""
+"""Most digits of an index version accepted in a ping."""
 
 
 class Pong(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -46,18 +46,19 @@ class Pong(msgspec.Struct, frozen=True, omit_defaults=True):
     beat: Count
     state: str
     version: Count = 0
-    """A checksum of the index; the same number means the same index."""
+    """A checksum of the index; equal versions mean equal indexes."""
     held: tuple[HeldRun, ...] | None = None
     server: str = ""
     client: Count = 0
-    """The node's own connection, as in its record: a new one is known before a beat is stored."""
+    """The node's connection, as in its record; a ping reports a new one before the next heartbeat
+    does."""
 
 
 PONG: Final = Codec[Pong](Pong, "the answer to a ping")
 
 
 class Membership:
-    """This process among the nodes of its namespace."""
+    """This process as one of the nodes of its namespace."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class Membership:
         self._announcing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Answer pings first, then register, so that nobody finds the subject empty."""
+        """Answer pings before registering, so that no ping finds "no responders"."""
         if not self.heartbeat.record.liveness.enabled:
             log.warning(
                 "liveness.enabled = no: no coordinator notices when this node dies or hangs, and "
@@ -124,12 +125,12 @@ class Membership:
 
     async def _announce(self) -> None:
         """Report the new connection at once: the old one is gone."""
-        with contextlib.suppress(BrokerError, NodeLost):  # the next heartbeat finds out again
+        with contextlib.suppress(BrokerError, NodeLost):  # the next heartbeat retries
             if self.heartbeat.record.alive:
                 await self.heartbeat.beat()
 
     async def write_ledger(self, step: Transition) -> None:
-        """Keep a transition; losing one entry of a history is no reason to fail."""
+        """Record a transition; a lost entry of the history is not a reason to fail."""
         subject = self._broker.names.log("node", step.node)
         try:
             await self._broker.store(subject, nodes.encode(step))
@@ -140,7 +141,7 @@ class Membership:
 
     async def _on_ping(self, message: Received) -> None:
         if self.heartbeat.deputy is not None and self.heartbeat.deputy.active:
-            return  # it answers
+            return  # the deputy answers
         index = self._held()
         version = zlib.crc32(msgspec.json.encode(index))
         told = message.body if len(message.body) <= LONGEST_VERSION else b""
@@ -166,7 +167,7 @@ class Membership:
             await self._broker.publish(message.reply, b"draining")
         self._stop()
 
-    # ---- knowing others
+    # ---- other nodes
 
     async def alive(self, node: str) -> bool:
         """Whether another node still holds what it claimed."""
@@ -178,7 +179,7 @@ class Membership:
                 self._culprits[node] = record.culprits
             return record.alive
         if not self.heartbeat.may_judge or await self._read(self.node) is None:
-            return True  # without our own record the bucket is new, and lacks everybody's
+            return True  # without our own record the bucket is new and lacks everybody's
         await self._declare_lapsed(node)
         return False
 
@@ -188,7 +189,7 @@ class Membership:
         return culprits is None or run in culprits
 
     async def in_grace(self, node: str) -> bool:
-        """Whether a lost node may still be finishing what it ran."""
+        """Whether a lost node may still be finishing its runs."""
         record = await self._read(node)
         if record is None or record.gone:
             return record is None
@@ -202,12 +203,12 @@ class Membership:
         return record if record is not None else self._assumed(node, entry.stored)
 
     def _assumed(self, node: str, stored: float) -> NodeRecord:
-        """Stands in for a record that cannot be read: a live node writes a new one soon."""
+        """Stand-in for an unreadable record: a live node rewrites it soon."""
         recent = self._broker.server_now() - stored < UNREADABLE_SECONDS
         return NodeRecord(node, node.split("-")[0], state="RUNNING" if recent else "NOT_RUNNING")
 
     async def _declare_lapsed(self, node: str) -> None:
-        """Its key has expired and no coordinator has said a word: say it in their place."""
+        """Declare a node lost whose key expired and which no coordinator has judged."""
         now = self._broker.server_now()
         record = NodeRecord(
             node,
@@ -216,7 +217,7 @@ class Membership:
             reason="its heartbeat had lapsed when its runs were looked at",
             since=now,
             by=self.node,
-            liveness=self.heartbeat.record.liveness,  # its own is gone; its peers' are the same
+            liveness=self.heartbeat.record.liveness,  # its own is gone; its peers use the same
         )
         try:
             await self.nodes.put(node, nodes.encode(record), expected=0, ttl=ENDED_TTL_SECONDS)
@@ -228,10 +229,8 @@ class Membership:
     # ---- leaving
 
     async def stop(self, *, forced: bool = False) -> None:
-        """End as a node."""
         await self.heartbeat.stop(forced=forced)
 
     def describe(self) -> dict[str, Any]:
-        """For health pages."""
         record = self.heartbeat.record
         return {"node": record.id, "state": record.state, "role": record.role}

@@ -1,7 +1,7 @@
-"""Where records live: the bucket's contract, and a twin of it in memory.
+"""The contract of a bucket, and an implementation in memory.
 
-`broker.Bucket` keeps it on NATS; `MemoryStore` keeps it in a dict for users' unit tests. One
-conformance suite runs over both, so that what passes in memory holds on the server.
+`broker.Bucket` implements it on NATS, `MemoryStore` in a dict for users' unit tests. One
+conformance suite runs against both, so code that passes in memory also works on the server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Stamped(Protocol):
 
 
 class Store(Protocol):
-    """Keys that are written by compare-and-swap."""
+    """Keys written by compare-and-swap."""
 
     async def put(self, key: str, value: bytes, *, expected: int, ttl: float | None = None) -> int:
         """Write if the key is still at `expected` (0: absent), else raise `Conflict`."""
@@ -38,16 +38,16 @@ class Store(Protocol):
         ...
 
     def read(self, decode: Callable[[bytes], T], entry: Any) -> T | None:
-        """The record of a value, or None when it cannot be read, which is noted."""
+        """Decode a value; an unreadable one is reported and gives None."""
         ...
 
     async def delete(self, key: str) -> None:
-        """Remove a key."""
+        """Delete a key."""
         ...
 
 
 class MemoryEntry(NamedTuple):
-    """A key in memory."""
+    """A stored value."""
 
     key: str
     value: bytes
@@ -56,7 +56,7 @@ class MemoryEntry(NamedTuple):
 
 
 class MemoryStore:
-    """The same contract in memory: revisions grow over the whole store, TTLs expire."""
+    """The same contract in memory: revisions increase across the whole store, and TTLs expire."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -87,7 +87,7 @@ class MemoryStore:
         self._entries.pop(key, None)
 
     def keys(self) -> list[str]:
-        """Every key that has not expired."""
+        """All keys that have not expired."""
         return [key for key in list(self._entries) if self._live(key)]
 
     def _live(self, key: str) -> MemoryEntry | None:

@@ -1,4 +1,4 @@
-"""The scheduler: fires every slot that is due, once, whoever dies."""
+"""The scheduler: fires every due slot once, even if schedulers die."""
 
 from holdfast.scheduler.scheduler import Scheduler
 

@@ -3,15 +3,15 @@
     begin   read the progress, send what the leader before had planned and not marked
     tick    take what is due ──► plan (atomic, fenced) ──► send ──► mark (atomic, fenced)
 
-A crash between any two of these steps loses nothing and doubles nothing: what is not planned is
-still due for the next leader, since the watermark moves in the same batch as the slots; what is
-planned and not marked is sent again by it under the same message id; a mark that is missing is made
-up for. A leader that was replaced is refused at its next `plan` or `mark` (`StaleTerm`); what it
-may still send are runs that its successor sends too, under the same id.
+A crash between any two steps loses and duplicates nothing. What is not planned is still due for the
+next leader, since the watermark moves in the same batch as the slots. What is planned but not
+marked is sent again by the next leader under the same message id, and then marked. A leader that
+was replaced is rejected at its next `plan` or `mark` (`StaleTerm`); the runs it may still send are
+sent by its successor too, under the same id.
 
-There is no clock and no task in here, only awaits on the store, so that tests can stop it at every
-step. Errors of the broker leave it as it was: what was taken is put back, and due again. A slot
-that is larger than the server takes is recorded as skipped, and stands in no other one's way.
+This module has no clock and no tasks, only awaits on the store, so that tests can stop it at every
+step. After a broker error, slots that were taken are put back and are due again. A slot too large
+for the server is recorded as skipped, and does not block others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from holdfast.telemetry import Telemetry
 log = logging.getLogger("holdfast.scheduler")
 
 MOST_TAKEN = 20_000
-"""Slots decided in one tick; more of them take further ticks."""
+"""Slots decided in one tick: bounds its duration; the rest follow in later ticks."""
 
 
 class Leader:
@@ -49,10 +49,10 @@ class Leader:
         seen: Callable[[], int] = lambda: 0,
         known: SchedulerProgress | None = None,
     ) -> None:
-        """`now` is the server's time, `seen` the newest change of a schedule that is in effect.
+        """`now` is the server's time, `seen` the newest schedule change in effect.
 
-        `known` is the progress that this process has followed: it counts where what is stored is
-        older, because the bucket was deleted.
+        `known` is the progress this process has followed: it is used if the stored one is older,
+        because the bucket was deleted.
         """
         self.epoch = epoch
         self.progress = SchedulerProgress()
@@ -65,23 +65,23 @@ class Leader:
         self._known = known or SchedulerProgress()
         self._newest = 0
         self._unsent: dict[str, Planned] = {}
-        """Planned and not sent yet, by id."""
+        """Planned, not yet sent, by id."""
         self._unmarked: dict[str, Planned] = {}
-        """Sent and not marked yet, by id; with the record that is to be written."""
+        """Sent, not yet marked, by id; with the record to write."""
         self._overlaps = Overlaps(store)
         self._told: set[str] = set()
-        """Schedules that the log has said to be too large."""
+        """Schedules already logged as too large."""
         self._dispatched = telemetry.slots.labels("dispatched")
         self._duplicate = telemetry.slots.labels("duplicate")
 
     @property
     def busy(self) -> bool:
-        """Whether something is left over that must not wait for the next slot."""
+        """Whether work is left that must not wait for the next slot."""
         return bool(self._unsent or self._unmarked)
 
     @property
     def unsent(self) -> int:
-        """How many slots are recorded and could not be sent yet."""
+        """Slots that are recorded but could not be sent yet."""
         return len(self._unsent)
 
     @property
@@ -92,7 +92,7 @@ class Leader:
     # ---- the term
 
     async def begin(self) -> None:
-        """Take over where the leader before stopped."""
+        """Take over where the previous leader stopped."""
         stored = await self._store.progress()
         self.progress = stored if stored.watermark >= self._known.watermark else self._known
         self._planner.follow(self.progress.watermark)
@@ -102,7 +102,7 @@ class Leader:
         await self.settle()
 
     async def tick(self) -> int:
-        """Do everything that is due now; returns how many slots were recorded."""
+        """Do everything that is due now; returns the number of slots recorded."""
         await self.settle()
         now = self._now()
         decisions = self._planner.take(now, MOST_TAKEN)
@@ -111,7 +111,7 @@ class Leader:
         return len(decisions)
 
     async def settle(self) -> None:
-        """Send and mark what is planned, also by leaders before."""
+        """Send and mark what is planned, including by earlier leaders."""
         for planned in await self._overlaps.released():
             self._unsent[planned.id] = planned
         if self._unsent:
@@ -171,7 +171,7 @@ class Leader:
         return self._too_large(planned)
 
     def _too_large(self, planned: Planned) -> Planned:
-        """The slot as one that is never sent, because the server takes no message of its size."""
+        """Turn a slot that exceeds the server's message limit into a skipped one."""
         if planned.schedule not in self._told:
             self._told.add(planned.schedule)
             log.error(

@@ -1,11 +1,11 @@
 """What happens to a slot whose predecessor's run has not ended: allow, skip, queue or cancel.
 
-The slot before is asked about by its run's record, or, where there is none, by whether its message
-is still stored. `skip` records the slot as skipped. `queue` records it as waiting and sends it when
-the runs before it have ended, in order. `cancel` asks for the end of the run before and then waits
-like `queue`, except that a slot that is still waiting is replaced by the next one.
+The predecessor is active according to its run's record or, without one, if its message is still
+stored. `skip` records the slot as skipped. `queue` records it as waiting and sends it after the
+runs before it have ended, in order. `cancel` requests cancellation of the previous run and then
+waits like `queue`, except that the next slot replaces one that is still waiting.
 
-Only schedules with a policy other than `allow` are remembered here, and cost a read per slot.
+Only schedules with a policy other than `allow` are tracked here, at the cost of a read per slot.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Overlaps:
     def __init__(self, store: SlotStore) -> None:
         self._store = store
         self._last: dict[str, Planned | None] = {}
-        """The newest slot of a schedule that was sent, or is to be."""
+        """The newest slot of each schedule that was sent or will be."""
         self._held: dict[str, list[Planned]] = {}
-        """Slots that wait, by schedule, oldest first."""
+        """Waiting slots by schedule, oldest first."""
         self._replaced: dict[str, Planned] = {}
 
     @property
@@ -35,19 +35,19 @@ class Overlaps:
         return bool(self._held)
 
     def held(self) -> list[Planned]:
-        """Every slot that waits."""
+        """All waiting slots."""
         return [p for group in self._held.values() for p in group]
 
     def replaced(self) -> list[Planned]:
-        """Slots that will not be sent after all; their records are to be written."""
+        """Slots that will not be sent after all; their records must still be written."""
         return list(self._replaced.values())
 
     def marked(self, planned: Planned) -> None:
-        """Its record is written."""
+        """The slot's record is written."""
         self._replaced.pop(planned.id, None)
 
     def recorded(self, planned: Planned) -> None:
-        """A slot was planned or sent: the next one of its schedule will be compared with it."""
+        """A slot was planned or sent: the next one of its schedule is compared with it."""
         if planned.slot.state == "waiting":
             group = self._held.setdefault(planned.schedule, [])
             if all(p.moment != planned.moment for p in group):
@@ -57,13 +57,13 @@ class Overlaps:
             self._last[planned.schedule] = planned
 
     def forget(self, schedule: str) -> None:
-        """Its newest slot was not sent after all: the record says which one was."""
+        """The newest slot was not sent after all: read the previous one from its record."""
         self._last.pop(schedule, None)
 
     # ---- judging new slots
 
     async def judge(self, wanted: list[Planned], policies: Sequence[str]) -> list[Planned]:
-        """The same slots, as the policies want them recorded."""
+        """The same slots, in the state that the policies require."""
         asked = [n for n, policy in enumerate(policies) if _asks(policy, wanted[n])]
         if not asked:
             return wanted
@@ -84,7 +84,7 @@ class Overlaps:
         name, before = p.schedule, last.get(p.schedule)
         slot = msgspec.structs.replace(p.slot, previous=before.moment if before else 0)
         busy = active.get(name, False)
-        active[name] = True  # further slots of it in the same batch come after this one
+        active[name] = True  # later slots of this schedule in the batch come after this one
         if busy and policy == "skip":
             lean = msgspec.structs.replace(slot, body=NO_BODY, headers={})
             return p._replace(slot=skipped(lean))
@@ -101,10 +101,10 @@ class Overlaps:
         if before is not None and before.slot.state != "waiting":
             self._store.cancel(before)
 
-    # ---- letting go
+    # ---- releasing
 
     async def released(self) -> list[Planned]:
-        """Slots whose predecessors have ended: they may be sent now."""
+        """Waiting slots whose predecessors have ended; they may be sent now."""
         if not self._held:
             return []
         first = [group[0] for group in self._held.values()]
@@ -139,5 +139,5 @@ def _asks(policy: str, planned: Planned) -> bool:
 
 
 def skipped(slot: Slot) -> Slot:
-    """The record of a slot that is not sent because the one before has not ended."""
+    """The record of a slot that is not sent because the previous run has not ended."""
     return msgspec.structs.replace(slot, state="skipped", reason="overlap")

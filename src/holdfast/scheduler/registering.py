@@ -1,10 +1,10 @@
-"""Registering the schedules that an app's code defines, and saying so when that is refused.
+"""Registers the schedules that an app's code defines, and reports a refusal.
 
-A set that is refused (a name that belongs to another app, a registration of nothing) changes
-nothing, and keeps no other schedule from firing. But the app's own schedules are then not in force,
-so its scheduler is not ready, `holdfast doctor` shows the reason, and the scheduler tries again
-regularly: an operator may have removed the conflict. The reason is a key with a TTL, renewed by
-each refusal, so that it expires when the process that was refused ends.
+A refused set (a name that belongs to another app, an empty registration) changes nothing and keeps
+no other schedule from firing. But the app's own schedules are then not in force, so its scheduler
+is not ready, `holdfast doctor` shows the reason, and the scheduler retries regularly: an operator
+may have removed the conflict. The reason is a key with a TTL, renewed by each refusal, so it
+expires when the refused process ends.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from holdfast.retrying import repeating
 log = logging.getLogger("holdfast.scheduler")
 
 AGAIN_SECONDS: Final = 10.0
-"""How often a refused registration is repeated: an operator who removed the conflict waits for it.
-"""
+"""How often a refused registration is retried: the wait after an operator removed the conflict."""
 KEPT_SECONDS: Final = 3 * AGAIN_SECONDS
-"""A refusal that is not renewed for this long has expired: its process ended."""
+"""A refusal not renewed for this long has expired: its process ended."""
 GONE_SECONDS: Final = 1.0
-"""The server's shortest TTL: it removes a key with a write, where a delete is not permitted."""
+"""The server's shortest TTL: removes a key by a write, where deleting is not permitted."""
 
 
 class Registering:
-    """The registration of one app; without an app there is nothing to do."""
+    """The registration of one app; does nothing without an app."""
 
     def __init__(
         self,
@@ -81,7 +80,7 @@ class Registering:
         await self._bucket.put(refusal_key(self._app.name), body, expected=None, ttl=ttl)
 
     async def run(self) -> None:
-        """Try again regularly while it is refused."""
+        """Retry regularly while refused."""
         await repeating(
             self._again, clock=self._clock, every=AGAIN_SECONDS, what="registering schedules"
         )

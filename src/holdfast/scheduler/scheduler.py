@@ -1,16 +1,16 @@
-"""A scheduler: one of any number of processes that together fire every slot, once.
+"""A scheduler: one of any number of processes that together fire every slot once.
 
     connect ──► streams ──► node ──► clock measured ──► schedules loaded ──► leader or stand-by
 
-All of them keep the live view of the schedules and the heap of what is due; one leads and fires.
-The others follow its progress, which the server repeats to them, and so can go on within a tick:
-- when the lease is given back, expires, or the leader's process is gone (`ownership.election`);
-- when a slot is due and not recorded: then they ask the leader's node. Without an answer after
+Each keeps a live view of the schedules and the heap of due slots; one leads and fires. The others
+follow its progress, which the server republishes, and can take over within a tick:
+- when the lease is released or expires, or the leader's process is gone (`ownership.election`);
+- when a slot is due and not recorded: then they ping the leader's node. Without an answer after
   `overdue_seconds`, or in any case after three times that, they take the term *first* and then
-  fire. Progress of any kind that is heard meanwhile counts as a sign of life.
+  fire. Any progress heard meanwhile counts as a sign of life.
 
-A scheduler whose clock differs from the server's by more than the tolerance fires nothing, gives
-the lead away and says so. One that is refused because its term is over counts that and stands down.
+A scheduler whose clock differs from the server's by more than the tolerance fires nothing, gives up
+the lead and logs it. One that is rejected because its term is over counts that and stands down.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ T = TypeVar("T")
 Step = Callable[[], Awaitable[object]]
 
 TICK_SECONDS = 0.5
-"""The longest a leader sleeps; it wakes for what is due and for what changes."""
+"""The longest a leader sleeps; due slots and changes wake it earlier."""
 FOLLOW_SECONDS = 0.25
-"""How often a stand-by checks for overdue slots, and a leader whether a waiting slot may go: well
-below `overdue_seconds`."""
+"""How often a stand-by checks for overdue slots, and a leader whether a waiting slot may be sent:
+well below `overdue_seconds`."""
 AGAIN_SECONDS = 0.1
 """The pause after a step that NATS did not complete: short, because slots are late meanwhile."""
 ANSWER_SECONDS = 0.3
-"""How long a leader has to answer before an overdue slot is taken from it: a healthy one answers
-at once."""
+"""How long a leader has to answer before an overdue slot is taken from it: a healthy one answers at
+once."""
 SAY_SECONDS = 10.0
 """How often the log repeats that the clock is wrong."""
 FINISH_SECONDS = 2.0
-"""How long the step under way may take at the end: a batch of slots is stored in far less."""
+"""How long the current step may take on shutdown: a batch of slots is stored in far less."""
 SILENT_SECONDS = 30.0
-"""A slot overdue for this long makes every scheduler unready, whichever of them leads."""
+"""A slot overdue for this long makes every scheduler unready, leader or not."""
 PAUSES_SECONDS = 5.0
 """How often the consumers of paused jobs are checked, while there are any."""
 MEASURE_SECONDS = 5.0
@@ -74,7 +74,7 @@ MEASURE_SECONDS = 5.0
 
 
 class Scheduler(Role):
-    """Fires schedules until it is stopped."""
+    """Fires schedules until stopped."""
 
     role = ROLE
     member: Membership
@@ -89,7 +89,7 @@ class Scheduler(Role):
         records: RecordConfig | None = None,
         telemetry: Telemetry | None = None,
     ) -> None:
-        """With an app, the schedules defined in its code are registered first."""
+        """With an app, registers the schedules defined in its code first."""
         self.app = app
         self.config = config or SchedulerConfig()
         self.node = new_node_id(ROLE)
@@ -127,14 +127,14 @@ class Scheduler(Role):
         )
 
     def stop(self) -> None:
-        """Give the lead away and end `run`."""
+        """Give up the lead and end `run`."""
         super().stop()
         self._wake.set()
 
     # ---- life
 
     async def prepare(self, ending: contextlib.AsyncExitStack) -> None:
-        """Learn everything that must be known before a role is taken."""
+        """Learn everything that must be known before leading or standing by."""
         self.broker.on_reconnect(self._reconnected)
         await self._start(self._registration.register, "registering the app's schedules")
         subject = self.broker.names.changed(self.broker.names.slots, progress_key(ROLE))
@@ -144,11 +144,11 @@ class Scheduler(Role):
         log.info("%s: %d schedules", self.node, len(self._view.schedules))
 
     async def _start(self, step: Callable[[], Awaitable[T]], what: str) -> T:
-        """Streams may have no leaders yet, or be electing new ones."""
+        """Retry: streams may be electing their leaders."""
         return await retrying(step, clock=self.broker.clock, what=what, seconds=PATIENCE_SECONDS)
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """Fire slots or stand by, and keep everything that takes up to date."""
+        """Fire slots or stand by, and keep the inputs for that up to date."""
         measure = self._client.topology.measure_clock
         return {
             "scheduler": self._work(),
@@ -165,7 +165,7 @@ class Scheduler(Role):
         await repeating(step, clock=self.broker.clock, every=seconds, what=what)
 
     async def drain(self) -> None:
-        """Finish the step that is under way."""
+        """Finish the current step."""
         await asyncio.wait([self.running["scheduler"]], timeout=FINISH_SECONDS)
 
     def _made_again(self, _: str) -> None:
@@ -174,7 +174,7 @@ class Scheduler(Role):
     # ---- the loop
 
     async def _work(self) -> None:
-        """One step after the other; what is under way is finished when told to stop."""
+        """One step after another; a stop lets the current one finish."""
         while not self.stopping.is_set():
             self._wake.clear()
             delay = await self._step()
@@ -197,8 +197,8 @@ class Scheduler(Role):
 
     @property
     def _is_clock_right(self) -> bool:
-        """Slots fire by the server's time. The wall clock is compared all the same, because people
-        and jobs on this machine see it: when the two differ, one is wrong, and nobody guesses."""
+        """Whether the wall clock agrees with the server's, by which slots fire: people and jobs on
+        this machine see the wall clock, and if the two differ it is unknown which is wrong."""
         time, tolerance = self.broker.time, self.config.clock_tolerance_seconds
         return time.known and abs(time.offset) <= tolerance
 
@@ -266,7 +266,7 @@ class Scheduler(Role):
         )
 
     async def _look_after(self, holder: str) -> None:
-        """A slot is due and nobody has recorded it, nor anything else, for a while."""
+        """A slot is due, and neither it nor any other progress was recorded for a while."""
         try:
             self._follow(await self._store.progress())
         except errors.BrokerError:
@@ -280,7 +280,7 @@ class Scheduler(Role):
             await self._election.take(f"a slot is due for {late:.1f} s and not recorded")
 
     def _overdue(self, since: float = 0.0) -> float:
-        """How long the oldest open slot has been due, or since that moment if it is later."""
+        """How long the oldest open slot has been overdue, counted from `since` if that is later."""
         due = self._planner.next_due
         return 0.0 if due is None else max(0.0, self.broker.server_now() - max(due, since))
 
@@ -310,7 +310,8 @@ class Scheduler(Role):
             self._wake.set()
 
     def _kept_seconds(self, planned: Planned) -> float:
-        """How long a slot's record stays: for so many slots, within bounds; unsent ones longest."""
+        """How long a slot's record is kept: for `slots_kept` slots, within limits; unsent
+        longest."""
         longest = float(self.config.slot_ttl_seconds)
         schedule = self._view.schedules.get(planned.schedule)
         if planned.slot.pending or schedule is None:
@@ -320,7 +321,7 @@ class Scheduler(Role):
         return min(longest, max(KEPT_LEAST_SECONDS, gap * self.config.slots_kept))
 
     def _cancel(self, planned: Planned) -> None:
-        """Ask for the end of a run, without waiting for it."""
+        """Request the cancellation of a run without waiting for it."""
 
         async def cancel() -> None:
             try:
@@ -348,7 +349,7 @@ class Scheduler(Role):
             await self.broker.clock.sleep(FOLLOW_SECONDS)
 
     def trouble(self) -> list[str]:
-        """What keeps slots from being fired in time."""
+        """What keeps slots from firing in time."""
         found = []
         if not self._is_clock_right:
             found.append(f"the clock is off by {self.broker.time.offset:+.1f} s")
@@ -365,7 +366,6 @@ class Scheduler(Role):
         return await self._figures.answer(path)
 
     def describe(self) -> dict[str, Any]:
-        """Who leads, and how far it is."""
         return {
             "node": self.node,
             "role": "leader" if self._election.leader else "standby",

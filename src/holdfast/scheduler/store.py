@@ -1,17 +1,17 @@
-"""Where slots live, as the leader sees it: plan, send, mark, and find what was left undone.
+"""The leader's store of slots: plan, send, mark, and find what was left undone.
 
-`plan` writes slots and progress in one atomic batch. Each slot must not exist (expected revision
-0), and the progress record expects the term to be at the leader's epoch: the server refuses a slot
-that is there already, and a leader that was replaced (`StaleTerm`). It does not say which of the
-two, so the term is read; when it still stands, the slots that exist are left out and come back with
-their own revisions, to be sent like the rest if nobody has said that they were.
+`plan` writes slots and progress in one atomic batch. Each slot must be new (expected revision 0),
+and the progress record expects the term to be at the leader's epoch: the server rejects a slot that
+exists, and a leader that was replaced (`StaleTerm`). It does not say which of the two it was, so
+the term is read; if it still holds, existing slots are left out of the batch and returned with
+their own revisions, to be sent like the rest if they are not marked as sent.
 
-`send` publishes runs with the slot's id as message id: a second one inside the stream's window is
-dropped and known as a repeat. One that is larger than the server takes is `TOO_LARGE`: no later try
-could send it. `mark` is fenced as `plan` is.
+`send` publishes runs with the slot's id as message id: a repeat within the stream's window is
+dropped and reported as a duplicate. A run too large for the server is `TOO_LARGE`: no retry could
+send it. `mark` is fenced like `plan`.
 
-An answer that does not come is unknown (`OutcomeUnknown`): the caller does the same again, which is
-harmless each time.
+Without an answer the outcome is unknown (`OutcomeUnknown`): the caller repeats the call, and every
+call is idempotent.
 """
 
 from __future__ import annotations
@@ -54,30 +54,30 @@ T = TypeVar("T")
 
 ROLE = "scheduler"
 MOST_PLANNED = LARGEST_BATCH - 1
-"""Slots in one batch: the progress record is the last message of it."""
+"""Slots in one batch: the progress record is its last message."""
 STALE_SECONDS = 0.1
 STALE_TRIES = 50
-"""Together five seconds, which is longer than a healthy replica lags."""
+"""Together five seconds, longer than a healthy replica lags."""
 READS_AT_ONCE = 200
-"""Requests under way together: enough to fill the connection, few enough to answer pings."""
+"""Concurrent requests: enough to fill the connection, few enough to keep answering pings."""
 KEPT_LEAST_SECONDS = 3600.0
-"""The shortest time for which a slot's record is kept: longer than a leader takes to be replaced,
-so that no slot is recorded twice."""
+"""The shortest time a slot's record is kept: longer than it takes to replace a leader, so that no
+slot is recorded twice."""
 BATCH_HEADER_BYTES = 512
-"""More than the headers of one write of a batch."""
+"""An upper bound for the headers of one write of a batch."""
 _EXCEEDS_STREAM = "(10054)"
-"""The server's number for a message that is larger than its stream takes."""
+"""The server's error code for a message larger than its stream allows."""
 
 
 class Planned(NamedTuple):
-    """A slot and the revision that its record is at; 0 while there is none."""
+    """A slot and the revision of its record; 0 while there is none."""
 
     schedule: str
     moment: int
     slot: Slot
     revision: int = 0
     unread: bool = False
-    """There is a record at that revision, and it cannot be read."""
+    """The record at that revision is unreadable."""
 
     @property
     def id(self) -> str:
@@ -85,25 +85,25 @@ class Planned(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What the jobs stream said to a run."""
+    """The jobs stream's answer to a run."""
 
     sequence: int
     duplicate: bool
 
 
 class TooLarge(enum.Enum):
-    """The answer to a run that the server will never take."""
+    """The answer to a run that the server will never accept."""
 
     TOO_LARGE = "too_large"
 
 
 TOO_LARGE = TooLarge.TOO_LARGE
 Answer = Sent | TooLarge | None
-"""None: no answer came, or nothing could be sent; to be tried again."""
+"""None if there was no answer or nothing could be sent: try again."""
 
 
 class SlotStore(Protocol):
-    """What a leader needs; kept on NATS, and in memory by the tests that crash it at each step."""
+    """What a leader needs; on NATS, or in memory for the tests that crash it at each step."""
 
     async def progress(self) -> SchedulerProgress: ...
     def fits(self, planned: Planned) -> bool: ...
@@ -140,8 +140,8 @@ class NatsSlots:
     async def progress(self) -> SchedulerProgress:
         """The instant up to which schedulers have planned.
 
-        Where it cannot be read, planning starts an hour before it was stored; slots planned again
-        have a record, so none fires twice.
+        If it is unreadable, planning starts an hour before it was stored; slots planned again have
+        a record, so none fires twice.
         """
         entry = await self._bucket.get(progress_key(ROLE))
         if entry is None:
@@ -152,7 +152,7 @@ class NatsSlots:
     # ---- planning
 
     def fits(self, planned: Planned) -> bool:
-        """Whether the server takes the record of a slot, which is larger than its run."""
+        """Whether the server accepts a slot's record, which is larger than its run."""
         slot, limit = planned.slot, self._broker.max_message_bytes
         if slots.room(slot.body, slot.headers) <= limit:
             return True
@@ -161,7 +161,7 @@ class NatsSlots:
     async def plan(
         self, planned: Sequence[Planned], progress: SchedulerProgress, epoch: int
     ) -> list[Planned]:
-        """Record slots that nobody has recorded; returns all of them as they are recorded now."""
+        """Record slots that are not recorded yet; returns all of them as recorded now."""
         missing, there = list(planned), []
         while True:
             try:
@@ -185,7 +185,7 @@ class NatsSlots:
     async def mark(
         self, planned: Sequence[Planned], progress: SchedulerProgress, epoch: int
     ) -> int:
-        """Write down what became of slots; returns the newest revision."""
+        """Record what became of slots; returns the newest revision."""
         try:
             return await self._commit(planned, progress, epoch)
         except Conflict:
@@ -229,8 +229,8 @@ class NatsSlots:
         return await in_groups(planned, self._recorded)
 
     async def _recorded(self, p: Planned) -> Planned | None:
-        """A slot as it is recorded. A record that cannot be read is replaced: that a run is sent
-        twice is still noticed by its message id and at its claim."""
+        """A slot as recorded. An unreadable record is replaced: a run sent twice is still detected
+        by its message id and at its claim."""
         _, entry = await self._bucket.last(slot_key(p.schedule, slots.stamp(p.moment)))
         if entry is None:
             return None
@@ -239,7 +239,7 @@ class NatsSlots:
     # ---- sending
 
     async def send(self, planned: Sequence[Planned]) -> list[Answer]:
-        """Publish runs, all under way at once."""
+        """Publish runs concurrently."""
         futures: list[asyncio.Future[Received] | TooLarge | None] = []
         for p in planned:
             try:
@@ -256,12 +256,12 @@ class NatsSlots:
             names, slot.group, slot.job, p.id, bytes(slot.body), slot.headers, slot=p.moment
         )
 
-    # ---- what was left undone
+    # ---- left over by earlier leaders
 
     async def left_over(self, after: int, epoch: int) -> list[Planned]:
-        """Slots recorded after a revision that nobody has sent, up to the term of `epoch`.
+        """Slots recorded after a revision and not sent, up to the term of `epoch`.
 
-        A replica that lags would show too few: the term itself must be in the listing.
+        A lagging replica would show too few: the term itself must be in the listing.
         """
         for _ in range(STALE_TRIES):
             newest, found = await self._list(after)
@@ -306,7 +306,7 @@ class NatsSlots:
         return True
 
     async def last(self, schedule: str) -> Planned | None:
-        """The newest slot of a schedule that was sent or is to be."""
+        """The newest slot of a schedule that was sent or will be."""
         _, entry = await self._bucket.last(slot_key(schedule, "*"))
         newest = self._planned(entry) if entry else None
         if newest is None or newest.slot.state != "skipped":
@@ -316,16 +316,16 @@ class NatsSlots:
         return await self.get(schedule, newest.slot.previous)
 
     async def get(self, schedule: str, moment: int) -> Planned | None:
-        """A slot as it is recorded."""
+        """A slot as recorded."""
         found = await self._bucket.get(slot_key(schedule, slots.stamp(moment)))
         return self._planned(found) if found else None
 
     def cancel(self, planned: Planned) -> None:
-        """Ask for the end of a slot's run; whether it has ended is seen later."""
+        """Request the cancellation of a slot's run; `active` shows later whether it has ended."""
         self._cancel(planned)
 
     def _planned(self, entry: Entry) -> Planned | None:
-        """A slot's record, or None for another key and for what cannot be read."""
+        """A slot's record, or None for another key or an unreadable record."""
         found = self._bucket.read(lambda body: slots.decode_at(entry.key, body), entry)
         return Planned(*found, entry.revision) if found else None
 
@@ -343,7 +343,7 @@ async def _sent(future: asyncio.Future[Received] | TooLarge | None) -> Answer:
 async def in_groups(
     planned: Sequence[Planned], ask: Callable[[Planned], Coroutine[Any, Any, T]]
 ) -> list[T]:
-    """Ask about many slots, some hundreds at a time."""
+    """Call `ask` for many slots, `READS_AT_ONCE` at a time."""
     found: list[T] = []
     for start in range(0, len(planned), READS_AT_ONCE):
         found += await asyncio.gather(*map(ask, planned[start : start + READS_AT_ONCE]))

@@ -1,10 +1,10 @@
 """The live view of all schedules, the pauses of jobs and the registrations of apps.
 
-It follows the bucket (`broker.mirror`) and never shrinks because something was not heard: a
-schedule leaves it only when its record says so (`removed`), or when the stream's leader confirms
-that its key is gone; the latter is logged, since only an operator does that.
+It follows the bucket (`broker.mirror`) and never shrinks because of a missed message: a schedule
+leaves it only when its record says so (`removed`), or when the stream's leader confirms that its
+key is gone; the latter is logged, since only an operator does that.
 
-It is a copy of the bucket, too: when the bucket was deleted, the view puts its records back.
+It is also a copy of the bucket: if the bucket was deleted, the view writes its records back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OnChange = Callable[[Schedule, int], None]
 
 
 class ScheduleView(Mirror):
-    """Every schedule there is, kept current while `run` runs."""
+    """All schedules, kept current while `run` runs."""
 
     def __init__(self, broker: Broker, on_change: OnChange, on_gone: Callable[[str], None]) -> None:
         bucket = Bucket(broker, broker.names.schedules)
@@ -68,7 +68,7 @@ class ScheduleView(Mirror):
             self._removed(name)
 
     async def _put_back(self) -> None:
-        """The bucket was deleted and created again: write back what was in it."""
+        """The bucket was deleted and recreated: write its records back."""
         known = {schedule_key(n): schedules.encode(s) for n, s in self.schedules.items()}
         known |= self._others
         log.warning("putting %d records back into %s", len(known), self._bucket.name)
@@ -78,6 +78,6 @@ class ScheduleView(Mirror):
 
 
 def _name(key: str) -> str:
-    """The schedule of a key, or nothing for a key of another kind."""
+    """The schedule of a key; empty for other kinds of keys."""
     prefix = schedule_key("")
     return key.removeprefix(prefix) if key.startswith(prefix) else ""
