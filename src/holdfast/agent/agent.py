@@ -1,15 +1,15 @@
 """An agent: a node on a host that takes commands addressed to it, and reports facts.
 
-What it is given: functions it may run (an allow-list), credentials (then it obeys only what the
-dispatchers of its account have signed), a folder for what must outlive it. What it keeps: the runs
-it has seen, so that none is executed twice (`journal`); returns, until the server has them
-(`outbox`).
+It has functions it may run (an allow-list), optionally credentials (then it obeys only commands
+signed by the dispatchers of its account), and a folder for state that must survive a restart: the
+runs it has seen, so that none is executed twice (`journal`), and returns, until the server has
+stored them (`outbox`).
 
 It depends on no dispatcher: it starts before them, outlives them, and recovers from any absence. It
 may share a connection with others: `start` and `close` leave it open.
 
-`Extension` is how other parts join (settings): functions of their own, a start and an end, and
-numbers for the agent's record.
+`Extension` lets other parts join (settings), with functions, a start and an end, and numbers for
+the agent's record.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ from holdfast.telemetry import Telemetry
 log = logging.getLogger("holdfast.agent")
 
 DRAIN_SECONDS: Final = 2.0
-"""How long returns may take to leave at the end; the journal keeps what is left."""
+"""How long returns may take to be sent on shutdown; the journal keeps the rest."""
 
 
 class Extension(Protocol):
-    """Something that lives in an agent beside its functions."""
+    """A part of an agent beside its functions."""
 
     def functions(self) -> Iterable[Function]:
         """Functions that it adds."""
         ...
 
     async def start(self, agent: Agent) -> None:
-        """The agent is connected and has an id."""
+        """Called when the agent is connected and has an id."""
         ...
 
     async def stop(self) -> None:
-        """The agent ends."""
+        """Called when the agent ends."""
         ...
 
     def describe(self) -> dict[str, float]:
@@ -70,11 +70,11 @@ class Extension(Protocol):
         ...
 
     def settings(self) -> Settings:
-        """What jobs on the agent get as `ctx.settings`."""
+        """The value of `ctx.settings` for jobs on the agent."""
         ...
 
     async def answer(self, verb: str, message: Received) -> None:
-        """Somebody asks this node; what is meant for others is ignored."""
+        """Answer a request to this node; ignore verbs meant for others."""
         ...
 
 
@@ -152,7 +152,7 @@ class Agent(Role):
     # ---- life
 
     async def prepare(self, ending: contextlib.AsyncExitStack) -> None:
-        """`close` ends whatever was started."""
+        """Register `close`, which ends whatever was started."""
         ending.push_async_callback(self.close)
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
@@ -164,10 +164,10 @@ class Agent(Role):
         await asyncio.Event().wait()
 
     async def start(self) -> None:
-        """Take commands from now on. The connection is open."""
+        """Take commands from now on. The connection must be open."""
         await self._check_alone()
         self._journal.open()
-        self._commands.resume()  # before anything new can arrive
+        self._commands.resume()  # before any new command can arrive
         self.facts.open()
         if self.credentials is None:
             log.warning(
@@ -182,7 +182,7 @@ class Agent(Role):
             await self.broker.listen(commands, self._commands.on_message),
             await self.broker.subscribe(names.node(self.id, "*"), self._on_node),
         ]
-        for extension in self._extensions:  # they need no dispatcher, which presence waits for
+        for extension in self._extensions:  # they need no dispatcher; presence waits for one
             await extension.start(self)
             self._begun.append(extension)
         await self._presence.start()
@@ -190,7 +190,7 @@ class Agent(Role):
         log.info("agent %s takes commands (%s)", self.id, ", ".join(self.functions.names))
 
     async def _check_alone(self) -> None:
-        """Two agents with one id would both execute: the second one must not start."""
+        """Refuse to start beside a running agent with the same id: both would execute commands."""
         try:
             answer = await self.broker.request(self.broker.names.node(self.id, "ping"), timeout=1.0)
         except BrokerError:
@@ -202,7 +202,7 @@ class Agent(Role):
             )
 
     async def close(self) -> None:
-        """Take nothing more, finish or report what runs, and say goodbye."""
+        """Take no more commands, finish or report what runs, and record the end."""
         self._commands.closed = True
         for subscription in self._subscriptions:
             await self.broker.unsubscribe(subscription)
@@ -218,7 +218,7 @@ class Agent(Role):
 
     async def _say_goodbye(self) -> None:
         if self._presence.confirmed < 0:
-            return  # it never began: the record there may be another agent's
+            return  # never started: the record may be another agent's
         try:
             async with asyncio.timeout(DRAIN_SECONDS):
                 await self._presence.beat("TERMINATED_GRACEFULLY")
@@ -261,7 +261,7 @@ class Agent(Role):
         return []
 
     def describe(self) -> dict[str, Any]:
-        """Which agent, and how many commands run."""
+        """Its id, and the number of running commands."""
         return {"agent": self.id, "running": self._executor.running}
 
 

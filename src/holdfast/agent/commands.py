@@ -5,16 +5,16 @@
                    │             │ known: ack again, and its return again if it has ended
                    └─ counted    └─ counted
 
-A run is executed at most once by this agent. The epoch says which dispatcher may speak: one below
-the highest that was seen of the run is refused. The same epoch again, or a higher one about a run
-that is known, executes nothing: it is a dispatcher that did not hear us, or the next owner of the
-run, and gets the ack and the return again.
+This agent executes a run at most once. The epoch shows which dispatcher owns the run: one below the
+highest seen is refused. The same or a higher epoch for a known run executes nothing: it comes from
+a dispatcher that missed our answer, or from the run's next owner, and gets the ack and the return
+again.
 
-What is refused is never answered to its sender. The agent says the reason in a word, authenticated,
-on the run's own subject for acks, which only dispatchers may hear: they tell it to whoever asked.
-It decides nothing there, since a forged command would be answered as well.
+A refusal is never answered to the sender. The agent publishes the reason, authenticated, on the
+run's ack subject, which only dispatchers may read: they report it to the requester. It is
+informational only, since a forged command would be answered as well.
 
-A cancel is taken from any dispatcher, and also when it comes first: then the run is not executed.
+A cancel is accepted from any dispatcher, even before the command: then the run is not executed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ log = logging.getLogger("holdfast.agent")
 EXEC: Final = "exec"
 CANCEL: Final = "cancel"
 LONGEST_ERROR: Final = 8_000
-"""Characters: a traceback fits, and the return stays small enough to be stored."""
+"""Characters: a traceback fits, and the return stays small enough to store."""
 RETURNS_KEPT: Final = 100
 """Returns in memory for dispatchers that ask again; older ones are in the journal."""
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
@@ -78,16 +78,16 @@ class Commands:
         self._signer = signer
         self._refusals = Sparse(log, broker.clock)
         self._returns: dict[str, bytes] = {}
-        """Returns of this process, for those who ask again; the newest few."""
+        """The newest returns of this process, for dispatchers that ask again."""
         self._sending: set[asyncio.Task[None]] = set()
         self.closed = False
 
-    # ---- arriving
+    # ---- arrival
 
     def on_message(self, subject: bytes, _: bytes, body: bytes, headers: bytes | None) -> None:
-        """Called by the parser, with one message after the other."""
+        """Called by the parser, one message at a time."""
         if self.closed:
-            return  # its sender repeats it, or finds nobody
+            return  # the sender repeats it, or finds no responders
         kind = subject.rpartition(b".")[2].decode()
         handle = {EXEC: self._on_exec, CANCEL: self._on_cancel}.get(kind)
         if handle is None:
@@ -112,7 +112,7 @@ class Commands:
             self._tell(kind, found, JOURNAL)
 
     def _checked(self, kind: str, headers: Headers, body: bytes) -> tuple[str, int]:
-        """Run and epoch of a command that may be obeyed."""
+        """The run and epoch of a command that may be obeyed."""
         if self._verifier is not None:
             now = self._broker.server_now()
             command = self._verifier.verify(headers, body, kind=kind, now=now)
@@ -152,7 +152,7 @@ class Commands:
         self._executor.submit(Call(run, self._agent, epoch, order.deadline), order)
 
     def _again(self, run: str, epoch: int) -> None:
-        """A run that is known: nothing is executed, what is known is said again."""
+        """A known run: execute nothing, repeat the ack and the return."""
         self._count("known")
         seen = self._journal.get(run)
         assert seen is not None
@@ -169,7 +169,7 @@ class Commands:
         self.finish(Return(run, self._agent, "busy", None, why, 0.0, now, epoch))
 
     def _refuse_unwritten(self, run: str, epoch: int, error: OSError) -> None:
-        """What cannot be remembered is not executed: it might be executed twice."""
+        """Refuse what cannot be recorded: it might be executed twice."""
         self._count("refused: journal")
         why = f"the agent cannot write its journal: {error.strerror}"
         log.error("run %s is not executed: %s", run, why)
@@ -189,7 +189,7 @@ class Commands:
     # ---- answering
 
     def finish(self, found: Return) -> None:
-        """A command has ended: write its return down, then send it."""
+        """A command has ended: record its return, then send it."""
         if len(found.error) > LONGEST_ERROR:
             error = found.error[:LONGEST_ERROR] + " …"
             found = msgspec.structs.replace(found, error=error)
@@ -205,7 +205,7 @@ class Commands:
         self._outbox.send(found.run, body)
 
     def resume(self) -> None:
-        """After a restart: send what was not sent, and say what was interrupted."""
+        """After a restart: send unsent returns, and report interrupted commands."""
         for entry in self._journal.waiting():
             if entry.body:
                 self._outbox.send(entry.run, entry.body)
@@ -224,7 +224,7 @@ class Commands:
         self._spawn(self._publish(self._broker.names.ack(run, self._agent), body, headers))
 
     def _tell(self, kind: str, headers: Headers, reason: str) -> None:
-        """Say to the dispatchers why a command was refused; its headers may be anybody's."""
+        """Tell dispatchers why a command was refused; its headers are untrusted."""
         run, epoch = headers.get(H_RUN, ""), headers.get(H_EPOCH, "")
         try:
             check_run(run)

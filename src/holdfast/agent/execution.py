@@ -1,11 +1,11 @@
-"""Execution: what changes something runs one at a time, what only reads runs at once.
+"""Execution: mutating commands run one at a time, the others concurrently.
 
-Guaranteed: each accepted command ends in exactly one `Return`, whatever happens to it: done,
-failed, out of time, cancelled while it waited or ran, interrupted by the end of the agent. The
-queue is bounded: what does not fit is refused as busy, before it is accepted.
+Guaranteed: each accepted command ends in exactly one `Return`: done, failed, timed out, cancelled
+while waiting or running, or interrupted by the end of the agent. The queue is bounded: a command
+that does not fit is refused as busy before it is accepted.
 
-Not guaranteed: that a plain function in a thread stops when it is cancelled. Its return says
-cancelled, and the thread runs to its end.
+Not guaranteed: that a plain function in a thread stops when cancelled. Its return says cancelled,
+but the thread runs to its end.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Executor:
             return False  # refused when its turn comes, which is at once
 
     def submit(self, call: Call, order: Order) -> None:
-        """Take a command on."""
+        """Queue a command, and start it when possible."""
         try:
             function: Function | None = self._functions.get(order.function)
         except HoldfastError:
@@ -135,7 +135,7 @@ class Executor:
             outcome, error = work.stop or self._cancelled()
         except HoldfastError as refused:
             error = str(refused)
-        except KeyboardInterrupt:  # Ctrl-C: it is for the agent
+        except KeyboardInterrupt:  # Ctrl-C is for the agent
             raise
         except BaseException as failure:  # noqa: BLE001 - a user's function may raise anything
             error = f"{type(failure).__name__}: {failure}"
@@ -184,7 +184,7 @@ class Executor:
     # ---- stopping
 
     def cancel(self, run: str, why: str, outcome: Outcome = "cancelled") -> bool:
-        """Stop a command, waiting or running; False when it is not here."""
+        """Stop a waiting or running command; False if it is unknown or already stopped."""
         work = self._works.get(run)
         if work is None or work.stop is not None:
             return False
@@ -199,7 +199,7 @@ class Executor:
         return True
 
     async def close(self, grace: float) -> None:
-        """Let what runs finish within the grace; stop the rest."""
+        """Let running commands finish within the grace period; stop the rest."""
         self._closing = True
         for work in [*self._queue, *self._waiting]:
             self.cancel(work.call.run, "the agent ended before its turn came", "interrupted")

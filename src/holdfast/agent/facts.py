@@ -1,12 +1,12 @@
-"""Facts: what an agent says about its host.
+"""Facts: what an agent reports about its host.
 
-Read by itself: os, network, cpu at the start; memory and disk every few minutes. From a file of the
-operator's (JSON or YAML), read again when it changes. Set from afar by `facts.set`, kept in the
-agent's folder. Later ones win: set > file > read.
+Collected by the agent: os, network and cpu at the start; memory and disk every few minutes. From an
+operator's file (JSON or YAML), reread when it changes. Set remotely by `facts.set`, kept in the
+agent's folder. Precedence: set > file > collected.
 
-A file that is not there when the agent starts is refused: its name is wrong, or whatever makes it
-has not run. One that cannot be read, or goes later, keeps the facts of its last good state and is
-complained about once.
+The agent refuses to start if the file is missing: its name is wrong, or whatever creates it has not
+run. If the file is unreadable or vanishes later, the facts of its last good state are kept, and
+that is logged once.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from holdfast.version import __version__
 log = logging.getLogger("holdfast.agent")
 
 LARGEST: Final = 256 * 1024
-"""Facts of one host in bytes: a hundred thousand hosts must fit into a dispatcher."""
+"""Bytes of one host's facts: a hundred thousand hosts must fit into a dispatcher."""
 
 
 def check_file(file: str) -> None:
-    """Refuse a facts file that is not there: without its facts, targets would miss this host."""
+    """Refuse a missing facts file: without its facts, targets would miss this host."""
     if file and not Path(file).exists():
         raise ConfigError(
             f"facts file {file!r} does not exist: write it (an empty one holds {{}}), or start the "
@@ -57,7 +57,7 @@ class HostFacts:
         self._set: dict[str, Any] = {}
 
     def open(self) -> None:
-        """Read everything once."""
+        """Load all facts once."""
         check_file(str(self._file or ""))
         self._read = {**_still(), **_moving()}
         if self._kept.exists():
@@ -70,11 +70,11 @@ class HostFacts:
         self.look_at_file()
 
     def refresh(self) -> None:
-        """Read again what changes."""
+        """Collect the changing facts again."""
         self._read |= _moving()
 
     def look_at_file(self) -> bool:
-        """Read the operator's file if it has changed; True when the facts are others now."""
+        """Reread the operator's file if it has changed; True if its facts differ."""
         if self._file is None:
             return False
         try:
@@ -100,7 +100,7 @@ class HostFacts:
                 "facts file %s cannot be used, the facts stay as they are: %s", self._file, text
             )
 
-    # ---- asking and setting
+    # ---- reading and setting
 
     def items(self) -> dict[str, Any]:
         """All facts."""
@@ -111,7 +111,7 @@ class HostFacts:
         return lookup(self.items(), name)
 
     def put(self, name: str, value: Any) -> None:
-        """Set a fact for good; None removes it."""
+        """Set a fact permanently; None removes it."""
         if not name or name.startswith("."):
             raise InvalidInput("a fact needs a name")
         changed = {**self._set, name: value}
@@ -125,7 +125,7 @@ class HostFacts:
 
 
 def _still() -> dict[str, Any]:
-    """What stays as it is while the host runs."""
+    """Facts that do not change while the host runs."""
     release = _os_release()
     return {
         "os": platform.system().lower(),
@@ -149,7 +149,7 @@ def _os_release() -> dict[str, str]:
 
 
 def _default_ipv4() -> str:
-    """The address from which this host would reach others; nothing is sent."""
+    """The address from which this host would reach others; sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -159,7 +159,7 @@ def _default_ipv4() -> str:
 
 
 def _moving() -> dict[str, Any]:
-    """What changes: memory and disk, in megabytes, and the load."""
+    """Facts that change: memory and disk, in megabytes, and the load."""
     disk = shutil.disk_usage("/")
     mega = 1024 * 1024
     facts: dict[str, Any] = {
@@ -176,5 +176,5 @@ def _moving() -> dict[str, Any]:
 def _memory(pages: str) -> int:
     try:
         return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE") // (1024 * 1024)
-    except (ValueError, OSError):  # not on every system
+    except (ValueError, OSError):  # not available on every system
         return 0

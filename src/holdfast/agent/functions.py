@@ -1,9 +1,9 @@
-"""The functions that an agent offers: an allow-list, and nothing beside it.
+"""The functions that an agent offers: an allow-list, nothing else.
 
-A function says whether it changes anything. Those that do run one at a time; the others at once.
-Arguments come as values, or as the words of a command line: then the function's own annotations
-say what a word means. `name=value` names a parameter; a word for `str` is taken as it stands, any
-other is read as JSON when it is JSON.
+A function declares whether it is mutating. Mutating ones run one at a time, the others
+concurrently. Arguments are values, or words of a command line: then the function's annotations
+decide what a word means. `name=value` names a parameter; a word for a `str` parameter is taken
+literally, any other is parsed as JSON if it is JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.model.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a function may know of the command that calls it."""
+    """What a function may know about the command that calls it."""
 
     run: str
     agent: str
@@ -37,16 +37,16 @@ class Call:
 
 @dataclass(frozen=True)
 class Function:
-    """One function that agents may be told to run."""
+    """One function that an agent may be asked to run."""
 
     name: str
     handler: Callable[..., Any]
-    """Plain or async. A plain one runs in a thread, unless it is `quick`."""
+    """Plain or async. A plain one runs in a thread, unless `quick`."""
     mutating: bool = True
     quick: bool = False
     job: Job[Any, Any] | None = None
     settings: Callable[[], Settings] | None = None
-    """Where a job on an agent finds `ctx.settings`."""
+    """Provides `ctx.settings` to a job on an agent."""
 
     @property
     def doc(self) -> str:
@@ -62,7 +62,7 @@ class Function:
         return inspect.iscoroutinefunction(self.handler)
 
     def bind(self, order: Order) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a command for this function; `InvalidInput` when they do not fit."""
+        """The arguments of a command for this function; `InvalidInput` if they do not fit."""
         args, kwargs = order.args, order.kwargs
         if order.raw:
             args, kwargs = _read_words(self._signature, order.args)
@@ -74,7 +74,7 @@ class Function:
         return tuple(args), dict(kwargs)
 
     async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
-        """Run it."""
+        """Run the function with bound arguments."""
         if self.job is not None:
             bound = self.job.signature.decode(self.job.signature.encode(args, kwargs))
             args, kwargs = (), self._with_context(self.job, bound.kwargs, call)
@@ -109,7 +109,7 @@ class Function:
 def _read_words(
     signature: inspect.Signature, words: Iterable[Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The words of a command line as arguments."""
+    """Parse words of a command line into arguments."""
     named = {
         p.name: p
         for p in signature.parameters.values()
@@ -146,7 +146,7 @@ def _value(annotation: Any, text: str) -> Any:
 
 
 class _OnAgent:
-    """What a job's context cannot do on an agent: there is no claim of its own behind it."""
+    """The parts of a job's context that are unavailable on an agent, which holds no claim."""
 
     async def publish(self, event: str, data: Any) -> None:
         raise NoRecord("events cannot be published from an agent: return the value instead")
@@ -165,7 +165,7 @@ class Functions:
         self._known: dict[str, Function] = {}
 
     def add(self, function: Function) -> None:
-        """Offer a function."""
+        """Offer a function; names must be unique."""
         if function.name in self._known:
             raise ConfigError(f"function {function.name!r} is offered twice by this agent")
         self._known[function.name] = function
@@ -176,7 +176,7 @@ class Functions:
             self.add(Function(job.name, job.func, job=job, settings=settings))
 
     def get(self, name: str) -> Function:
-        """A function by its name; `InvalidInput` says which there are."""
+        """A function by name; `InvalidInput` lists those that exist."""
         found = self._known.get(name)
         if found is None:
             hint = " (it was started without --allow-commands)" if name == "cmd.run" else ""

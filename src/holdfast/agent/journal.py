@@ -1,15 +1,16 @@
-"""The journal: which runs this agent has seen, at which epoch, and what it has to say about them.
+"""The journal: the runs this agent has seen, at which epoch, and their returns.
 
     accepted ──► done ──► sent          cancelled: whatever comes later is not executed
 
-Guaranteed: an entry is on the disk before its command is executed, so a run is started at most once
-by this agent, over any number of restarts: what was accepted and not done when the process died is
-reported as interrupted, never repeated. A return is on the disk before it is sent, so it is not
-lost either. The file is 0600 and its folder locked: two processes cannot share it.
+Guaranteed: an entry is on disk before its command is executed, so this agent starts a run at most
+once, across any number of restarts: a run accepted but not done when the process died is reported
+as interrupted, never repeated. A return of up to `LARGEST_KEPT_RETURN` is on disk before it is
+sent, so it survives a restart too. The file is 0600 and its folder locked: two processes cannot
+share it.
 
-It is a file of lines, appended to and synced; a line that a crash cut off is ignored. When it has
-grown it is rewritten and renamed into place. The newest 4,096 runs are kept, and those that are
-not sent yet; an older command has long expired.
+The file consists of lines, appended and synced; a line truncated by a crash is ignored. When the
+file has grown it is rewritten and renamed into place. It keeps the newest 4,096 runs and those not
+yet sent; older commands have long expired.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from holdfast.errors import ConfigError, Unreadable
 from holdfast.model.codec import Codec
 
 KEPT: Final = 4096
-"""Runs that are remembered; a command that is repeated later has long expired."""
+"""Runs to remember; a command repeated later has long expired."""
 LARGEST_KEPT_RETURN: Final = 64 * 1024
-"""Larger returns are not kept over a restart, so that the journal stays small."""
+"""Larger returns do not survive a restart, so that the journal stays small."""
 LARGEST_FILE: Final = 16 * 1024 * 1024
-"""Then the journal is rewritten, so that an agent reads little when it starts."""
+"""The size at which the journal is rewritten, so that an agent reads little when it starts."""
 
 State = Literal["accepted", "done", "sent", "cancelled"]
 
@@ -43,7 +44,7 @@ class Seen(msgspec.Struct, omit_defaults=True):
     epoch: int
     state: State
     body: bytes = b""
-    """The return, until the server has it."""
+    """The return, until the server has stored it."""
 
 
 SEEN: Final = Codec[Seen](Seen, "an entry of the journal")
@@ -64,7 +65,7 @@ class Journal:
     # ---- life
 
     def open(self) -> None:
-        """Lock the folder and read what is there."""
+        """Lock the folder and read the journal."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = open(self._folder / "lock", "wb", opener=_private)  # noqa: SIM115
@@ -84,7 +85,7 @@ class Journal:
             ) from None
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the journal and unlock the folder."""
         for file in (self._file, self._lock):
             if file:
                 file.close()
@@ -97,49 +98,49 @@ class Journal:
             try:
                 entry = SEEN.decode(line)
             except Unreadable:
-                continue  # cut off by a crash: it had not been accepted then
+                continue  # truncated by a crash: it was never accepted
             self._seen.pop(entry.run, None)
             self._seen[entry.run] = entry
 
-    # ---- asking
+    # ---- reading
 
     def get(self, run: str) -> Seen | None:
-        """What is known of a run."""
+        """The entry of a run, if known."""
         return self._seen.get(run)
 
     def waiting(self) -> list[Seen]:
-        """What was accepted or done, and is not with the server yet."""
+        """Runs accepted or done whose return the server does not have yet."""
         return [e for e in self._seen.values() if e.state in ("accepted", "done")]
 
     # ---- writing
 
     def enter(self, run: str, epoch: int, state: State = "accepted") -> None:
-        """Remember a run before anything is done about it."""
+        """Record a run before acting on it."""
         self._put(Seen(run, epoch, state), sync=True)
 
     def raise_epoch(self, run: str, epoch: int) -> None:
-        """A later owner has asked about a run that is known."""
+        """A later owner has asked about a known run."""
         entry = self._seen[run]
         entry.epoch = max(entry.epoch, epoch)
         self._put(entry, sync=True)
 
     def done(self, run: str, body: bytes) -> None:
-        """The command has ended, with this return."""
+        """The command has ended with this return."""
         entry = self._seen[run]
         entry.state = "done"
         entry.body = body if len(body) <= LARGEST_KEPT_RETURN else b""
         self._put(entry, sync=True)
 
     def sent(self, run: str) -> None:
-        """The server has the return."""
+        """The server has stored the return."""
         entry = self._seen.get(run)
         if entry and entry.state == "done":
             entry.state, entry.body = "sent", b""
-            with contextlib.suppress(OSError):  # sent once more after a restart, and known then
+            with contextlib.suppress(OSError):  # sent again after a restart; a repeat is harmless
                 self._put(entry, sync=False)
 
     def _put(self, entry: Seen, *, sync: bool) -> None:
-        """Append a line; `OSError` when the disk does not take it, and then it is not known."""
+        """Append a line; on `OSError` the entry is not recorded."""
         if self._file is not None:  # closed: a command that could not be stopped ended late
             self._append(msgspec.json.encode(entry) + b"\n", sync=sync)
         self._seen[entry.run] = entry
@@ -155,13 +156,13 @@ class Journal:
             if sync:
                 os.fsync(self._file.fileno())
         except OSError:
-            self._torn = True  # the next line must not be glued to half of this one
+            self._torn = True  # the next line must not be appended to a partial one
             raise
         self._torn = False
         self._size += len(line)
 
     def _rewrite(self) -> None:
-        """The whole journal as one new file, in place of the old one."""
+        """Replace the journal by a new, compacted file."""
         spare = len(self._seen) - KEPT
         for run in [r for r, e in self._seen.items() if e.state in ("sent", "cancelled")]:
             if spare <= 0:

@@ -1,8 +1,8 @@
-"""The outbox: a return stays here until the server has stored it.
+"""The outbox: keeps a return until the server has stored it.
 
-It is published on the agent's own subject of the run and repeated until it is confirmed, over lost
-connections and missing streams. The server keeps the first one: a repeat is refused and known as
-stored. What no message can carry goes to the object store, or is cut, and a note says so.
+A return is published on the agent's subject of the run and repeated until confirmed, across lost
+connections and missing streams. The server keeps the first copy: a rejected repeat means it is
+stored. A return too large for a message goes to the object store or is cut, with a note saying so.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from holdfast.retrying import retrying
 log = logging.getLogger("holdfast.agent")
 
 CUT_TO: Final = 16 * 1024
-"""Bytes kept of a value that no message can carry: enough to recognise it by."""
+"""Bytes kept of a value that is too large for a message: enough to recognise it."""
 MOST_UNDER_WAY: Final = 10_000
-"""A bound on memory; the journal keeps what exceeds it, and a dispatcher asks for it again."""
+"""Bounds memory; the journal keeps the rest, and a dispatcher asks for it again."""
 
 
 class Outbox:
-    """The returns of one agent that are on their way."""
+    """The returns of one agent that are being sent."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Outbox:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def send(self, run: str, body: bytes) -> None:
-        """Send a return until the server has it."""
+        """Send a return until the server has stored it."""
         if run in self._tasks or len(self._tasks) >= MOST_UNDER_WAY:
             return
         task = asyncio.create_task(self._send(run, body), name=f"holdfast-return-{run}")
@@ -61,7 +61,7 @@ class Outbox:
             self._sent(run)
 
     async def _store(self, run: str, body: bytes) -> bool:
-        """Store a return; False when this login will never be allowed to."""
+        """Store a return; False if this login is not permitted to."""
         try:
             fitting = await self._fitting(run, body)
             headers = None
@@ -70,18 +70,18 @@ class Outbox:
             subject = self._broker.names.returned(run, self._agent)
             await self._broker.store(subject, fitting, headers)
         except Conflict:
-            return True  # stored before: its answer was lost
+            return True  # stored before: the answer was lost
         except PermissionDenied as error:
             log.error("the return of run %s cannot be sent: %s", run, error)
             return False
         return True
 
     async def _fitting(self, run: str, body: bytes) -> bytes:
-        """The return as a message can carry it."""
+        """The return in a form that fits into a message."""
         if len(body) <= self._broker.max_message_bytes - ENVELOPE_BYTES:
             return body
         found = fleet.decode_return(body)
-        if self._signer is None:  # an agent with credentials may not write the object store
+        if self._signer is None:  # an agent with credentials may not write to the object store
             name = f"return/{run}/{self._agent}"
             await Objects(self._broker).put(name, msgspec.json.encode(found.value))
             return fleet.encode(
@@ -95,7 +95,7 @@ class Outbox:
         return fleet.encode(cut(found, len(body)))
 
     async def drain(self, seconds: float) -> None:
-        """Give what is under way a moment, then leave it to the journal."""
+        """Wait up to `seconds` for pending returns, then leave them to the journal."""
         tasks = list(self._tasks.values())
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
@@ -105,7 +105,7 @@ class Outbox:
 
 
 def cut(found: Return, size: int) -> Return:
-    """A return whose value is too large, with its beginning and a note."""
+    """A return with its oversized value cut to its beginning, and a note."""
     head = msgspec.json.encode(found.value)[:CUT_TO].decode("utf-8", "replace")
     return msgspec.structs.replace(
         found, value=head, note=f"cut: {size:,} bytes are more than a message can carry"

@@ -1,8 +1,8 @@
-"""Presence: the agent's record, and its facts, published and kept fresh.
+"""Presence: publishes the agent's record and its facts, and keeps them current.
 
-The record says that the agent is online, and expires when the agent falls silent. Unlike a
-worker's it is judged by nobody: an agent that was away for an hour comes back and continues,
-because nobody else does its work meanwhile. Only this agent writes these two keys.
+The record shows that the agent is online, and expires when the agent falls silent. Unlike a worker,
+an agent is judged by nobody: after an hour's absence it returns and continues, because nobody else
+does its work meanwhile. Only this agent writes these two keys.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from holdfast.version import __version__
 log = logging.getLogger("holdfast.agent")
 
 ENDED_SECONDS: Final = 3_600.0
-"""How long an agent that has ended is still listed as such."""
+"""How long an ended agent is still listed as such."""
 
 
 class Presence:
@@ -58,10 +58,10 @@ class Presence:
         self._started = 0.0
         self._published: dict[str, Any] | None = None
         self.confirmed = -1e9
-        """When the server last confirmed a heartbeat, on the monotonic clock."""
+        """When the last confirmed heartbeat was sent, on the monotonic clock."""
 
     async def start(self) -> None:
-        """Publish both; the first dispatcher may have to create the buckets before."""
+        """Publish both; waits until a dispatcher has created the buckets."""
         self._started = self._broker.server_now()
         await retrying(
             self._publish,
@@ -104,10 +104,10 @@ class Presence:
         return stored.seq
 
     async def measure_clock(self) -> None:
-        """Learn the server's time from its stamp on our own record.
+        """Learn the server's time from the timestamp of our own record.
 
-        Whether a command has expired is judged by it. An agent may ask for no other stamp; one of
-        an older heartbeat, from a copy that is behind, says nothing.
+        It decides whether a command has expired. An agent may read no other timestamp; one of an
+        older heartbeat, from a lagging replica, is ignored.
         """
         written = await self.beat()
         at = self._broker.clock.monotonic()
@@ -128,7 +128,7 @@ class Presence:
         self._published = facts
 
     async def run(self) -> None:
-        """Keep both fresh until cancelled."""
+        """Keep both current until cancelled."""
         clock = self._broker.clock
         read, looked = clock.monotonic(), clock.monotonic()
         while True:
@@ -138,7 +138,7 @@ class Presence:
             if now - read >= self._config.facts_seconds:
                 read = now
                 self._facts.refresh()
-                self._published = None  # again, in case their bucket was deleted
+                self._published = None  # publish again, in case their bucket was deleted
                 beat = self.measure_clock
             if now - looked >= self._config.facts_file_seconds:
                 looked = now

@@ -1,13 +1,12 @@
-"""Running a program on the host: its exit code and the start of its output.
+"""Runs a program on the host: its exit code and the start of its output.
 
-A program is over when it exits, whoever still holds its output open: one that leaves a daemon
-behind returns at once, and the daemon lives on (a daemon that writes to that output then gets
-EPIPE). Of each output the first 4 MiB are kept and the rest is counted as it comes, so that memory
-stays flat whatever is printed. When the call is cancelled, the program is killed with all its
-children.
+A program is over when it exits, even if others still hold its output open: one that starts a daemon
+returns at once, and the daemon lives on (and gets EPIPE if it writes to that output). The first 4
+MiB of each output are kept and the rest is only counted, so memory stays bounded. On cancellation,
+the program is killed with all its children.
 
 The pipes are read here rather than by asyncio's subprocesses: those wait for the end of the output,
-keep all of it, and under uvloop the program inherits more ends of the pipes than it should.
+keep all of it, and under uvloop the program inherits more pipe ends than it should.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from typing import IO, Any, Final
 from holdfast.errors import InvalidInput
 
 MOST_OUTPUT: Final = 4 * 1024 * 1024
-"""Bytes kept of each output: a return is far smaller, and the agent may run several programs."""
+"""Bytes kept of each output: far more than a return holds, yet several programs fit into memory."""
 READ_BYTES: Final = 64 * 1024
-"""What a pipe holds on Linux: one read empties it."""
+"""The size of a pipe on Linux: one read empties it."""
 POLL_SECONDS: Final = 0.05
-"""How often a program is looked at where the system cannot announce its end (no pidfd)."""
+"""How often to check a program where the system cannot signal its end (no pidfd)."""
 
 
 async def run_program(words: list[str], cwd: str | None, stdin: str | None) -> dict[str, Any]:
-    """Run a program to its end; `InvalidInput` when it cannot be started."""
+    """Run a program to its end; raises `InvalidInput` if it cannot be started."""
     starting = asyncio.ensure_future(asyncio.to_thread(_start, words, cwd, stdin))
     try:
         process = await asyncio.shield(starting)
     except asyncio.CancelledError:
-        with await starting as process:  # it was just being started
+        with await starting as process:  # cancelled while it was being started
             _kill(process)
         raise
     with process:
@@ -98,7 +97,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 class _Output:
-    """The start of what a program prints; the rest is read and dropped."""
+    """The start of a program's output; the rest is read and dropped."""
 
     def __init__(self, pipe: IO[bytes] | None) -> None:
         assert pipe is not None
@@ -109,14 +108,14 @@ class _Output:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Read while the program runs, and at the end what is left in the pipe."""
+        """Read while the program runs; at the end, read what is left in the pipe."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._descriptor, self._ready, loop)
         try:
             yield
         finally:
             loop.remove_reader(self._descriptor)
-        for _ in range(MOST_OUTPUT // READ_BYTES):  # a child that still prints cannot hold us here
+        for _ in range(MOST_OUTPUT // READ_BYTES):  # a child that still prints must not block us
             if not self._read():
                 return
 
@@ -125,7 +124,7 @@ class _Output:
             loop.remove_reader(self._descriptor)
 
     def _read(self) -> bool | None:
-        """Whether there was something to read; None: not now, False: never again."""
+        """True if something was read, None if nothing is available now, False at the end."""
         try:
             data = os.read(self._descriptor, READ_BYTES)
         except BlockingIOError:

@@ -1,17 +1,17 @@
-"""An agent's settings: rendered here, from its own facts, and in force until better ones are.
+"""An agent's settings: rendered here from its own facts, and in force until newer ones are.
 
     revision (signed) ─► manifest ─► top: which files ─► files ─► rendered in a child ─► secrets
                                                                                             │
     in force, kept in a file (0600), reported ◄─────────────────────────────────────────────┘
 
-Guaranteed: what is in force is one whole snapshot that a publisher signed, and never a mixture. A
-revision that was tampered with or is older than the one in force, content that does not fit its
-hash, a secret that is missing, another's, moved or old, a template that fails or does not end: each
-is refused, counted and reported, and the settings in force stay. They survive a restart, with or
-without a server; an agent that never had any has none (`SettingsError`), rather than empty ones.
+Guaranteed: the settings in force are one complete snapshot signed by a publisher, never a mixture.
+A revision that is forged or older than the one in force, content that does not match its hash, a
+secret that is missing, outdated, moved or another agent's, a template that fails or does not end:
+each is refused, counted and reported, and the settings in force stay. They survive a restart, with
+or without a server; an agent that never had any raises `SettingsError` rather than use empty ones.
 
-Not guaranteed: when. A new revision is looked at within `jitter` seconds of its notice, so that a
-fleet does not ask all at once; a notice that was lost is made up for by a look every minute.
+Not guaranteed: when. An agent reads a new revision within `jitter` seconds of its notification, so
+that a fleet does not ask all at once; a check every minute covers lost notifications.
 """
 
 from __future__ import annotations
@@ -48,18 +48,17 @@ log = logging.getLogger("holdfast.agent.settings")
 JITTER_SECONDS: Final = 1.5
 """A fleet reads a new revision spread over this time, so that not all agents ask at once."""
 LOOK_SECONDS: Final = 60.0
-"""How long a revision whose notice was lost stays unknown."""
+"""The longest that a revision stays unknown if its notification was lost."""
 RETRY_SECONDS: Final = 2.0
-"""The pause while NATS is away; five times that after a refusal, which an operator has to resolve.
-"""
+"""The pause while NATS is unavailable; five times that after a refusal, which needs an operator."""
 KEYS_FILE: Final = "keys.json"
 ASKED: Final = "settings"
-"""What operators ask a node for. In an agent it hears that with everything else: the server lets
-a login answer only what reached it on one subscription."""
+"""The verb with which operators ask a node. An agent receives it on its common subscription: the
+server lets a login answer only requests received on one subscription."""
 
 
 class AgentSettings:
-    """The settings of one agent. `load` before anything else; `run` follows the server."""
+    """The settings of one agent. Call `load` first; `run` follows the server."""
 
     def __init__(
         self,
@@ -94,10 +93,10 @@ class AgentSettings:
         self._notice: bytes | None = None
         self._failed: tuple[int, str] | None = None
 
-    # ---- what is in force
+    # ---- in force
 
     def load(self) -> None:
-        """Take up what was in force before a restart; needs no server."""
+        """Load the settings in force before a restart; needs no server."""
         self._load_keys()
         found = resolving.load(self._folder / resolving.FILE)
         if found is not None and found.agent == self.agent:
@@ -105,14 +104,14 @@ class AgentSettings:
 
     @property
     def settings(self) -> Settings:
-        """The settings in force; `SettingsError` when there never were any."""
+        """The settings in force; raises `SettingsError` if there never were any."""
         if self._snapshot is None:
             why = f": {self.report.error}" if self.report.error else ""
             raise SettingsError(f"agent {self.agent} has no settings yet{why}", reason="none")
         return self._snapshot.settings()
 
     def shown(self, path: str = "") -> Any:
-        """Settings for people: secrets are masked, also to those who ask for one by name."""
+        """Settings for display: secrets are always masked, even if asked for by name."""
         values = self.settings.masked()
         try:
             return find(values, path) if path else values
@@ -120,7 +119,7 @@ class AgentSettings:
             raise SettingsError(f"{error.args[0]} on agent {self.agent}", reason="none") from None
 
     def facts_changed(self) -> None:
-        """The facts are others now: what is in force may have to be, too."""
+        """The facts have changed: the settings may have to be rendered again."""
         self._wake.set()
 
     # ---- following the server
@@ -163,12 +162,12 @@ class AgentSettings:
         self._wake.set()
 
     def _on_secrets(self, subject: bytes, reply: bytes, body: bytes, _: bytes | None) -> None:
-        """What was sealed anew matters to whoever lacked something; others hear of a revision."""
+        """Newly sealed secrets matter only after a failure; otherwise a revision follows."""
         if self._failed:
             self._wake.set()
 
     async def answer(self, message: Received) -> None:
-        """An operator asks; the body is a path, or nothing for all of it."""
+        """Answer an operator; the body is a path, or empty for all settings."""
         try:
             answer = {"values": self.shown(message.body.decode("utf-8", "replace"))}
             answer["revision"] = self.settings.revision
@@ -178,10 +177,10 @@ class AgentSettings:
             with contextlib.suppress(errors.BrokerError):
                 await self._broker.publish(message.reply, msgspec.json.encode(answer))
 
-    # ---- one look
+    # ---- refreshing
 
     async def refresh(self) -> float:
-        """Look at the current revision and put it into force; returns how long to wait."""
+        """Read the current revision and put it into force; returns how long to wait."""
         try:
             data = self._notice or await self._store.revision()
             self._notice = None
@@ -208,7 +207,7 @@ class AgentSettings:
         return LOOK_SECONDS
 
     async def _moved_on(self, data: bytes) -> bool:
-        """Whether there is another revision by now, and what failed is history."""
+        """Whether the revision that failed has been superseded."""
         now = await self._store.revision()
         if now is None or now == data:
             return False
@@ -242,7 +241,7 @@ class AgentSettings:
         self._rendered_from = revision.order, facts
 
     async def _enforce(self, snapshot: Snapshot) -> None:
-        """Keep it, then use it, then say so; facts that changed nothing are not worth a word."""
+        """Save, put into force and report a snapshot, unless changed facts had no effect."""
         before = self._snapshot
         if before and (before.order, before.values) == (snapshot.order, snapshot.values):
             if self.report.number == snapshot.number and not self._failed:
@@ -272,7 +271,7 @@ class AgentSettings:
         return await self._renderer.render(files, facts) if files else {}
 
     async def _files(self, manifest: Manifest, wanted: list[str]) -> list[tuple[str, str]]:
-        """Files of a manifest; those that have not changed are at hand."""
+        """Files of a manifest; unchanged ones are cached."""
         hashes = {n: manifest.files[n].sha256 for n in wanted if n in manifest.files}
         missing = [name for name in wanted if hashes.get(name) not in self._texts]
         for name, text in await self._store.files(manifest, missing):
@@ -304,7 +303,7 @@ class AgentSettings:
     # ---- keys of a new generation
 
     async def _take_keys(self, revision: Revision) -> Sealed | None:
-        """Take over keys that we were sent, and drop those that are not in use any more."""
+        """Adopt keys that were sent to us, and drop those no longer in use."""
         held = self._opener.keys.sealing
         if set(held) == set(revision.generations):
             return None
@@ -325,7 +324,7 @@ class AgentSettings:
         return sealed
 
     def _load_keys(self) -> None:
-        """Keys that came after the credentials were issued."""
+        """Load keys that arrived after the credentials were issued."""
         try:
             raw = (self._folder / KEYS_FILE).read_bytes()
             more = msgspec.json.decode(raw, type=AgentKeys, strict=False)

@@ -1,7 +1,7 @@
 """Settings as a part of an agent: `settings.get`, `settings.items`, and following the server.
 
-What the functions return is stored with the run, so secrets are masked in it, always. An agent
-without credentials has no keys to know a publisher by: it takes no settings, and says so.
+The functions' return values are stored with the run, so secrets in them are always masked. An agent
+without credentials has no keys to verify a publisher with: it takes no settings and logs that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NO_KEYS: Final = "this agent has no credentials, and so takes no settings"
 
 
 class SettingsExtension:
-    """The settings of the agent that it is given to."""
+    """The settings of the agent it belongs to."""
 
     def __init__(self) -> None:
         self._own: AgentSettings | None = None
@@ -37,7 +37,7 @@ class SettingsExtension:
         self._run: asyncio.Task[None] | None = None
 
     def functions(self) -> Iterable[Function]:
-        """What operators may ask."""
+        """The functions that operators may call."""
 
         def settings_get(path: str) -> Any:
             """A value of this agent's settings by its dotted path; secrets are masked."""
@@ -53,7 +53,7 @@ class SettingsExtension:
         ]
 
     async def start(self, agent: Agent) -> None:
-        """Take up what was in force, and follow the server."""
+        """Load the settings in force, and follow the server."""
         self._broker = agent.broker
         if agent.credentials is None:
             log.info("agent %s has no credentials, and so takes no settings", agent.id)
@@ -71,13 +71,13 @@ class SettingsExtension:
         self._run = asyncio.create_task(self._own.run(), name="holdfast-settings")
 
     async def stop(self) -> None:
-        """The agent ends."""
+        """Stop following the server."""
         if self._run is not None:
             self._run.cancel()
             await asyncio.gather(self._run, return_exceptions=True)
 
     def describe(self) -> dict[str, float]:
-        """Numbers for the agent's record."""
+        """The revision in force and the number of refusals."""
         if self._own is None:
             return {}
         report = self._own.report

@@ -197,11 +197,13 @@ class Coordinator(Role):
         )
 
     def trouble(self) -> list[str]:
+        """Whether it may judge."""
         if self.broker.connected and not self.may_judge:
             return ["its own heartbeat is not confirmed: it judges nobody"]
         return []
 
     def describe(self) -> dict[str, Any]:
+        """Adds the number of nodes it sees."""
         return {**super().describe(), "nodes": len(self._view.nodes)}
 
     # ---- watching

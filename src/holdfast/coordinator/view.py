@@ -75,6 +75,7 @@ class Seen:
             self.heard = now
 
     def answered(self, now: float) -> None:
+        """Note a sign of life."""
         self.heard = now
         self.case.alive()
 

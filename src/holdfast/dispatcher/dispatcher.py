@@ -253,9 +253,11 @@ class Dispatcher(Role):
         await self._adoption.look()
 
     def trouble(self) -> list[str]:
+        """Whether it may send."""
         if self.broker.connected and not self.member.heartbeat.trusted:
             return ["its own heartbeat is not confirmed: it sends nothing"]
         return []
 
     def describe(self) -> dict[str, Any]:
+        """Adds the number of runs it owns."""
         return {**super().describe(), "runs": len(self._watches)}

@@ -1,11 +1,11 @@
-"""The keeper: a small process beside each worker that speaks for it.
+"""The keeper: a small process beside each worker that keeps it alive to others while it is blocked.
 
-A worker's event loop may be blocked and its interpreter lock held: a handler that computes, sleeps,
-or sits in one long C call. So the signs of life come from another process, which shares memory
-with the worker (`board`), has its own connection to NATS (`link`), watches whether the worker lives
-(`vitals`), and beats, answers pings and extends messages for it (`process`).
+A worker's event loop may be blocked and its interpreter lock held by a handler that computes,
+sleeps, or sits in one long C call. So the signs of life come from another process, which shares
+memory with the worker (`board`), has its own connection to NATS (`link`), watches whether the
+worker lives (`vitals`), and sends heartbeats, answers pings and extends messages (`process`).
 
 Nothing here imports the rest of Holdfast, nor anything outside the standard library but `nkeys`
-where a login needs it: the process is started without site-packages, and uses about 15 MB. All
-names on the wire are given to it by the worker. The worker's side is `holdfast.worker.keeping`.
+where a login needs it: the process starts without site-packages and uses about 15 MB. The worker
+passes it all names used on the wire. The worker's side is `holdfast.worker.keeping`.
 """

@@ -1,19 +1,19 @@
 """The board: memory that a worker and its keeper share.
 
-Its head has single numbers: when the loop and the interpreter last moved (on the monotonic clock,
-which all processes of a machine share), what the keeper has confirmed. Below it, each message that
-the worker holds has a place with its reply subject. A place is taken and left with plain writes to
-memory, no system call and no pipe: under a microsecond for each message.
+Its head holds single numbers: when the loop and the interpreter last moved (on the monotonic clock,
+which all processes of a machine share), and what the keeper has confirmed. Below it, each message
+that the worker holds has a place with its reply subject. Taking or leaving a place is a plain write
+to memory, without a system call: under a microsecond per message.
 
-**A message is not extended after it was let go.** An old reply subject acts on the message's next
-delivery. Each side first says what it does and then looks at what the other does, with a fence in
-between: the keeper marks a place as `sending`, and sends only if it is still held; the worker takes
-its `held` away, and acknowledges only when nothing is being sent. An extension counts as being sent
-until the server has confirmed it. In the same way `gave` and `STARTED` decide whether the keeper
-gives a message back that the worker has not started.
+**A message is not extended after it was released**, because an old reply subject acts on the
+message's next delivery. Each side first announces its step and then checks the other's, with a
+fence in between: the keeper marks a place as `sending`, and sends only if it is still held; the
+worker clears `held`, and acknowledges only when nothing is being sent. An extension counts as being
+sent until the server has confirmed it. In the same way `gave` and `STARTED` decide whether the
+keeper gives back a message that the worker has not started.
 
-Each number has one writer. Writes of eight aligned bytes are not torn on any machine that Python
-runs on with processes that share memory.
+Each number has one writer. Aligned eight-byte writes are atomic on every machine where Python
+processes can share memory.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from typing import Final
 WORD: Final = 8
 HEAD_WORDS: Final = 32
 REPLY_MOST: Final = 448
-"""Bytes of a reply subject; a longer one has no place, and is extended by the loop alone."""
+"""Bytes of a reply subject; a longer one gets no place, and only the loop extends it."""
 RUN_MOST: Final = 320
 """Bytes of a run id; a longer one is cut."""
 TEXT: Final = REPLY_MOST + RUN_MOST
 ARRAYS: Final = 6
 
 STARTED: Final = 1
-"""A mark: the worker is working on the message."""
+"""A mark: the worker has started the message."""
 QUICK: Final = 2
-"""A mark: the message may be given back at once, without a look at its claim."""
+"""A mark: the message may be given back at once, without reading its claim."""
 REVISION_BITS: Final = 8
-"""Above these bits of the marks is the revision of the claim."""
+"""The claim's revision is stored above these bits of the marks."""
 
 # Words of the head that the worker writes.
 LOOP: Final = 0
@@ -46,41 +46,41 @@ LOOP: Final = 0
 THREAD: Final = 1
 """When the interpreter last ran another thread."""
 PROVED: Final = 2
-"""When the worker's own connection to NATS was last seen to work."""
+"""When the worker's own connection to NATS last worked."""
 PLACES: Final = 3
-"""Places above this one were never used."""
+"""Places from this one on were never used."""
 VERIFIED: Final = 4
-"""The last gap after which the worker has looked at its claims."""
+"""The last gap after which the worker has checked its claims."""
 ENDING: Final = 5
-"""1: the worker ends in order and speaks for itself."""
+"""1: the worker is shutting down and speaks for itself."""
 # Words of the head that the keeper writes.
 KEEPER: Final = 16
 """When the keeper last moved."""
 ACKNOWLEDGED: Final = 17
-"""When the last heartbeat that the server has confirmed was sent."""
+"""When the last heartbeat confirmed by the server was sent."""
 STEADY: Final = 18
-"""Since when heartbeats have come without a break."""
+"""When the current series of heartbeats without a gap began."""
 REVISION: Final = 19
 GAP: Final = 20
-"""How often the record had lapsed without a verdict."""
+"""How often the record has lapsed without a verdict."""
 LOST: Final = 21
 """1: the node was declared lost."""
 EXTENSIONS: Final = 22
-"""How many extensions the keeper has sent."""
+"""Extensions sent by the keeper."""
 
 _fence = threading.Lock()
-"""Taking it is a full memory barrier: what was written before is visible before what is read
-afterwards. Nobody ever waits for it."""
+"""Acquiring it is a full memory barrier: earlier writes are visible before later reads. It is never
+contended."""
 
 
 def fence() -> None:
-    """Everything written before is visible before anything after is read."""
+    """Make earlier writes visible before anything is read afterwards."""
     with _fence:
         pass
 
 
 class Board:
-    """Shared memory, seen from either side."""
+    """Shared memory, used by both sides."""
 
     def __init__(self, descriptor: int, places: int) -> None:
         self.descriptor = descriptor
@@ -96,16 +96,16 @@ class Board:
         self._texts = (HEAD_WORDS + ARRAYS * places) * WORD
         self._free = list(range(places - 1, -1, -1))
         self.leaving: list[int] = []
-        """Places that were left while an extension was being sent, and not waited for."""
+        """Places released while an extension was being sent, without waiting for it."""
         self._generation = 0
         self._highest = 0
 
     @classmethod
     def create(cls, places: int) -> Board:
-        """New memory, all zero; only pages that are used cost anything."""
+        """New zeroed memory; only used pages cost anything."""
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("holdfast-board")
-        else:  # not on every system
+        else:  # not available on every system
             with tempfile.TemporaryFile() as file:
                 descriptor = os.dup(file.fileno())
         os.ftruncate(descriptor, _size(places))
@@ -114,7 +114,7 @@ class Board:
     # ---- the worker's side
 
     def take(self, reply: str, now: float, mark: int = 0) -> int:
-        """A place for a message that has arrived; -1 when there is none for it."""
+        """Take a place for a message that has arrived; -1 if there is none for it."""
         text = reply.encode()
         length = len(text)
         if not self._free or length > REPLY_MOST:
@@ -133,18 +133,18 @@ class Board:
         return place
 
     def start(self, place: int) -> bool:
-        """The message is about to be worked on; False when the keeper has given it back."""
+        """Mark the message as started; False if the keeper has given it back."""
         self.marks[place] |= STARTED
         with _fence:
             pass
         return self.gave[place] != self.held[place]
 
     def given_back(self, place: int) -> bool:
-        """Whether the keeper has given the message back, which was not started then."""
+        """Whether the keeper has given the message back before it was started."""
         return self.gave[place] == self.held[place]
 
     def name(self, place: int, run: str, revision: int) -> None:
-        """Which run it is, and the revision of its claim; 0 when it has none."""
+        """Set the run and the revision of its claim, 0 if it has none."""
         text = run.encode()[:RUN_MOST]
         at = self._texts + place * TEXT + REPLY_MOST
         self._map[at : at + len(text)] = text
@@ -153,9 +153,9 @@ class Board:
             self.marks[place] |= revision << REVISION_BITS
 
     def leave(self, place: int) -> bool:
-        """Let a message go; False while the keeper is sending an extension for it.
+        """Release a message; False while the keeper is sending an extension for it.
 
-        Then the caller waits until `cleared`, and acknowledges after that.
+        Then the caller waits until `cleared` before it acknowledges.
         """
         self.held[place] = 0
         with _fence:
@@ -166,7 +166,7 @@ class Board:
         return True
 
     def cleared(self, place: int) -> bool:
-        """Whether an extension that was being sent is over; the place is free again then."""
+        """Whether a pending extension is over; then the place is free again."""
         if self.sending[place]:
             return False
         self._free.append(place)
@@ -177,7 +177,7 @@ class Board:
         self.leaving = [place for place in self.leaving if not self.cleared(place)]
 
     def forget_keeper(self) -> None:
-        """The keeper is gone: it sends nothing, so every place in `leaving` is free."""
+        """The keeper is gone and sends nothing: every place in `leaving` is free."""
         for place in range(self._highest):
             self.sending[place] = 0
 
@@ -189,12 +189,12 @@ class Board:
         return self._map[at : at + (self.lengths[place] & 0xFFFF)].decode("ascii", "replace")
 
     def run(self, place: int) -> str:
-        """The run in a place, or nothing."""
+        """The run in a place; empty if none is set."""
         at = self._texts + place * TEXT + REPLY_MOST
         return self._map[at : at + (self.lengths[place] >> 32)].decode("utf-8", "replace")
 
     def taken(self) -> list[tuple[int, int]]:
-        """Places that are held, each with the number of its message."""
+        """Held places, each with the number of its message."""
         held = self.held[: self.numbers[PLACES]].tolist()
         return [(place, number) for place, number in enumerate(held) if number]
 

@@ -1,12 +1,12 @@
-"""A lean connection to NATS: blocking sockets, the standard library, what a keeper needs of it.
+"""A lean NATS connection: blocking sockets, the standard library, only what a keeper needs.
 
-It connects to one of several servers, with TLS and every login that a worker may have, learns of
-further servers from the one it is connected to, publishes, asks and listens. It has no thread and
-no loop: its owner polls `fileno` and calls `receive`. After any failure the connection is down;
-`keep` connects again, to the next server, after a short wait. Files with logins and certificates
-are read at each attempt, so a renewed one is used.
+It connects to one of several servers, with TLS and every kind of login a worker may have, learns of
+further servers from the one it is connected to, publishes, sends requests and subscribes. It has no
+thread and no loop: its owner polls `fileno` and calls `receive`. Any failure takes the connection
+down; `keep` reconnects to the next server after a short wait. Credentials and certificates are read
+at each attempt, so renewed files are used.
 
-Not here: websockets (a worker that uses them beats from its own loop).
+Not supported: websockets (a worker that uses them sends heartbeats from its own loop).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 CONNECT_SECONDS: Final = 2.0
-"""For a connection with its login, also over TLS; then the next server is tried."""
+"""For connecting and logging in, also over TLS; after that the next server is tried."""
 SEND_SECONDS: Final = 1.0
-"""A server that takes nothing for this long is left: the owner must not be held up."""
+"""A server that accepts no data for this long is dropped: the owner must not be blocked."""
 PING_SECONDS: Final = 2.0
-"""As the worker's own: a server that froze is noticed after two to three of these."""
+"""The same as the worker's: a frozen server is noticed after two to three of these."""
 RETRY_SECONDS: Final = 0.1
 RETRY_MOST_SECONDS: Final = 0.5
-"""First and longest wait between two tries: short, as heartbeats wait for them."""
+"""First and longest wait between two attempts: short, as heartbeats wait for them."""
 PORT: Final = 4222
 
 
 class Message(NamedTuple):
-    """Something that arrived: for which subscription, and what."""
+    """A message and the id of its subscription."""
 
     sid: int
     subject: str
@@ -45,7 +45,7 @@ class Message(NamedTuple):
 
     @property
     def status(self) -> str:
-        """The server's status, such as 503 for "nobody listens"."""
+        """The server's status, such as 503 for "no responders"."""
         return self.headers[9:12].decode("ascii", "replace").strip()
 
 
@@ -83,7 +83,7 @@ class Link:
     # ---- connecting
 
     def keep(self, now: float) -> bool:
-        """Connect if it is time to; True when a connection was just made."""
+        """Connect if it is time to; True if a connection was just made."""
         if self._socket is not None:
             self._watch(now)
             return False
@@ -135,7 +135,7 @@ class Link:
         while (line := self._line()) != b"PONG":
             if line.startswith(b"-ERR"):
                 raise LinkError(line.decode("utf-8", "replace"))
-            if line.startswith((b"MSG", b"HMSG")):  # a message is here before the PONG: connected
+            if line.startswith((b"MSG", b"HMSG")):  # a message before the PONG: connected
                 self._buffer = line + b"\r\n" + self._buffer
                 break
         self._socket.settimeout(SEND_SECONDS)
@@ -154,7 +154,7 @@ class Link:
         self._socket = context.wrap_socket(self._socket, server_hostname=name)
 
     def _known_hosts(self) -> set[tuple[str, int]]:
-        """Hosts that only a server told us of: their certificates carry the configured name."""
+        """Hosts learned from a server only: their certificates carry the configured name."""
         given = {_address(url)[0] for url in self._login["servers"]}
         return {(_address(url)[0], 0) for url in self._servers if _address(url)[0] not in given}
 
@@ -202,13 +202,13 @@ class Link:
         return {"nkey": pair.public_key.decode(), "sig": signature}
 
     def _line(self) -> bytes:
-        """One line, waited for; only while connecting."""
+        """Wait for one line; only while connecting."""
         while b"\r\n" not in self._buffer:
             self._buffer += self._read()
         line, _, self._buffer = self._buffer.partition(b"\r\n")
         return line
 
-    # ---- living
+    # ---- connected
 
     def _watch(self, now: float) -> None:
         if now >= self._next_ping:
@@ -222,7 +222,7 @@ class Link:
                 self.send(b"PING\r\n")
 
     def drop(self) -> None:
-        """Cut the connection; what was not sent yet is dropped."""
+        """Close the connection; unsent data is dropped."""
         held, self._socket = self._socket, None
         if held is not None:
             with contextlib.suppress(OSError):
@@ -231,7 +231,7 @@ class Link:
                 held.close()
 
     def send(self, data: bytes) -> None:
-        """Send protocol lines; `LinkError` when the connection is lost."""
+        """Send protocol lines; raises `LinkError` if the connection is lost."""
         if self._socket is None:
             raise LinkError("not connected")
         try:
@@ -241,7 +241,7 @@ class Link:
             raise LinkError(str(error)) from None
 
     def publish(self, subject: str, body: bytes, reply: str = "", headers: str = "") -> None:
-        """Send a message, with a finished block of headers or none."""
+        """Send a message, optionally with an encoded block of headers."""
         if headers:
             head = headers.encode()
             line = f"HPUB {subject} {reply} {len(head)} {len(head) + len(body)}\r\n".encode()
@@ -260,7 +260,7 @@ class Link:
                 self.receive()
 
     def receive(self) -> list[Message]:
-        """What has arrived; an empty list when the connection is lost, or nothing has."""
+        """The messages that have arrived; empty if there are none or the connection is lost."""
         try:
             self._buffer += self._read()
             while getattr(self._socket, "pending", int)():
@@ -283,7 +283,7 @@ class Link:
         return data
 
     def _next(self) -> Message | None:
-        """The next whole operation in the buffer; sid 0: nothing for the owner."""
+        """The next complete operation in the buffer; sid 0 if it is not a message."""
         line, found, rest = self._buffer.partition(b"\r\n")
         if not found:
             return None

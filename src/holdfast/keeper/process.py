@@ -1,4 +1,4 @@
-"""The keeper's process: one loop that watches a worker and speaks for it.
+"""The keeper's process: one loop that watches a worker and acts for it.
 
     worker lives           beats, answers pings, extends what the loop has not extended in time
     loop does not move     the same; says so in the record and in the log
@@ -8,11 +8,11 @@
     worker is gone         says so at once; gives back what it held, unless a coordinator does
     node is lost           does nothing
 
-The loop of the worker extends messages too, and sooner: the keeper sends an extension only where
-none has come in time. So while the worker is well, the two never extend the same message.
+The worker's loop extends messages too, and sooner: the keeper sends an extension only if the loop's
+is late. So while the worker is healthy, the two never extend the same message.
 
-It ends when the worker ends, or when the worker lets go of the control socket. It ignores SIGTERM
-and Ctrl-C, which are for the worker: runs that the worker still finishes must be extended.
+It ends when the worker ends or closes the control socket. It ignores SIGTERM and Ctrl-C, which are
+for the worker: the runs that the worker still finishes must be extended.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ from holdfast.keeper.record import Recorder, after_death
 from holdfast.keeper.vitals import LATE_SECONDS, Blockage, Condition, Stacks, Vitals
 
 TICK_SECONDS: Final = 0.2
-"""Longest sleep of the loop: well below the second after which a blocked loop is reported."""
+"""The longest sleep of the loop: well below the second after which a blocked loop is reported."""
 EXTEND_TICK_SECONDS: Final = 0.25
-"""How often extensions are checked: often enough to send one within its spare quarter."""
+"""How often extensions are checked: well within the quarter that `OVERDUE` leaves."""
 OVERDUE: Final = 1.5
-"""An extension that is late by half its interval is sent by the keeper. With at most half of
-`ack_wait` as the interval that leaves a quarter of it."""
+"""The keeper sends an extension that is late by half its interval. With an interval of at most half
+of `ack_wait`, a quarter of it is left."""
 ANSWER_SECONDS: Final = 1.0
-"""How long an answer of the server is waited for before the next try."""
+"""How long to wait for the server's answer before the next attempt."""
 TAKEN_SECONDS: Final = 1.0
 """How long a coordinator has to take over what a dead worker held, before the keeper does it."""
 LAST_SECONDS: Final = 5.0
 """How long a keeper outlives its worker to report the death; also how long it waits to kill."""
 UNCLAIMED_MOST: Final = 500
-"""Messages without a claim in the index, at most; as in the worker's own index."""
+"""Most unclaimed messages in the index; the same as in the worker's own."""
 LET_GO_SECONDS: Final = 2.0
-"""How long after the control socket was closed the keeper ends. A worker that lives on wants none;
-a dying one may close the socket a moment before its death can be seen."""
+"""How long the keeper stays after the control socket was closed. A worker that lives on wants no
+keeper; a dying one may close the socket just before its death is visible."""
 REPLIES, PINGS = 1, 2
 
 Waiting = tuple[float, Callable[[Message | None], None]]
 
 
 class Keeper:
-    """Speaks for one worker."""
+    """Acts for one worker."""
 
     def __init__(self, control: socket.socket, plan: dict[str, Any]) -> None:
         self.board = Board(plan["board"], plan["places"])
@@ -90,7 +90,7 @@ class Keeper:
     # ---- the loop
 
     def run(self) -> None:
-        """Keep until the worker has ended, or has let go."""
+        """Run until the worker has ended or let go."""
         while not self._over:
             self._wait()
             now = time.monotonic()
@@ -126,7 +126,7 @@ class Keeper:
             self._worker_ended()
 
     def _hear(self) -> None:
-        """Read what the worker says; a closed socket means that it ended, or wants no keeper."""
+        """Read the worker's messages; a closed socket means that it ended, or wants no keeper."""
         data = b""
         with contextlib.suppress(OSError):
             data = self._control.recv(65_536)
@@ -173,12 +173,12 @@ class Keeper:
     def _timeout(self) -> float:
         return float(self._plan["timeout_seconds"])
 
-    # ---- asking and answering
+    # ---- requests and answers
 
     def ask(
         self, subject: str, body: bytes, headers: str, done: Callable[[Message | None], None]
     ) -> None:
-        """Send a request; `done` gets the answer, or None when none came."""
+        """Send a request; `done` gets the answer, or None if there was none."""
         self._token += 1
         seconds = self._plan["request_seconds"]
         self._waiting[self._token] = (time.monotonic() + seconds, done)
@@ -218,10 +218,10 @@ class Keeper:
         with contextlib.suppress(LinkError):
             self._link.publish(message.reply, json.dumps(pong).encode())
 
-    # ---- what the worker holds
+    # ---- held messages
 
     def _index(self, *, all_of_it: bool = False) -> list[tuple[str, int, str]]:
-        """What is held for longer than a moment, as it stands in the node's record."""
+        """Messages held since an earlier check, in the form of the node's record."""
         board, claimed, unclaimed = self.board, [], []
         for place, number in board.taken():
             if (place, number) not in self._seen and not all_of_it:
@@ -262,7 +262,7 @@ class Keeper:
             self._send(reply, self._plan["progress"], place)
 
     def _send(self, reply: str, word: str, place: int) -> None:
-        """Extend or give back a message; it counts as sent once the server has confirmed it."""
+        """Extend or give back a message; it counts as being sent until the server confirms it."""
         board = self.board
 
         def confirmed(_: Message | None) -> None:
@@ -276,7 +276,7 @@ class Keeper:
             self._waiting.pop(self._token, None)
             confirmed(None)
 
-    # ---- a loop that does not move
+    # ---- a blocked loop
 
     def _judge(self, now: float) -> None:
         silence = self.vitals.silence(now)
@@ -294,7 +294,7 @@ class Keeper:
             self._end(now)
 
     def _name(self, now: float) -> None:
-        """Name the culprit while the interpreter is held; else the worker's own thread does."""
+        """Find the culprit while the interpreter is held; else the worker's own thread does."""
         if self._blockage is not None:
             return
         if now - self.board.times[words.THREAD] < LATE_SECONDS:
@@ -315,7 +315,7 @@ class Keeper:
         return f"its event loop has not moved for {silence:.0f} s: {found.describe()}"
 
     def _log(self, text: str) -> None:
-        """Write a line to the worker's log, which the worker itself cannot do while blocked."""
+        """Write a line to the worker's log, which a blocked worker cannot do."""
         now = time.time()
         milliseconds = int(now * 1000) % 1000
         if self._plan["log_style"] == "json":
@@ -336,7 +336,7 @@ class Keeper:
             os.write(2, f"{line}\n".encode())
 
     def _give_back_waiting(self) -> None:
-        """Give back messages that were taken and not started."""
+        """Give back messages that were not started."""
         board = self.board
         for place, number in board.taken():
             reply = board.reply(place)
@@ -345,11 +345,11 @@ class Keeper:
             board.gave[place] = number
             fence()
             if board.held[place] != number or board.marks[place] & STARTED:
-                continue  # the worker has started it, or let it go
+                continue  # the worker has started or released it
             self._send(reply, self._plan["nak"], place)
 
     def _end(self, now: float) -> None:
-        """The worker has been blocked for too long: write ERROR, then kill it."""
+        """The worker was blocked for too long: write ERROR, then kill it."""
         if self._ending is not None:
             if now > self._ending:
                 self._kill()
@@ -365,10 +365,10 @@ class Keeper:
         if self._plan["kill"]:
             with contextlib.suppress(OSError):
                 self.vitals.kill()
-        else:  # a worker inside somebody's program: end its node only
+        else:  # a worker embedded in another program: end its node only
             self._worker_ended()
 
-    # ---- a worker that is gone
+    # ---- a dead worker
 
     def _worker_ended(self) -> None:
         if self._gone is not None:
@@ -404,7 +404,7 @@ class Keeper:
         self._next_look = time.monotonic() + TAKEN_SECONDS
 
     def _recover(self, ours: bool) -> None:
-        """No coordinator has taken it over: give back what the worker held."""
+        """No coordinator has taken over: give back what the worker held."""
         if ours:
             for place, number in self.board.taken():
                 reply = self.board.reply(place)
@@ -421,7 +421,7 @@ class Keeper:
 
 
 def main() -> None:
-    """Speak for the worker that has started this process."""
+    """Run the keeper of the worker that started this process."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))

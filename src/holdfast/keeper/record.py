@@ -1,13 +1,12 @@
 """The node's record, written by its keeper.
 
-The rules are those of `holdfast.ownership.heartbeat`, which says why: each write expects the
-revision of the last one; one that is refused reads who was first. A record that somebody else has
-ended means that the node is lost. One that the worker itself has moved is taken over with its
-state. One that has lapsed without a verdict is made again, and is trusted only when the worker has
-looked at its claims.
+The rules are those of `holdfast.ownership.heartbeat`, which explains them: each write expects the
+revision of the last one; after a rejected write the record is read. If somebody else has ended it,
+the node is lost. If the worker itself has moved it, its state is adopted. If it has lapsed without
+a verdict, it is created again, and trusted only after the worker has checked its claims.
 
-Trust counts from before a confirmed write was sent. One write is under way at a time; one without
-an answer is settled by the next, which is refused if it was applied.
+Trust counts from before a confirmed write was sent. Only one write is in progress at a time; one
+without an answer is resolved by the next, which is rejected if the first was applied.
 """
 
 from __future__ import annotations
@@ -22,11 +21,12 @@ from holdfast.keeper.board import Board
 from holdfast.keeper.link import Message
 
 RETRY_SECONDS: Final = 0.5
-"""After a write that failed or got no answer: several tries fit into every timeout."""
+"""The pause after a write that failed or got no answer: several attempts fit into every timeout."""
 STEADY: Final = 0.75
-"""The part of a timeout without a renewal after which a series of heartbeats counts as broken."""
+"""The fraction of the timeout without a renewal after which heartbeats no longer count as
+steady."""
 FORGOTTEN_SECONDS: Final = 1_800.0
-"""After this long a verdict on the node may have expired, so it treats itself as lost."""
+"""After this time a verdict on the node may have expired, so it treats itself as lost."""
 ALIVE: Final = frozenset({"CREATED", "RUNNING", "ERROR", "TERMINATING"})
 ENDED: Final = frozenset(
     {"DISCONNECTED", "TERMINATED_GRACEFULLY", "TERMINATED_FORCED", "NOT_RUNNING", "INACTIVE"}
@@ -42,13 +42,13 @@ Record = dict[str, Any]
 
 
 class Recorder:
-    """Keeps one node's record."""
+    """Maintains one node's record."""
 
     def __init__(self, plan: dict[str, Any], board: Board, ask: Ask) -> None:
         self.record: Record = plan["record"]
         self.acknowledged: float = plan["acknowledged"]
         self.next = 0.0
-        """When to write again."""
+        """When to write next."""
         self._plan = plan
         self._board = board
         self._ask = ask
@@ -67,11 +67,11 @@ class Recorder:
         return bool(self._board.numbers[words.LOST])
 
     def trusted(self, now: float) -> bool:
-        """Nobody can have seen this node as gone yet."""
+        """Whether nobody can have seen this node as gone yet."""
         return not self.lost and now - self.acknowledged < self._timeout
 
     def server_now(self, now: float) -> float:
-        """The server's clock, as the worker has measured it."""
+        """The server's clock, as measured by the worker."""
         return now + float(self._plan["ahead"])
 
     # ---- writing
@@ -82,7 +82,7 @@ class Recorder:
         self.next = 0.0
 
     def write(self, now: float, fresh: Record) -> None:
-        """Renew the record with what is new, or make the move that is due."""
+        """Renew the record with fresh values, or make the pending move."""
         if self._writing or self.lost:
             return
         self._writing = True
@@ -127,11 +127,11 @@ class Recorder:
                 self._ledger(before, record)
             move[1](True)
         elif move:
-            self._move = move  # it came while another write was under way
+            self._move = move  # it came while another write was in progress
             self.next = 0.0
 
     def trust(self) -> None:
-        """Count the last confirmed write, unless claims have to be looked at first."""
+        """Count the last confirmed write, unless claims have to be checked first."""
         board = self._board
         if self._confirmed <= self.acknowledged:
             return
@@ -157,7 +157,7 @@ class Recorder:
         }
         self._ask(self._plan["log_subject"], json.dumps(step).encode(), "", lambda _: None)
 
-    # ---- the key is not where it was left
+    # ---- conflicts
 
     def _resolve(self) -> None:
         self._writing = True
@@ -213,10 +213,10 @@ def after_death(state: str) -> str:
 
 
 def _verdict(data: bytes) -> Record:
-    """The record that somebody else wrote; empty when it cannot be read.
+    """A record written by somebody else; empty if it is unreadable.
 
-    The keeper has no codec, to stay small: only these members are used, and each is checked. A
-    record that cannot be read is no verdict; our next write replaces it.
+    The keeper has no codec, to stay small: only these fields are used, and each is checked. An
+    unreadable record is no verdict; our next write replaces it.
     """
     try:
         found = json.loads(data)
@@ -236,7 +236,7 @@ def _verdict(data: bytes) -> Record:
 
 
 def _read(answer: Message | None) -> dict[str, Any] | None:
-    """An answer of the server's; None for none, or for "nobody listens"."""
+    """The server's decoded answer; None for no answer or "no responders"."""
     if answer is None or not answer.body:
         return None
     try:

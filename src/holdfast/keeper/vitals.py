@@ -7,17 +7,17 @@
     stopped  by a signal or a debugger: nothing of it can move
     gone     the process has ended
 
-A worker that is busy, blocked or hung is alive: it holds what it holds, and may end it. Whether it
-takes too long is another question (`process`). One that is stopped must not look alive.
+A busy, blocked or hung worker is alive: it still holds its runs, and may finish them. `process`
+decides whether it takes too long. A stopped worker must not look alive.
 
-From the kernel: a descriptor of the process that becomes readable when it ends, even if a child
-inherited its sockets, and `/proc/<pid>/stat`. Where there is neither, silence on both ticks counts
-as stopped, and the control socket shows the end.
+The kernel provides a descriptor of the process that becomes readable when it ends, even if a child
+inherited its sockets, and `/proc/<pid>/stat`. Without them, silence of both ticks counts as
+stopped, and the control socket shows the end.
 
-What blocks a worker is found out from outside as well (`Stacks`). A signal, which the worker has
-chosen, makes a thread write its stack into a pipe, straight from the signal handler: that works
-while a C call holds the interpreter. A frame of a job's function identifies the job, and the
-started runs of that job are the culprits, often just one.
+What blocks a worker is also found from outside (`Stacks`). A signal, which the worker has chosen,
+makes a thread write its stack into a pipe, directly from the signal handler: that works while a C
+call holds the interpreter. A frame of a job's function identifies the job, and the started runs of
+that job are the culprits, often just one.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from holdfast.keeper import board as words
 from holdfast.keeper.board import STARTED, Board
 
 FRESH_SECONDS: Final = 0.6
-"""Ticks come every 0.25 s; one missing tick means nothing yet."""
+"""Ticks come every 0.25 s; a single missing tick proves nothing."""
 LATE_SECONDS: Final = 1.0
-"""After this long, a loop that does not move is reported."""
+"""A loop that has not moved for this long is reported."""
 COMPUTED_SECONDS: Final = 1.0
 """A process that used the CPU within this time is computing: on a busy machine it has to wait."""
 
 _FRAME: Final = re.compile(r'File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')
 STACK_MOST: Final = 4_000
-"""Characters of a stack that are logged."""
+"""Characters of a stack to log."""
 
 
 class Condition(Enum):
-    """How a worker is."""
+    """The condition of a worker."""
 
     OK = "ok"
     BUSY = "busy"
@@ -61,7 +61,7 @@ class Vitals:
     def __init__(self, pid: int, board: Board) -> None:
         self.pid = pid
         self.descriptor = -1
-        """Readable when the process has ended; -1 where the system has no such thing."""
+        """Readable when the process has ended; -1 if the system has no pidfd."""
         self._board = board
         self._stat = f"/proc/{pid}/stat"
         self._known = os.path.exists(self._stat)
@@ -74,7 +74,7 @@ class Vitals:
         return now - self._board.times[words.LOOP]
 
     def look(self, now: float) -> Condition:
-        """How the process is now."""
+        """The current condition of the process."""
         if self.silence(now) < FRESH_SECONDS:
             return Condition.OK
         ticking = now - self._board.times[words.THREAD] < LATE_SECONDS
@@ -100,7 +100,7 @@ class Vitals:
         return fields[0] == b"R" or now - self._computed[1] < COMPUTED_SECONDS
 
     def busiest(self) -> int:
-        """The thread that computes now; 0 when it is unknown."""
+        """The thread that is computing now; 0 if unknown."""
         found = (0, 0)
         try:
             for name in os.listdir(f"/proc/{self.pid}/task"):
@@ -119,7 +119,7 @@ class Vitals:
         ctypes.CDLL(None).tgkill(self.pid, thread, number)
 
     def kill(self) -> None:
-        """Kill the process; a new process with the same pid is never hit."""
+        """Kill the process; never hits a new process with the same pid."""
         if self.descriptor >= 0:
             signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
         else:
@@ -127,7 +127,7 @@ class Vitals:
 
 
 class Blockage(NamedTuple):
-    """What keeps a loop from moving, as far as it is known."""
+    """What blocks a loop, as far as known."""
 
     job: str = ""
     runs: tuple[str, ...] = ()
@@ -135,7 +135,7 @@ class Blockage(NamedTuple):
     stack: str = ""
 
     def describe(self) -> str:
-        """In words, to follow "blocked by"."""
+        """A phrase to follow "blocked by"."""
         if not self.job:
             what = "something outside of any job"
         elif len(self.runs) == 1:
@@ -158,7 +158,7 @@ class Stacks:
         self._text = ""
 
     def ask(self) -> None:
-        """Have the threads that matter write where they are."""
+        """Make the relevant threads write their stacks."""
         self._text = ""
         if self._signal and self.descriptor >= 0:
             busiest = self._vitals.busiest()
@@ -167,12 +167,12 @@ class Stacks:
                     self._vitals.signal_thread(thread, self._signal)
 
     def receive(self) -> None:
-        """Something was written."""
+        """Read what was written."""
         with contextlib.suppress(OSError):
             self._text += os.read(self.descriptor, 65_536).decode("utf-8", "replace")
 
     def blockage(self) -> Blockage:
-        """What the stacks that were written say."""
+        """The blockage that the received stacks show."""
         stacks = [part for part in re.split(r"(?m)^(?=\S*.*[Tt]hread 0x)", self._text) if part]
         for stack in stacks:
             frames = [match.groupdict() for match in _FRAME.finditer(stack)]
@@ -184,7 +184,7 @@ class Stacks:
         return Blockage(stack=self._text[:STACK_MOST])
 
     def _runs(self, job: dict[str, Any]) -> tuple[str, ...]:
-        """The runs of a job that have been started; the consumer's name is in the reply."""
+        """The started runs of a job; the reply subject contains the consumer's name."""
         board, found = self._board, []
         for place, number in board.taken():
             reply, run, marks = board.reply(place), board.run(place), board.marks[place]

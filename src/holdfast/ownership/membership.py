@@ -229,8 +229,10 @@ class Membership:
     # ---- leaving
 
     async def stop(self, *, forced: bool = False) -> None:
+        """Record the node's end."""
         await self.heartbeat.stop(forced=forced)
 
     def describe(self) -> dict[str, Any]:
+        """Facts for health pages."""
         record = self.heartbeat.record
         return {"node": record.id, "state": record.state, "role": record.role}

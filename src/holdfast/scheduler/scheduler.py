@@ -310,7 +310,7 @@ class Scheduler(Role):
             self._wake.set()
 
     def _kept_seconds(self, planned: Planned) -> float:
-        """How long a slot's record is kept: for `slots_kept` slots, within limits; unsent
+        """How long a slot's record is kept: for `slots_kept` slots, limited; unsent ones
         longest."""
         longest = float(self.config.slot_ttl_seconds)
         schedule = self._view.schedules.get(planned.schedule)
@@ -366,6 +366,7 @@ class Scheduler(Role):
         return await self._figures.answer(path)
 
     def describe(self) -> dict[str, Any]:
+        """Who leads, and its progress."""
         return {
             "node": self.node,
             "role": "leader" if self._election.leader else "standby",

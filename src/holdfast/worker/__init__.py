@@ -1,4 +1,4 @@
-"""Workers: pull runs of a group, claim them, execute them, settle them."""
+"""Workers: pull a group's runs, claim them, execute them, settle them."""
 
 from holdfast.worker.consumer import run_consumer
 from holdfast.worker.worker import Worker

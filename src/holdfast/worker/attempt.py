@@ -1,12 +1,12 @@
-"""One attempt: the message that carries its run, the call of its handler, what its context may do.
+"""One attempt: the message that carries its run, the call of its handler, and its context.
 
-Guaranteed: a call ends in a value or in an error, whatever the handler does. A handler has its task
-and its context variables to itself: one that cancels its task, at once or much later, reaches no
-other run. Every exception is the handler's own affair, `SystemExit` and what is no `Exception`
-included; only `KeyboardInterrupt` on the event loop's thread, which is Ctrl-C, ends the process.
+Guaranteed: a call ends in a value or an error, whatever the handler does. Each handler has its own
+task and context variables: one that cancels its task, at once or much later, affects no other run.
+Every exception fails only the attempt, even `SystemExit` and other non-`Exception`s; only
+`KeyboardInterrupt` on the event loop's thread, which is Ctrl-C, ends the process.
 
-Not guaranteed: that a handler stops when it is cancelled. One in a thread cannot be stopped, and an
-async one may refuse. `Call.leftovers` is what still runs, and occupies a place until it ends.
+Not guaranteed: that a handler stops when cancelled. One in a thread cannot be stopped, and an async
+one may refuse. `Call.leftovers` is what still runs, and occupies a place until it ends.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from holdfast.worker.pool import ProcessDied, ProcessPool
 from holdfast.worker.settling import Outbox
 
 PROGRESS_SECONDS: Final = 0.5
-"""How often a handler's progress is written at most: people look at it, and each is a write."""
+"""The shortest interval between two writes of progress: it is for people, and each is a write."""
 NOTE_CHARS: Final = 500
 TRUSTED_SECONDS: Final = 1.0
-"""No node is declared lost sooner, so a claim that was checked within this time is still ours."""
+"""A claim checked within this time is not checked again before an event: saves a read per event."""
 
 
 # ---- the message
@@ -111,11 +111,11 @@ class Held:
         self.job = job
         self.since = since
         self.extended = since
-        """When the server last heard that the message is in good hands."""
+        """When the server was last told that we are working on the message."""
         self.event = event
         self.run = ""
         self.stamp = 1
-        """The number of the message among those that carry its run."""
+        """The number of this message among those that carry its run."""
         self.failures = 0
         self.attempt = 1
         self.created = 0.0
@@ -123,7 +123,7 @@ class Held:
         self.claim: Claim | None = None
         self.cause: Interrupt | None = None
         self.call: Call | None = None
-        """Of its handler, once that has started."""
+        """The call of its handler, once started."""
         self.running = False
 
     @property
@@ -134,10 +134,10 @@ class Held:
     def interrupted(self) -> bool:
         return self.cause is not None
 
-    # ---- which run it is
+    # ---- identity
 
     def identify(self) -> None:
-        """Find out which run the message is for; headers are optional and may be nonsense."""
+        """Find out which run the message is for; headers are optional and untrusted."""
         message, spec = self.message, self.job.spec
         subscriber = (spec.group, spec.name) if self.event else None
         self.run, self.keyed, self.stamp, self.failures, self.created = read_heading(
@@ -146,12 +146,12 @@ class Held:
         self.attempt = self.failures + 1
 
     def scope(self) -> None:
-        """Another job uses the same id: keep the two apart."""
+        """Qualify the run's id, because another job uses the same one."""
         spec = self.job.spec
         self.run, self.keyed = keyed_run(spec.group, spec.name, self.run), True
 
     def adopt(self, claim: Claim) -> None:
-        """Take over what the record knows better than the message."""
+        """Use the record's values where it knows better than the message."""
         self.claim = claim
         self.failures = claim.record.failures
         self.attempt = claim.record.attempt
@@ -175,7 +175,7 @@ class Held:
         return cause_of(self.message.headers)
 
     def log_fields(self, node: str) -> dict[str, Any]:
-        """What every log line of a run carries."""
+        """Fields for every log line of a run."""
         return {
             "run": self.run,
             "job": self.job.name,
@@ -190,13 +190,13 @@ class Held:
         if board is not None and place >= 0:
             board.name(place, self.run, self.claim.epoch if self.claim else 0)
 
-    # ---- its handler
+    # ---- the handler
 
     def begin(self, call: Call, patience: float) -> asyncio.Future[None]:
-        """The handler runs now.
+        """The handler has started.
 
-        The future is done when it has ended, and also when it was interrupted and still runs after
-        `patience` seconds: time enough to clean up.
+        The future is done when the handler has ended, or `patience` seconds after it was
+        interrupted: time to clean up.
         """
         self.call = call
         self.running = True
@@ -210,7 +210,7 @@ class Held:
             self.waiter.set_result(None)
 
     def interrupt(self, cause: Interrupt) -> None:
-        """Stop the handler, if it is running; the first cause counts."""
+        """Stop the handler if it is running; the first cause counts."""
         if self.cause is None:
             self.cause = cause
             if self.running and self.call is not None:
@@ -218,15 +218,15 @@ class Held:
                 asyncio.get_running_loop().call_later(self.patience, self._wake)
 
     def over(self) -> None:
-        """The attempt is over: it cannot be interrupted, and its context refuses everything."""
+        """End the attempt: it cannot be interrupted, and its context refuses everything."""
         self.running = False
 
 
 class Deadlines:
-    """Interrupts attempts whose time is over, with one timer for all of them.
+    """Interrupts attempts that exceed their time limit, with one timer for all of them.
 
-    Nearly every attempt ends long before its time is over. A timer of the loop for each would be
-    the most expensive part of a short run, so each only writes down its deadline.
+    Nearly every attempt ends long before its deadline. A timer for each would be the most expensive
+    part of a short run, so each only records its deadline.
     """
 
     def __init__(self) -> None:
@@ -234,14 +234,14 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, held: Held, seconds: float) -> None:
-        """Interrupt it after this long, unless it has ended."""
+        """Interrupt the attempt after `seconds`, unless it has ended."""
         loop = asyncio.get_running_loop()
         due = self._due[held] = loop.time() + seconds
         if self._timer is None or due < self._timer.when():
             self._set(loop, due)
 
     def end(self, held: Held) -> None:
-        """It has ended."""
+        """The attempt has ended."""
         self._due.pop(held, None)
 
     def _set(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
@@ -263,7 +263,7 @@ class Deadlines:
 
 
 class Call:
-    """One call of a handler: its task, and the threads that it has left behind."""
+    """One call of a handler: its task, and threads it left behind."""
 
     __slots__ = ("behind", "started", "task")
 
@@ -271,12 +271,12 @@ class Call:
 
     def __init__(self) -> None:
         self.started = True
-        """False: it was stopped before there was a thread for the handler."""
+        """False if it was stopped before a thread was free for the handler."""
         self.behind: tuple[asyncio.Future[Any], ...] = ()
 
     @property
     def leftovers(self) -> list[asyncio.Future[Any]]:
-        """What still runs."""
+        """Futures of what still runs."""
         return [future for future in (self.task, *self.behind) if not future.done()]
 
 
@@ -284,7 +284,7 @@ class Caller:
     """Calls handlers with their middlewares."""
 
     fatal: ClassVar[tuple[type[BaseException], ...]] = (KeyboardInterrupt,)
-    """An exception that ends the process, and not only the attempt."""
+    """Exceptions that end the process, not only the attempt."""
 
     def __init__(
         self,
@@ -307,8 +307,8 @@ class Caller:
         return {job.lane: most[job.lane] for job in jobs if job.lane in most}
 
     async def prepare(self, job: Job[Any, Any]) -> None:
-        """Start a process for a job that needs one, so that this takes no time of the attempt."""
-        with contextlib.suppress(ProcessDied, OSError):  # the call tries again, and fails with it
+        """Start a process for a job that needs one, outside the time limit of the attempt."""
+        with contextlib.suppress(ProcessDied, OSError):  # the call retries, and reports the error
             await self._pool_of_processes().prepare(job)
 
     def _pool_of_processes(self) -> ProcessPool:
@@ -323,7 +323,7 @@ class Caller:
     def start(
         self, job: Job[Any, Any], run: str, bound: Bound, make_context: Callable[[], Context]
     ) -> Call:
-        """Begin one attempt; its context is made only where somebody sees it."""
+        """Begin one attempt; the context is created only if somebody uses it."""
         call = Call()
         body = self._outcome(job, run, bound, make_context, call)
         call.task = asyncio.get_running_loop().create_task(body, name=HANDLER_TASK)
@@ -415,7 +415,7 @@ class Caller:
         future.add_done_callback(lambda _: self._telemetry.stuck_threads.dec())
 
     def close(self) -> None:
-        """Let go of threads and processes; threads that are busy end with the process."""
+        """Release threads and processes; busy threads end with the process."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
         if self._processes is not None:
@@ -474,8 +474,9 @@ class CurrentAttempt:
             self._telemetry.tell_unclaimed(event)
 
     async def _check_owner(self) -> None:
-        """An event bears its run's id and no epoch, since a retry must not repeat it: a process
-        that was frozen or cut off asks before it publishes, so that its successor's counts."""
+        """Check the claim before an event is published: an event has its run's id but no epoch,
+        since a retry must not repeat it, so the event of a replaced process would displace its
+        successor's."""
         claim, now = self._held.claim, self._clock.monotonic()
         if claim is None or now - self._owned_at < TRUSTED_SECONDS:
             return

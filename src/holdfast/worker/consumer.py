@@ -64,7 +64,7 @@ def _url() -> str | None:
 
 
 def _adapt(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """`(data, publish)` becomes a handler with a context."""
+    """Turn `(data, publish)` into a handler with a context."""
     signature = inspect.signature(handler)
     parameters = list(signature.parameters.values())
     if len(parameters) != 2 or parameters[1].name != "publish":
@@ -81,7 +81,7 @@ def _adapt(handler: Callable[..., Any]) -> Callable[..., Any]:
             return handler(data, ctx.publish)
 
         chosen = adapted_sync
-    functools.update_wrapper(chosen, handler)  # its annotations are looked up where it was written
+    functools.update_wrapper(chosen, handler)  # its annotations are resolved where it was defined
     data = parameters[0].replace(name="data", kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
     ctx = data.replace(name="ctx", annotation=Context, default=inspect.Parameter.empty)
     chosen.__signature__ = signature.replace(parameters=[data, ctx])  # type: ignore[attr-defined]

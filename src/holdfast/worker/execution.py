@@ -1,14 +1,14 @@
-"""Executing one held message, from its delivery to its last acknowledgement.
+"""Executes one held message, from its delivery to its last acknowledgement.
 
     claim ──► decode ──► handler, with its events ──► one of the ends in `settling`
 
 The one rule of acknowledgement: ack or nak only after our own settle succeeded. Once the claim is
-lost nothing at all is sent, because the reply subject of an old delivery acts on the new one.
+lost nothing is sent, because the reply subject of an old delivery acts on the new one.
 
-Three ways to be interrupted, three paths: shutdown gives the message back and counts nothing, a
-timeout is a failed attempt, a lost claim stops in silence.
+An attempt is interrupted in three ways: a shutdown gives the message back and counts nothing, a
+timeout is a failed attempt, a lost claim stops without sending anything.
 
-The same code runs over NATS and over memory (`holdfast.testing`).
+The same code runs on NATS and in memory (`holdfast.testing`).
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ from holdfast.worker.settling import Outbox, Settler, error_line, traceback_of
 log = logging.getLogger("holdfast.worker")
 
 HELD_ELSEWHERE_SECONDS: Final = 2.0
-"""How soon a message comes again whose run another node holds: a dead one is noticed by then."""
+"""Redelivery delay if another node holds the run: a dead holder is noticed by then."""
 LEFT_SECONDS: Final = 2.0
-"""How soon a run that this worker cannot execute comes again, to it or to another one."""
+"""Redelivery delay of a run that this worker cannot execute."""
 FOREIGN_MOST: Final = 100_000
-"""Runs left to other versions whose first sight is remembered: a bound on memory."""
+"""Most runs of other versions to remember: bounds memory."""
 HAS_BEGUN: Final = "it had begun before its job became at_most_once, and may not start again"
 CROWDED_SECONDS: Final = 2.0
-"""How soon a suspect that must wait comes again: as long as a short run takes."""
+"""Redelivery delay of a suspect that must wait: as long as a short run takes."""
 UNREADABLE_SECONDS: Final = 30.0
-"""How soon a message comes again whose run's record cannot be read: a person has to act first."""
+"""Redelivery delay if the run's record is unreadable: a person has to act first."""
 ACK_TRIES: Final = 50
 ACK_PAUSE_SECONDS: Final = 0.1
 """Together five seconds: a consumer without a leader has a new one by then."""
 LOOK_AGAIN_SECONDS: Final = 15.0
-"""How long a message waits whose run expects a newer one that is nowhere to be seen."""
+"""How long a message waits whose run expects a newer one that cannot be found."""
 SAME_MESSAGE_SECONDS: Final = 0.01
-"""A record keeps the time of the run's first message with more digits than a header does."""
+"""A record stores the time of the run's first message with more digits than a header does."""
 
 
 class Executor:
@@ -106,7 +106,7 @@ class Executor:
         )
 
     async def execute(self, held: Held) -> Sequence[asyncio.Future[Any]]:
-        """Take one message all the way; errors of the broker end here, the message comes again.
+        """Process one message completely; after a broker error the message is redelivered.
 
         Returns what its handler has left running.
         """
@@ -131,7 +131,7 @@ class Executor:
             return ()
         return self._leftovers(held, call)
 
-    # ---- obtaining the right to run it
+    # ---- obtaining the claim
 
     async def _obtain(self, held: Held) -> bool:
         spec = held.job.spec
@@ -169,7 +169,7 @@ class Executor:
             return False
         self._won.inc()
         held.adopt(found)
-        counted = found.record.failures and not found.record.attempts  # without a record
+        counted = found.record.failures and not found.record.attempts  # before it had a record
         if spec.delivery == "at_most_once" and counted:
             await self._settle.dead(held, "failed", HAS_BEGUN, "")
             return False
@@ -203,7 +203,7 @@ class Executor:
         """Whether a record waits for this message, although its job keeps no records now.
 
         Only a later message of a run can have one: from when the job had another delivery mode, or
-        from an operator's replay. Left alone it would say `failed` for ever.
+        from an operator's replay. Left alone, it would stay `failed` forever.
         """
         if held.stamp == 1:
             return False
@@ -211,12 +211,12 @@ class Executor:
         return found is not None and runs.waits_for(found[0], held.stamp)
 
     async def _superseded(self, held: Held, fresh: RunRecord) -> Claim | Verdict | None:
-        """An older message than the one the record expects: dropped only if it is not needed.
+        """Handle a message older than the one the record expects: drop it only if it is not needed.
 
-        After a restore, or when a stream was deleted, the newer one may not exist. It surely does
-        while it is parked, or while somebody runs it. Else this one waits for the time of the next
-        attempt, and then carries the run itself, if it is the run's own first message; what was
-        sent later under the same key waits until a coordinator has found the newer one to be gone.
+        After a restore or the deletion of a stream, the newer one may not exist. It certainly does
+        while it is parked or running. Otherwise this one waits until the next attempt is due and
+        then carries the run itself, if it is the run's own first message; one sent later under the
+        same key waits until a coordinator finds that the newer one is gone.
         """
         found = await self.claims.read(held.run)
         record = found[0] if found else None
@@ -228,19 +228,19 @@ class Executor:
             self._telemetry.claims.labels("superseded").inc()
             await held.message.nak(wait if record else 0.0)
             return None
-        held.stamp = record.message  # it stands for that one from here on
+        held.stamp = record.message  # it replaces that one from here on
         return await self.claims.claim(
             held.run, fresh, message=held.stamp, reply=held.message.reply, careful=True
         )
 
     def _wait_for_newer(self, held: Held, record: RunRecord) -> float:
-        """For how long an older message waits for a newer one that may not exist."""
+        """How long an older message waits for a newer one that may not exist."""
         wait = record.due - self._now()
         again = held.stamp == 1 and abs(held.created - record.created) > SAME_MESSAGE_SECONDS
         return min(wait, LOOK_AGAIN_SECONDS) if wait > 0 else LOOK_AGAIN_SECONDS * again
 
     async def _with_body(self, held: Held, fresh: RunRecord) -> RunRecord:
-        """The record of a run whose message is going to be gone: it keeps the payload."""
+        """Keep the payload in the record, because the message will be gone."""
         body, name = held.message.body, ""
         if len(body) > self._outbox.largest_result:
             name = body_object(held.run, secrets.token_hex(8))
@@ -249,16 +249,16 @@ class Executor:
         return msgspec.structs.replace(fresh, once=True, body=body, body_object=name)
 
     async def _ack_first(self, held: Held) -> bool:
-        """The message must be gone before the handler starts; asking twice is harmless.
+        """Acknowledge before the handler starts; idempotent.
 
-        With its consumer gone it cannot be acknowledged, and is given back to come again.
+        If its consumer is gone the message cannot be acknowledged, and is given back.
         """
         tries = ACK_TRIES
         while tries:
             try:
                 await held.message.ack_confirmed()
                 return True
-            except Unavailable:  # surely not applied; anything else is unknown
+            except Unavailable:  # certainly not applied; the outcome of other errors is unknown
                 tries -= 1
             except BrokerError as error:
                 log.debug("run %s is not acknowledged yet: %s", held.run, error)
@@ -285,7 +285,7 @@ class Executor:
         found = await self.claims.read(held.run)
         once = held.job.spec.delivery == "at_most_once"
         if not found or await self.claims.decide(found[0], held.stamp, once=once) is not verdict:
-            await held.message.nak()  # it has moved on meanwhile
+            await held.message.nak()  # the run has changed meanwhile
             return
         record, revision = found
         reason, state, error = _ending(verdict, record)
@@ -333,7 +333,7 @@ class Executor:
         tally.finish(outcome, self._clock.monotonic() - began)
 
     async def _run(self, held: Held, bound: Bound, limit: float | None) -> None:
-        """Call the handler, until it has ended or is given up."""
+        """Call the handler until it has ended or was given up."""
         if held.job.lane == "process":
             await self._caller.prepare(held.job)
         if held.interrupted:
@@ -352,7 +352,7 @@ class Executor:
             held.over()
 
     def _deadline(self, held: Held) -> float | None:
-        """Seconds that this attempt may take, or None."""
+        """The time limit of this attempt in seconds, or None."""
         spec = held.job.spec
         limit = spec.timeout_seconds
         if spec.run_timeout_seconds is not None:
@@ -375,7 +375,7 @@ class Executor:
             settings=self._settings,
         )
 
-    # ---- how it ended
+    # ---- the end
 
     async def _ended(self, held: Held) -> Outcome:
         call = held.call
@@ -439,7 +439,7 @@ class Executor:
             await self._settle.dead(held, "invalid", f"InvalidPayload: {error}", error.story)
             return "failed"
         steers = isinstance(error, Signal) and held.cause is Interrupt.TIMEOUT
-        if held.cause is not None and not steers:  # its answer to being stopped
+        if held.cause is not None and not steers:  # its reaction to being stopped
             return await self._interrupted(held, traceback_of(error))
         if isinstance(error, Discard):
             return await self._settle.cancelled(
@@ -458,7 +458,7 @@ class Executor:
         )
 
     def _closing(self, held: Held) -> None:
-        """The worker closes: settle what it had interrupted, leave everything else."""
+        """The worker is closing: settle what was interrupted, leave everything else."""
         if not held.interrupted:
             raise asyncio.CancelledError
         task = asyncio.current_task()
@@ -467,7 +467,7 @@ class Executor:
 
 
 def _ending(verdict: Verdict, record: RunRecord) -> tuple[str, State, str]:
-    """How to end a run that nobody may execute: the letter's reason, the state, the error."""
+    """How to end a run that must not be executed: the letter's reason, the state, the error."""
     if verdict is Verdict.POISON:
         return "crashed", "dead", f"{record.crashes + 1} workers died while they held it"
     if verdict is Verdict.BEGUN:

@@ -1,15 +1,14 @@
 """What a worker takes from its queues.
 
-It takes only what it can start soon: free places of the job's lane, plus what the lane's recent
-speed would need in a moment; consumers that bring nothing ask for one message, busy ones share the
-room. What was taken and cannot start within a second is given back, for others to have; at once,
-when its lane is blocked.
+It takes only what it can start soon: the free places of the job's lane, plus what the lane's recent
+speed will need in a moment; idle consumers ask for one message, busy ones share the room. A message
+that cannot start within a second is given back for others; at once if its lane is blocked.
 
-Nothing is taken before every subscription of ours exists: what runs may publish an event, and a
-consumer that is made after that would never see it.
+Nothing is taken before all our subscriptions exist: a run may publish an event, and a consumer
+created after that would never see it.
 
-Beside the jobs' own consumers there are two kinds. The *canary* proves that a message can still
-travel stream → consumer → process → ack, because connected is not the same as consuming. *Moved*
+Besides the jobs' own consumers there are two kinds. The *canary* proves that a message can still
+travel stream → consumer → process → ack, because being connected does not prove it. *Moved*
 consumers are those that our subscribers had in another group.
 """
 
@@ -41,22 +40,22 @@ log = logging.getLogger("holdfast.worker")
 LATE_SECONDS: Final = 1.0
 """A loop that stood still for less was only busy."""
 AHEAD_SECONDS: Final = 0.1
-"""How far ahead the event loop's messages are taken: longer than a round trip to the server."""
+"""How far ahead messages for the event loop are taken: longer than a round trip to the server."""
 LANE_AHEAD_SECONDS: Final = 0.5
-"""Threads and processes have few places: with less in advance they would stand idle between two
-short runs. Below `WAITING_SECONDS`, so that what is taken in advance is started, not given back."""
+"""Threads and processes have few places: with less in advance they would idle between short runs.
+Below `WAITING_SECONDS`, so that messages taken in advance are started, not given back."""
 WAITING_SECONDS: Final = 1.0
-"""What waits longer than this is better off with another worker."""
+"""A message that waits longer is given back for another worker."""
 UNDER_WAY_SECONDS: Final = 60.0
-"""How far back a subscription that vanished is read again: longer than most runs take."""
+"""How far back a vanished subscription is read again: longer than most runs take."""
 CANARY_MISSED: Final = 3
 """One canary may be late on a busy server; three in a row are not."""
 CANARY_KEPT_SECONDS: Final = 60
-"""Canaries and their consumer outlive a dead worker by this."""
+"""How long canaries and their consumer outlive a dead worker."""
 MOVED_SECONDS: Final = 10.0
-"""A group that moves is rare, and listing consumers costs the server little at this rate."""
+"""Groups rarely move, and listing consumers costs the server little at this rate."""
 PLACES: Final = {"loop": "places", "thread": "threads", "process": "processes"}
-"""What the places of a lane are called."""
+"""The word for a lane's places in messages."""
 
 
 class Intake:
@@ -139,7 +138,7 @@ class Intake:
         return pull
 
     def _exists(self, name: str) -> None:
-        """A consumer exists; with the last subscription everything may start."""
+        """A consumer exists; after the last subscription, pulling may start."""
         if name in self._to_subscribe:
             self._to_subscribe.remove(name)
             if not self._to_subscribe:
@@ -150,9 +149,10 @@ class Intake:
             pull.wake()
 
     def _missed_since(self, pull: Pull) -> float | None:
-        """From when on a subscription that has vanished must be read again; None if it is new.
+        """From when a vanished subscription must be read again; None if it is new.
 
-        What was under way when it vanished is included: what has run is known by its record.
+        That includes what was running when it vanished: runs that have ended are known by their
+        record.
         """
         if pull.known is None:
             return None
@@ -160,7 +160,7 @@ class Intake:
         return self._broker.server_now() - away - UNDER_WAY_SECONDS
 
     def _wanted(self, pull: Pull, lane_name: str) -> int:
-        """How many messages one consumer may have under way: idle ones one, busy ones the rest."""
+        """How many messages a consumer may have in flight: one if idle, else its share."""
         places = self._places
         if self.draining or self._to_subscribe or places.reserved:
             return 0
@@ -196,10 +196,10 @@ class Intake:
         self._places.submit(held)
 
     def _may_be_old(self, now: float) -> bool:
-        """Whether what arrives now may be an old delivery that somebody else has by now.
+        """Whether an arriving message may be an old delivery that another worker has by now.
 
-        While the loop was blocked, the server kept delivering, and gave to others what was not
-        extended. Whatever arrives before the answer to a request sent now is not executed.
+        While the loop was blocked, the server kept delivering, and redelivered to others what was
+        not extended. Nothing that arrives before the answer to a request sent now is executed.
         """
         if self._unsure is not None and not self._unsure.done():
             return True
@@ -214,14 +214,14 @@ class Intake:
             await self._broker.flush()
 
     def _start(self, held: Held) -> Awaitable[Left]:
-        """Execute a message, unless the keeper has given it back while the loop was blocked."""
+        """Execute a message, unless the keeper gave it back while the loop was blocked."""
         place = held.message.place
         if place >= 0 and not (self._board.start(place) and self._was_extended(place)):
             return _nothing()
         return self._executor.execute(held)
 
     def _was_extended(self, place: int) -> bool:
-        """Whether the server cannot have given a message to somebody else while it waited."""
+        """Whether the server cannot have redelivered the message while it waited."""
         age = self._broker.clock.monotonic() - self._board.extended[place]
         return age < self._config.ack_wait_seconds
 
@@ -248,7 +248,7 @@ class Intake:
         task.add_done_callback(lambda _: all_held.pop(reply, None))
 
     async def adjust(self) -> None:
-        """Measure the speed, give back what cannot start soon, report what is stuck."""
+        """Measure the speed, give back what cannot start soon, report blocked lanes."""
         while True:
             await self._broker.clock.sleep(SPEED_SECONDS)
             self._places.measure()
@@ -266,7 +266,7 @@ class Intake:
 
     @property
     def blocked(self) -> list[str]:
-        """Why some runs cannot be taken: the lanes that are blocked."""
+        """Why some runs cannot be taken: the blocked lanes."""
         return [
             f"all {lane.limit} {PLACES[lane.name]} are stuck in handlers that do not end"
             for lane in self._places.lanes.values()
@@ -322,7 +322,7 @@ class Canary:
         return self.age < CANARY_MISSED * self._every
 
     def travelled(self) -> None:
-        """A real message arrived."""
+        """A message arrived."""
         self._arrived = self._broker.clock.monotonic()
 
     async def run(self) -> None:
@@ -367,15 +367,15 @@ class Canary:
 
 
 class Moved:
-    """Empties and removes the consumers that our subscribers had in other groups.
+    """Drains and removes the consumers that our subscribers had in other groups.
 
-    A subscriber's consumer is named by its group. When a job moves to another group, the old
-    consumer keeps collecting events that nobody pulls. Each event in it is executed once, under the
-    run id of the new group, by which an event that both consumers have is known as a repeat.
+    A subscriber's consumer is named after its group. When a job moves to another group, the old
+    consumer keeps collecting events that nobody pulls. Each of them is executed once, under the run
+    id of the new group, so an event that both consumers have is detected as a repeat.
 
-    A consumer is taken over only if it is certainly ours: the same app made it (its label says
-    so), for a job and an event that we subscribe to, and no live worker serves it in its group.
-    Consumers without a label are shown by the doctor.
+    A consumer is taken over only if it is certainly ours: the same app created it (by its label),
+    for a job and an event that we subscribe to, and no live worker serves it in its group. The
+    doctor shows consumers without a label.
 
     Not prevented: while workers of both groups run, each group executes every event.
     """
@@ -392,7 +392,7 @@ class Moved:
         self._draining: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Look every `MOVED_SECONDS` until cancelled."""
+        """Search every `MOVED_SECONDS` until cancelled."""
         try:
             await repeating(
                 self._look,

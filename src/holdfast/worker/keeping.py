@@ -1,17 +1,16 @@
-"""The worker's side of its keeper: starting it, informing it, replacing it when it dies.
+"""The worker's side of its keeper: starts it, informs it, replaces it when it dies.
 
-The keeper (`holdfast.keeper`) beats, answers pings and extends messages for the worker, through its
-own connection. The worker's part is small: a tick of the event loop, a tick of a thread (so that a
-blocked loop can be told from a held interpreter), and a place on the board for each message. What
-the keeper found out is read from the board; `Keeping` is the heartbeat's `Deputy`.
+The keeper (`holdfast.keeper`) sends heartbeats, answers pings and extends messages for the worker,
+over its own connection. The worker only provides a tick of the event loop, a tick of a thread (to
+distinguish a blocked loop from a held interpreter), and a place on the board for each message. It
+reads the keeper's findings from the board; `Keeping` is the heartbeat's `Deputy`.
 
-If the keeper dies it is started again; until then, and where none can be started, the worker beats
-from its loop. The thread also notices a loop that does not move, keeper or not: it logs the run,
-the job and the stack, and tells the keeper, which shows it in the node's record.
+A keeper that dies is restarted; until then, and where none can be started, the worker sends
+heartbeats from its loop. The thread also detects a blocked loop, with or without a keeper: it logs
+the run, the job and the stack, and informs the keeper, which shows it in the node's record.
 
-The child ends with the worker: it watches the worker's process. A program in which a worker is
-embedded keeps its signal handlers: the signal that makes a thread write its stack is one that
-nobody handles, and is given back at the end.
+The keeper ends with the worker, whose process it watches. A program that embeds a worker keeps its
+signal handlers: the signal that makes a thread write its stack is one that nobody else handles.
 """
 
 from __future__ import annotations
@@ -44,26 +43,27 @@ from holdfast.telemetry import JsonFormatter, Telemetry
 log = logging.getLogger("holdfast.keeper")
 
 TICK_SECONDS: Final = 0.25
-"""Four ticks fit into `LATE_SECONDS`, so one that is late is no alarm."""
+"""Four ticks fit into `LATE_SECONDS`, so a single late tick raises no alarm."""
 LATE_SECONDS: Final = 1.0
 """A loop that has not moved for this long is reported."""
 DEAD_SECONDS: Final = 2.0
-"""A keeper that has not moved for this long is not relied on; the worker beats itself."""
+"""A keeper that has not moved for this long is not relied on; the worker sends heartbeats
+itself."""
 STUCK_SECONDS: Final = 10.0
-"""After this long it is replaced; a busy machine may stop it for seconds."""
+"""A keeper that has not moved for this long is replaced; a busy machine may stop it for seconds."""
 MISSED: Final = 1.6
-"""Heartbeats that the keeper may be late by before the worker beats itself."""
+"""Heartbeat intervals that the keeper may miss before the worker sends its own."""
 WAIT_SECONDS: Final = 0.25
 WAIT_MOST_SECONDS: Final = 60.0
-"""First and longest wait before a keeper is started again; it doubles while keepers die at once."""
+"""First and longest wait before a keeper is restarted; doubles while keepers die at once."""
 QUIET_SECONDS: Final = 10.0
-"""How often a blocked loop is logged at most: threads that compute block it again and again."""
+"""The shortest interval between logs of a blocked loop: computing threads block it repeatedly."""
 STOP_SECONDS: Final = 2.0
-"""How long the end of the worker waits for the thread here; it ticks every 0.25 s."""
+"""How long the worker's end waits for the thread, which ticks every 0.25 s."""
 PIPE_BYTES: Final = 1 << 20
 """Room for the stacks of many threads: a signal handler must not wait for a reader."""
 SPARE_PLACES: Final = 2_048
-"""Places on the board beyond those that can run: what is delivered in advance."""
+"""Places on the board beyond those that can run: for messages delivered in advance."""
 
 _START: Final = """
 import sys
@@ -76,7 +76,7 @@ Plan = dict[str, Any]
 
 
 class Keeping:
-    """Keeps a keeper for one worker while the worker runs."""
+    """Maintains a keeper for one worker while the worker runs."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Keeping:
         culprit: Callable[[asyncio.Task[Any] | None], tuple[str, str]],
         heartbeat_seconds: float,
     ) -> None:
-        """`culprit` tells the run and the job that a task of the loop executes."""
+        """`culprit` returns the run and the job that a task of the loop executes."""
         self.board = board
         self.process: subprocess.Popen[bytes] | None = None
         self._broker = broker
@@ -114,7 +114,7 @@ class Keeping:
         self._plan_now: Plan = {}
         self._facts_now: dict[str, Any] = {}
 
-    # ---- what the heartbeat asks
+    # ---- as `heartbeat.Deputy`
 
     @property
     def active(self) -> bool:
@@ -157,10 +157,10 @@ class Keeping:
     def proved(self) -> None:
         self.board.times[words.PROVED] = time.monotonic()
 
-    # ---- the loop's part
+    # ---- on the event loop
 
     def start(self) -> None:
-        """Begin to tick, and start the keeper; returns at once."""
+        """Start ticking, and start the keeper; does not block."""
         self.proved()
         self._loop = asyncio.get_running_loop()
         self._loop_ident = threading.get_ident()
@@ -176,7 +176,7 @@ class Keeping:
         self._thread.start()
 
     async def stop(self) -> None:
-        """End the keeper: from here on the worker speaks for itself."""
+        """End the keeper: from here on the worker sends its own heartbeats."""
         self.board.numbers[words.ENDING] = 1
         self._stop.set()
         if self._timer:
@@ -199,7 +199,7 @@ class Keeping:
         found = [self._control.fileno()] if self._control is not None else []
         return [*found, *(d for d in self._stacks if d >= 0)]
 
-    # ---- the thread's part
+    # ---- on the thread
 
     def _run(self) -> None:
         try:
@@ -208,7 +208,7 @@ class Keeping:
                 self.board.times[words.THREAD] = now
                 if not self._alone:
                     self._keep()
-                if now - before < LATE_SECONDS:  # else all was frozen: the loop moves next
+                if now - before < LATE_SECONDS:  # else everything was frozen: the loop moves next
                     self._watch_loop()
                 self._tell()
                 self._stop.wait(TICK_SECONDS)
@@ -218,7 +218,7 @@ class Keeping:
             self._close()
 
     def _keep(self) -> None:
-        """Start the keeper, or another one when it has died or does not move."""
+        """Start the keeper, or replace one that has died or does not move."""
         now = time.monotonic()
         if self.process is not None and self.process.poll() is None:
             moved = max(self.board.times[words.KEEPER], self._started)
@@ -293,11 +293,11 @@ class Keeping:
 
     def _say(self, said: dict[str, Any]) -> None:
         if self._control is not None:
-            with contextlib.suppress(OSError):  # it has died: noticed at the next tick
+            with contextlib.suppress(OSError):  # the keeper died: noticed at the next tick
                 self._control.sendall(json.dumps(said).encode() + b"\n")
 
     def _tell(self) -> None:
-        """Tell the keeper what is new about the worker."""
+        """Send the keeper the worker's new facts."""
         facts = self._facts_now
         said = json.dumps(facts).encode()
         if said != self._said and self.process is not None:
@@ -324,10 +324,10 @@ class Keeping:
                 os.close(descriptor)
         self._stacks, self._control = (-1, -1), None
 
-    # ---- a loop that does not move
+    # ---- a blocked loop
 
     def _open_stacks(self) -> None:
-        """Let a signal write a thread's stack into a pipe, also while the interpreter is held."""
+        """Let a signal write a thread's stack into a pipe, even while the interpreter is held."""
         self._signal = _free_signal()
         if not self._signal:
             return
@@ -388,7 +388,7 @@ class Keeping:
 
 
 def login_of(config: ConnectionConfig) -> dict[str, Any]:
-    """How a keeper connects: as the worker does."""
+    """How a keeper connects: like the worker."""
     return {
         "servers": config.servers,
         "tls": config.encrypted,
@@ -405,7 +405,7 @@ def login_of(config: ConnectionConfig) -> dict[str, Any]:
 
 
 def unavailable(config: ConnectionConfig) -> str:
-    """Why there can be no keeper here, or nothing."""
+    """Why there can be no keeper here; empty if there can."""
     if sys.platform == "win32":
         return "a keeper shares memory in a way that Windows does not have"
     if any(url.startswith(("ws://", "wss://")) for url in config.servers):
@@ -416,7 +416,7 @@ def unavailable(config: ConnectionConfig) -> str:
 
 
 def _free_signal() -> int:
-    """A real-time signal that nobody handles; 0 where there is none."""
+    """A real-time signal that nobody handles; 0 if there is none."""
     if not hasattr(signal, "SIGRTMAX"):
         return 0
     for number in range(signal.SIGRTMAX - 1, signal.SIGRTMIN, -1):

@@ -1,9 +1,9 @@
-"""What a worker holds, and the places in which it is executed: at most `limit` at a time.
+"""What a worker holds, and the places in which it executes: at most `limit` at a time.
 
-A place is one long-lived task that takes message after message. Places are made when they are
-needed and stay. What a job needs besides a place is its lane: the event loop, a thread, a process.
-A lane has a limit too; a message waits in the backlog of its lane until it can start, so nothing
-is claimed before its handler can run at once.
+A place is a long-lived task that executes one message after another. Places are created on demand
+and stay. Besides a place, a job needs its lane: the event loop, a thread, or a process. A lane has
+a limit too; a message waits in its lane's backlog until it can start, so nothing is claimed before
+its handler can run at once.
 
 A handler that was given up and still runs keeps its place until it ends: it is *stuck*. A lane with
 only stuck places is *blocked*: it takes nothing, and its worker is not ready.
@@ -25,16 +25,16 @@ from holdfast.process import PLACE_TASK
 from holdfast.worker.attempt import Held, Interrupt
 
 YIELD_EVERY: Final = 32
-"""Runs after which a place lets others have the loop: short handlers may never wait for anything,
-and acknowledgements must leave now and then."""
+"""Runs after which a place yields to the loop: short handlers may never wait for anything, and
+acknowledgements have to be sent now and then."""
 CLOSE_SECONDS: Final = 2.0
-"""How long the end waits for runs that were interrupted to be settled."""
+"""How long `close` waits for interrupted runs to be settled."""
 SPEED_SECONDS: Final = 0.25
 """How often the speed of each lane is measured."""
 INDEX_SECONDS: Final = 0.2
 """Runs held for less are not in the index: most end before anyone could read it."""
 INDEX_UNCLAIMED: Final = 500
-"""Messages without a claim that are in it at most; the rest comes back after `ack_wait`."""
+"""Most unclaimed messages in the index; the rest are redelivered after `ack_wait`."""
 
 Left = Sequence[asyncio.Future[Any]]
 """What a handler has left running."""
@@ -55,7 +55,7 @@ class Lane:
         self.speed = 0.0
         """Recent runs per second."""
         self.backlog: deque[Held] = deque()
-        """What has been delivered and not started."""
+        """Messages delivered and not started."""
 
     @property
     def free(self) -> int:
@@ -66,7 +66,7 @@ class Lane:
         return self.stuck >= self.limit
 
     def measure(self) -> float:
-        """Its speed since it was last measured; it rises at once, and falls slowly."""
+        """The speed since the last measurement; it rises at once and falls slowly."""
         speed = (self.executed - self.measured) / SPEED_SECONDS
         self.speed = speed if speed > self.speed else (self.speed + speed) / 2
         self.measured = self.executed
@@ -84,9 +84,9 @@ class Places(Company):
         self.lanes = {n: Lane(n, min(most, limit)) for n, most in (lanes or {}).items()}
         self.lanes.setdefault("loop", Lane("loop", limit))
         self.held: dict[str, Held] = {}
-        """Everything that was delivered and is not settled or given back, by its reply subject."""
+        """Everything delivered and not yet settled or given back, by reply subject."""
         self.reserved = False
-        """Nothing is started: a run that may take this process down is executed alone."""
+        """Nothing is started: a run that may kill this process is executed alone."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails when a place does, which only a bug can cause."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -98,13 +98,13 @@ class Places(Company):
     def open(
         self, execute: Callable[[Held], Awaitable[Left]], freed: Callable[[Held], None]
     ) -> None:
-        """Set what a place does with a message, and what follows when it is free again."""
+        """Set how a place executes a message, and what to call when it is free again."""
         self._execute = execute
         self._freed = freed
 
     @property
     def waiting(self) -> int:
-        """How much has been delivered and not started."""
+        """Messages delivered and not started."""
         return sum(len(lane.backlog) for lane in self.lanes.values())
 
     @property
@@ -115,7 +115,7 @@ class Places(Company):
     # ---- executing
 
     def submit(self, held: Held) -> None:
-        """Execute it as soon as a place is free."""
+        """Execute the message as soon as a place is free."""
         lane = self.lanes[held.job.lane]
         lane.backlog.append(held)
         if lane.free > 0:
@@ -197,13 +197,13 @@ class Places(Company):
             lane.stuck -= 1
 
     def measure(self) -> None:
-        """Measure the recent speed, by which to take in advance; every `SPEED_SECONDS`."""
+        """Measure the recent speed, which decides how much to take in advance."""
         self.speed = sum(lane.measure() for lane in self.lanes.values())
 
     # ---- one run alone (`ownership.claims`)
 
     async def leave(self, limit: float) -> bool:
-        """Start nothing, and wait for all runs but the caller's; False: they took too long."""
+        """Start nothing, and wait for all runs but the caller's; False on timeout."""
         self.reserved = True
         if self.busy > 1:
             self._empty = asyncio.get_running_loop().create_future()
@@ -212,15 +212,15 @@ class Places(Company):
         return self.busy <= 1
 
     def join(self) -> None:
-        """Start things again."""
+        """Start runs again."""
         self.reserved = False
         for _ in range(min(self.waiting, self.limit)):
             self._wake_one()
 
-    # ---- what is held
+    # ---- held messages
 
     async def extend(self, broker: Broker, every: float, trusted: Callable[[], bool]) -> None:
-        """Keep telling the server that what we hold is in good hands, while that is certain."""
+        """Keep extending the messages we hold, while this node is trusted."""
         clock = broker.clock
         while True:
             await clock.sleep(every / 3)
@@ -234,7 +234,7 @@ class Places(Company):
                         await held.message.extend()
 
     def index(self, now: float) -> tuple[HeldRun, ...]:
-        """What this node has held for longer than a moment; if it dies, others give it back."""
+        """What this node has held for a while; if it dies, others give it back."""
         claimed, unclaimed = [], []
         for held in self.held.values():
             if held.lost or held.since >= now - INDEX_SECONDS:
@@ -246,7 +246,7 @@ class Places(Company):
         return (*claimed, *unclaimed[:INDEX_UNCLAIMED])
 
     def claim_lost(self, run: str) -> None:
-        """Somebody else holds a run: nothing more may be sent about its message."""
+        """Another node holds a run: send nothing more about its message."""
         for held in self.held.values():
             if held.run == run and isinstance(held.message, Delivery):
                 held.message.abandon()
@@ -259,9 +259,9 @@ class Places(Company):
         return "", ""
 
     def given_back(self, before: float) -> Iterator[Held]:
-        """Take out of the backlogs what came before an instant; all of it where nothing can start.
+        """Remove from backlogs what arrived before an instant; everything if nothing can start.
 
-        Lanes keep the order of arrival, so the oldest is always the first.
+        Lanes keep the order of arrival, so the oldest is always first.
         """
         for lane in self.lanes.values():
             hopeless = lane.blocked or self.reserved
@@ -276,7 +276,7 @@ class Places(Company):
             held.interrupt(Interrupt.SHUTDOWN)
 
     async def wait_idle(self, limit: float) -> bool:
-        """Wait for what runs; False when it took longer."""
+        """Wait for running handlers; False on timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
                 while self.busy:
@@ -285,7 +285,7 @@ class Places(Company):
         return not self.busy
 
     async def close(self) -> None:
-        """End every place at once; a run that is being interrupted is settled first.
+        """End every place at once; a run being interrupted is settled first.
 
         A handler that cannot be stopped is left behind: it ends with the process.
         """
@@ -297,4 +297,4 @@ class Places(Company):
         if not self.failure.done():
             self.failure.cancel()
         elif not self.failure.cancelled():
-            self.failure.exception()  # retrieved, so that asyncio does not complain
+            self.failure.exception()  # retrieved, so that asyncio does not log it

@@ -1,15 +1,15 @@
 """Processes for handlers that compute (`execution="process"`).
 
-A process of the pool executes one handler at a time, and the next one after it. It gets the payload
-as JSON and imports the handler by name; nothing is pickled. What the handler does with its context
-is asked of the worker over the same socket.
+A process of the pool executes one handler at a time. It gets the payload as JSON and imports the
+handler by name; nothing is pickled. Calls of the handler's context go to the worker over the same
+socket.
 
-Guaranteed: a call that is cancelled kills its process, with everything that the handler started in
-it. A process that dies under a handler fails that attempt and names the signal; nothing else
-notices. No process outlives its worker (`holdfast.child`).
+Guaranteed: cancelling a call kills its process, with everything the handler started in it. A
+process that dies under a handler fails only that attempt, and the error names the signal. No
+process outlives its worker (`holdfast.child`).
 
-Not guaranteed: that a handler can clean up when it is cancelled. Start-up hooks are not called in
-the processes.
+Not guaranteed: that a handler can clean up when cancelled. Startup hooks are not called in the
+processes.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ CALLS = ("publish", "still_owner", "progress")
 """What a handler may ask of its worker."""
 
 _START = "from holdfast.worker.pool import main; main()"
-"""What a process of the pool runs."""
+"""The program of a process of the pool."""
 
 _encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 
 
 class ProcessDied(HoldfastError):
-    """The process of a handler ended under it."""
+    """A handler's process ended while executing it."""
 
 
 class ResultRefused(InvalidPayload):
-    """What the handler returned cannot be JSON."""
+    """The handler's return value cannot be encoded as JSON."""
 
     def __init__(self, message: str, story: str) -> None:
         super().__init__(message)
@@ -78,7 +78,7 @@ class ResultRefused(InvalidPayload):
 
 
 class ProcessPool:
-    """At most `size` processes, made when they are needed."""
+    """At most `size` processes, created on demand."""
 
     def __init__(self, size: int) -> None:
         self._free = asyncio.Semaphore(size)
@@ -86,11 +86,11 @@ class ProcessPool:
         self._all: set[_Process] = set()
 
     async def prepare(self, job: Job[Any, Any]) -> None:
-        """Have a process ready that has imported a job's handler: that takes a second or more."""
+        """Have a process ready that has imported a job's handler, which takes a second or more."""
         self._idle.append(self._alive() or await self._start(job))
 
     async def run(self, job: Job[Any, Any], bound: Bound, run: str, ctx: Context | None) -> Any:
-        """Call a job's handler in a process; what it returned, as JSON values."""
+        """Call a job's handler in a process; returns its result as JSON values."""
         async with self._free:
             process = self._alive() or await self._start(job)
             try:
@@ -106,7 +106,7 @@ class ProcessPool:
             return value
 
     def _alive(self) -> _Process | None:
-        """One that waits for work; some may have died meanwhile."""
+        """An idle process, discarding those that have died."""
         while self._idle:
             process = self._idle.pop()
             if not process.gone:
@@ -127,7 +127,7 @@ class ProcessPool:
         return process
 
     def close(self) -> None:
-        """End all of them at once."""
+        """Kill all processes."""
         while self._all:
             self._all.pop().kill()
         self._idle.clear()
@@ -182,7 +182,7 @@ class _Process:
         return f"was killed by {signal.Signals(-code).name}"
 
     def kill(self) -> None:
-        """End it, with what it has started: it leads a session."""
+        """Kill it with everything it started: it leads a session."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
         if hasattr(self, "_writer"):
@@ -225,7 +225,7 @@ def _facts(ctx: Context) -> dict[str, Any]:
 
 
 async def _answer(frame: dict[str, Any], ctx: Context | None) -> dict[str, Any]:
-    """Do what the handler asks through its context."""
+    """Execute a call of the handler's context."""
     name = frame["call"]
     try:
         if ctx is None or name not in CALLS:
@@ -252,7 +252,7 @@ def _outcome(frame: dict[str, Any]) -> Any:
 
 
 def _log_settings() -> dict[str, Any]:
-    """How this process logs, for its children to do the same."""
+    """How this process logs, so that its children do the same."""
     root = logging.getLogger()
     styles = [isinstance(handler.formatter, JsonFormatter) for handler in root.handlers]
     return {"level": logging.getLevelName(root.level), "style": "json" if any(styles) else "text"}
@@ -262,7 +262,7 @@ def _log_settings() -> dict[str, Any]:
 
 
 class _Worker:
-    """The worker at the other end of the socket. Threads of a handler take turns."""
+    """The worker at the other end of the socket. A handler's threads take turns."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -322,13 +322,13 @@ class PooledContext(SyncContext):
 
 
 def main() -> None:
-    """Serve the worker at a socket until it closes it."""
+    """Serve the worker until it closes the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the worker
     worker = _Worker(socket.socket(fileno=int(sys.argv[1])))
     setup = worker.receive()
     sys.path[:] = setup["path"]
     configure_logging(setup["log"]["level"], setup["log"]["style"])
-    with contextlib.suppress(BaseException):  # raised again, and told, when the handler is called
+    with contextlib.suppress(BaseException):  # raised again when the handler is called
         _find(setup["module"], setup["file"], setup["name"])
     worker.send({"ready": True})
     while True:

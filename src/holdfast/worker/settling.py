@@ -1,4 +1,4 @@
-"""How an attempt ends: each way out, and the order of its steps.
+"""How an attempt ends: each outcome, and the order of its steps.
 
     done        large result ──► settle done ──► ack
     failed      short wait: settle failed ──► nak(delay)
@@ -6,13 +6,13 @@
     exhausted   dead letter ──► settle dead ──► ack
     shut down   settle failed, nothing counted ──► nak
 
-Each step that must not be lost is stored before the step that forgets it; a crash between two
-steps repeats an attempt and never loses a run. Nothing is acknowledged before our own settle
-succeeded; `ClaimLost` leaves the message alone.
+Each step that must not be lost is stored before the step that forgets it; a crash between two steps
+repeats an attempt and never loses a run. Nothing is acknowledged before our own settle succeeded;
+`ClaimLost` leaves the message alone.
 
-What is stored before the settle is not fenced by it, so it has the epoch in its name: a holder that
-was replaced meanwhile overwrites nothing of its successor's, and what it wrote is removed again, or
-expires when that fails too. Only the record says which of them counts.
+What is stored before the settle is not fenced by it, so its name contains the epoch: a replaced
+holder overwrites nothing of its successor's, and what it wrote is removed, or expires if that
+fails. Only the record decides which of them counts.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ log = logging.getLogger("holdfast.worker")
 T = TypeVar("T")
 
 TRACE_CHARS: Final = 20_000
-"""Of a traceback, its end; a dead letter keeps less."""
+"""Characters kept of a traceback, from its end; a dead letter keeps fewer."""
 SETTLE_SECONDS: Final = 60.0
 """A large result is stored before the record that names it: it must not expire before that does."""
 DAY_SECONDS: Final = 86_400.0
 STORE_PAUSES: Final = (0.1, 5.0)
-"""First and longest pause before something that must be stored is tried again."""
+"""First and longest pause between attempts to store something that must be stored."""
 
 
 class Letter(NamedTuple):
-    """A dead letter just written, so that it can be withdrawn; 0 when it was written before."""
+    """A dead letter just written, so that it can be withdrawn; 0 if it existed before."""
 
     sequence: int = 0
     object: str = ""
@@ -76,25 +76,25 @@ class Outbox(Protocol):
 
     @property
     def largest_result(self) -> int:
-        """Results above this go to the object store."""
+        """Larger results go to the object store."""
         ...
 
     async def park(self, spec: JobSpec, message: RunMessage, subject: str, due: float) -> None:
-        """Store a message that is delivered when it is due; waiting, it has its own subject."""
+        """Store a message for delivery when due; while waiting it has its own subject."""
         ...
 
     async def is_parked(self, group: str, job: str, run: str) -> bool:
-        """Whether a message of a run waits until it is due."""
+        """Whether a message of a run is parked."""
         ...
 
     async def event(self, event: str, body: bytes, headers: dict[str, str]) -> bool:
-        """Publish an event; False when no job subscribes to it."""
+        """Publish an event; False if no job subscribes to it."""
         ...
 
     async def dead_letter(
         self, group: str, job: str, body: bytes, headers: dict[str, str]
     ) -> Letter:
-        """Keep a run that was given up."""
+        """Store a run that was given up."""
         ...
 
     async def withdraw(self, letter: Letter) -> None:
@@ -140,7 +140,7 @@ class Settler:
                 await self._settle_large(held, held.claim, body)
             elif held.claim:
                 await self._claims.settle(held.claim, "done", "done", result=body)
-        except InvalidInput as error:  # nothing that could be read again
+        except InvalidInput as error:  # its record could not be read again
             await self.dead(held, "invalid", error_line(error), traceback_of(error))
             return "failed"
         await quietly(held.message.ack())
@@ -177,7 +177,7 @@ class Settler:
         await quietly(held.message.nak(delay))
 
     async def snoozed(self, held: Held, delay: float) -> Outcome:
-        """Come again later; the attempt does not count."""
+        """Run again later; the attempt does not count."""
         await self._again(held, delay, "snoozed", "")
         return "snoozed"
 
@@ -189,7 +189,7 @@ class Settler:
         outcome: Outcome = "failed",
         delay: float | None = None,
     ) -> Outcome:
-        """It failed: again after a wait, or never."""
+        """The attempt failed: retry after a wait, or give up."""
         spec = held.job.spec
         failures = held.failures + 1
         wait = spec.retry.wait(failures, held.run)
@@ -235,9 +235,9 @@ class Settler:
     async def _park(self, held: Held, due: float) -> int:
         """Store the message of the next attempt and return its stamp.
 
-        One that has no room for our headers stays with its consumer, however long the wait.
-        Without a record a key may be used again: the sequence in the message id keeps what becomes
-        of the second from being mistaken for a repeat of the first.
+        One that has no room for our headers stays with its consumer, however long the wait. Without
+        a record a key may be reused: the sequence in the message id keeps messages of the second
+        run from being taken for repeats of the first.
         """
         spec, stamp = held.job.spec, held.stamp + 1
         mark = "" if spec.recorded else f"-{held.message.sequence}"
@@ -262,7 +262,7 @@ class Settler:
         return stamp
 
     async def dead(self, held: Held, reason: str, error: str, trace: str) -> None:
-        """Give it up: dead letter, settle, ack."""
+        """Give up: dead letter, settle, ack."""
         claim = held.claim
         state: State = "lost" if reason == "lost" else "dead"
         outcome: Outcome = "timeout" if reason == "timeout" else "failed"
@@ -314,7 +314,7 @@ class Settler:
     def _letter_headers(
         self, held: Held, reason: str, error: str, trace: str, record: RunRecord | None
     ) -> dict[str, str]:
-        """The user's own headers, and what the run has been through."""
+        """The user's own headers, and the history of the run."""
         headers = user_headers(held.message.headers) | dead_headers(
             run=held.run,
             message=held.stamp if held.claim else runs.believed(None, held.stamp),
@@ -335,8 +335,8 @@ class Settler:
     async def _surely(self, held: Held, store: Callable[[], Awaitable[T]]) -> T:
         """Store it, however long that takes.
 
-        The run is ours until it is settled: left to its redelivery it would be found to be held by
-        a node that is alive, and nobody would touch it.
+        The run is ours until it is settled: a redelivery would find it held by a live node, and
+        nobody would execute it.
         """
         delay, longest = STORE_PAUSES
         while True:
@@ -406,7 +406,7 @@ class NatsOutbox:
 
 
 def error_line(error: BaseException) -> str:
-    """An error in one line that any record can carry, whatever the error is made of."""
+    """An error in one line that any record can hold, even if its `__str__` fails."""
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - the user's own __str__ may do anything
@@ -415,7 +415,7 @@ def error_line(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback from the user's own first frame on."""
+    """The traceback, starting at the user's first frame."""
     if isinstance(error, HandlerError):
         return told(error.story, TRACE_CHARS, end=True)
     try:
@@ -433,7 +433,7 @@ def _is_ours(frame: TracebackType) -> bool:
 
 
 async def quietly(acknowledgement: Any) -> None:
-    """An acknowledgement that cannot be sent only means a redelivery, which the record answers."""
+    """Send an acknowledgement; a failure only causes a redelivery, which the record resolves."""
     try:
         await acknowledgement
     except HoldfastError as error:

@@ -2,16 +2,16 @@
 
     start the first ──► it is up ──► start the others ──► (signal) SIGTERM to all ──► wait ──► exit
 
-A process that died is started again after a wait that grows while it keeps dying and starts over
-once it has lived for a while; one that ended well (its share of runs is done) is replaced at once.
-The first process starts alone, so that a configuration error is reported once, not by each.
+A process that died is restarted after a wait that grows while it keeps dying and is reset once it
+has lived for a while; one that exited cleanly (its share of runs is done) is replaced at once. The
+first process starts alone, so that a configuration error is reported once, not by each.
 
-Gives up, non-zero, when a process has died five times in a row before it was up, or says at its
-first start that its configuration cannot work: trying again would not help. A process that worked
-and then keeps dying is always started again.
+Gives up, non-zero, if a process failed to come up five times in a row, or reports at its first
+start that its configuration cannot work: retrying would not help. A process that worked and then
+keeps dying is always restarted.
 
-A process is up when the file that it announces exists (a worker's health socket), or, without one,
-when it has lived for `UP_SECONDS`. It dies with us, in whatever way we end (`holdfast.child`).
+A process is up when the file that it announces exists (a worker's health socket) or, without one,
+when it has lived for `UP_SECONDS`. It dies with us, however we end (`holdfast.child`).
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ CONFIG_EXIT = 78
 """The exit code of a process whose configuration or app cannot work: EX_CONFIG of sysexits.h."""
 FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 5.0
-"""First and longest wait before a process that died is started again; it doubles in between."""
+"""First and longest wait before a process that died is restarted; doubles in between."""
 STABLE_SECONDS = 10.0
-"""A process that has lived for this long is no longer one that dies at once."""
+"""A process that has lived this long no longer counts as dying at once."""
 UP_SECONDS = 5.0
 """A process that announces nothing is up after this: most mistakes end it sooner."""
 STARTS = 5
-"""Failed starts in a row after which trying again would not help."""
+"""Failed starts in a row after which retrying would not help."""
 ANSWER_SECONDS = 2.0
 """How long a process may take to answer; a probe waits for one second or more."""
 _LOOK_SECONDS = 0.02
@@ -59,7 +59,7 @@ class GivenUp(HoldfastError):
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to run: a name for the log, the command, what it has in its environment besides ours."""
+    """A process to run: its name in the log, its command, its additional environment."""
 
     name: str
     command: Sequence[str]
@@ -69,7 +69,7 @@ class Spec:
 
 
 class Restarts:
-    """When a process that ended is started again, and when there is no point in it."""
+    """Decides when to restart a process that ended, and when to give up."""
 
     def __init__(self) -> None:
         self._deaths = 0
@@ -77,7 +77,7 @@ class Restarts:
         self._was_up = False
 
     def after(self, code: int, *, lived: float, up: bool) -> float | None:
-        """Seconds to wait before the next start; None: give up."""
+        """Seconds to wait before the next start; None to give up."""
         self._was_up = self._was_up or up
         self._failed_starts = 0 if up else self._failed_starts + 1
         if code == 0 and up:
@@ -102,14 +102,14 @@ class Keeper:
         self.up = asyncio.Event()
         """Set while the process is up."""
         self.trouble = "not started yet"
-        """Why no process runs, in words; empty while one does."""
+        """Why no process runs; empty while one does."""
         self._clock = clock or SystemClock()
         self._output = output
         self._restarts = Restarts()
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Start it, and again whenever it ends, until `stop`; raises `GivenUp`."""
+        """Start it, and restart it whenever it ends, until `stop`; raises `GivenUp`."""
         while not self._stopping.is_set():
             began = self._clock.monotonic()
             code = await self._live()
@@ -123,13 +123,13 @@ class Keeper:
             await self._pause(code, wait)
 
     def stop(self) -> None:
-        """Ask the process to end in order and start no other; `run` returns when it is gone."""
+        """Ask the process to shut down and start no other; `run` returns when it is gone."""
         self._stopping.set()
         if self.child:
             self.child.terminate()
 
     def kill(self) -> None:
-        """End the process at once, without a successor."""
+        """Kill the process, without a successor."""
         self._stopping.set()
         if self.child:
             self.child.kill()
@@ -192,27 +192,27 @@ class Keeper:
 
 
 class Supervisor:
-    """Keeps several processes running until it is stopped."""
+    """Keeps several processes running until stopped."""
 
     def __init__(
         self, specs: Sequence[Spec], *, stop_seconds: float, output: IO[bytes] | None = None
     ) -> None:
-        """After `stop_seconds` without having ended, a process that was told to is killed."""
+        """A process that has not ended `stop_seconds` after it was asked to is killed."""
         self.keepers = [Keeper(spec, output=output) for spec in specs]
         self._stop_seconds = stop_seconds
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """End `run`: every process is asked to end in order."""
+        """End `run`: ask every process to shut down."""
         self._stopping.set()
 
     def kill(self) -> None:
-        """End every process at once."""
+        """Kill every process."""
         for keeper in self.keepers:
             keeper.kill()
 
     async def run(self) -> int:
-        """Run until stopped; returns the exit code: 0, or 1 when something had to be forced."""
+        """Run until stopped; returns the exit code: 0, 1 if a process failed or was killed."""
         tasks = [asyncio.create_task(self._start(n)) for n in range(len(self.keepers))]
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -249,7 +249,7 @@ class Supervisor:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one process said about itself."""
+    """What one process reported about itself."""
 
     name: str
     ready: bool
@@ -260,17 +260,17 @@ class Answer:
 class Merged:
     """The health and the metrics of several processes as one, on one port.
 
-    Each process serves its own on a Unix socket; they are asked when somebody asks us, so that
-    nothing here is ever old. Ready: all of them are. Metrics: every series of every process, with
-    its number among them as the label `process`. A process that does not answer in time is a
-    problem and its series are left out; it never makes the whole answer fail.
+    Each process serves its own on a Unix socket and is queried per request, so answers are never
+    stale. Ready means all of them are. Metrics are all series of all processes, with the process's
+    number as the label `process`. A process that does not answer in time is a problem and its
+    series are left out; it never fails the whole answer.
     """
 
     def __init__(self, keepers: Sequence[Keeper]) -> None:
         self._keepers = keepers
 
     async def health(self) -> Health:
-        """All processes as one."""
+        """The health of all processes."""
         answers = await asyncio.gather(*(self._ready(keeper) for keeper in self._keepers))
         return Health(
             ready=all(answer.ready for answer in answers),
@@ -308,7 +308,7 @@ class Merged:
 
 
 def merge(texts: Iterable[tuple[int, str]]) -> bytes:
-    """Prometheus texts as one, each series with the number of its text as label `process`."""
+    """Merge Prometheus texts, labelling each series with the number of its text as `process`."""
     families: dict[str, Metric] = {}
     for number, text in texts:
         for family in text_string_to_metric_families(text):
@@ -322,7 +322,7 @@ def merge(texts: Iterable[tuple[int, str]]) -> bytes:
 
 
 class _Families(Collector):
-    """As much of a registry as writing the text needs."""
+    """The part of a registry that writing the text needs."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
@@ -332,7 +332,7 @@ class _Families(Collector):
 
 
 async def _get(path: Path | None, target: str) -> bytes:
-    """The body of a GET over a Unix socket, whatever its status."""
+    """The body of a GET over a Unix socket, regardless of its status."""
     async with asyncio.timeout(ANSWER_SECONDS):
         reader, writer = await asyncio.open_unix_connection(path)
         try:

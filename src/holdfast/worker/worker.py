@@ -2,12 +2,12 @@
 
     Pull ──► Intake ──► Places ──► Executor ──► Claims ──► handler ──► Settler ──► ack
 
-Everything it holds is extended while its heartbeat is trusted, so a long run is never delivered
-twice because it is long; when the trust lapses it sends nothing until it has asked the leader which
+Everything it holds is extended while its heartbeat is trusted, so a long run is not redelivered
+because it is long; when the trust lapses it sends nothing until it has asked the leader which
 claims are still its own.
 
-A worker is one node after another (`WorkerNode`). A node that has said it is DISCONNECTED never
-works again, because its runs may run elsewhere; the worker does, as a new node, once NATS is back.
+A worker is a sequence of nodes (`WorkerNode`). A node that declared itself DISCONNECTED never works
+again, because its runs may run elsewhere; the worker does, as a new node, once NATS is back.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from holdfast.worker.settling import NatsOutbox
 log = logging.getLogger("holdfast.worker")
 
 SETTLE_SECONDS: Final = 5.0
-"""How long runs that were interrupted may take to be settled, which is a few writes."""
+"""How long settling interrupted runs may take, which is a few writes."""
 GAUGE_SECONDS: Final = 0.5
 """How often gauges are set; they are scraped every few seconds."""
 BACK_SECONDS: Final = 0.2
@@ -62,7 +62,7 @@ BACK_SECONDS: Final = 0.2
 
 
 class Worker:
-    """Executes the jobs of one group of an app until it is stopped."""
+    """Executes the jobs of one group of an app until stopped."""
 
     def __init__(
         self,
@@ -76,10 +76,10 @@ class Worker:
         health_path: str = "",
         whole_process: bool = False,
     ) -> None:
-        """Health is served on the configuration's port, or on a Unix socket at `health_path`.
+        """Health is served on the configured port, or on a Unix socket at `health_path`.
 
-        `whole_process`: the process is nothing but this worker, and may be killed when it is
-        blocked for too long.
+        `whole_process`: the process contains only this worker, and may be killed when it is blocked
+        for too long.
         """
         self.app = app
         self.config = config or WorkerConfig()
@@ -103,10 +103,10 @@ class Worker:
         self.node = new_node_id("worker")
         self.stopping = asyncio.Event()
         self.current: WorkerNode | None = None
-        """The node that it is now, while it runs."""
+        """The current node, while running."""
 
     def _load_liveness(self) -> Liveness:
-        """As configured; the group's profile where none is."""
+        """As configured; by default the group's profile."""
         config = load(LivenessConfig)
         group = self.app.groups.get(self.config.group)
         if group and group.profile and config.profile == LivenessConfig().profile:
@@ -115,7 +115,7 @@ class Worker:
 
     @property
     def pulling(self) -> bool:
-        """Whether every one of its consumers answers."""
+        """Whether all its consumers answer."""
         return self.current is not None and self.current.pulling
 
     def stop(self) -> None:
@@ -148,7 +148,7 @@ class WorkerNode(Role):
         self.app, self.config, self.jobs = worker.app, worker.config, worker.jobs
         self.node = node
         self.cut_off = asyncio.Event()
-        """It could not reach NATS for its timeout, and stops by its configuration."""
+        """It could not reach NATS for its timeout, and is configured to stop then."""
         self._worker = worker
         self._liveness = worker.liveness
         config, records = worker.config, worker.records
@@ -236,7 +236,7 @@ class WorkerNode(Role):
     # ---- life
 
     async def prepare(self, ending: contextlib.AsyncExitStack) -> None:
-        """Start the keeper, hear of cancellations, call the app's hooks."""
+        """Start the keeper, subscribe to cancellations, call the app's hooks."""
         self.member.heartbeat.deputy = self._keeping
         ending.push_async_callback(self._keeping.stop)
         self._keeping.start()
@@ -248,7 +248,7 @@ class WorkerNode(Role):
         ending.push_async_callback(self._places.close)
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """Pull, and keep what is held."""
+        """Pull messages, and extend those that are held."""
         every = self.config.extend_seconds
         log.info(
             "%s: group %s, jobs %s, up to %d at a time",
@@ -293,23 +293,23 @@ class WorkerNode(Role):
         await self._until_back()
 
     async def _until_back(self) -> None:
-        """A worker that was cut off waits for NATS, to give back what it holds."""
+        """After being cut off, wait for NATS to give back what is held."""
         stopping = self._worker.stopping
         while self.cut_off.is_set() and not self.broker.connected and not stopping.is_set():
             await self.broker.clock.sleep(BACK_SECONDS)
         await self._places.wait_idle(SETTLE_SECONDS)
 
-    # ---- keeping what is held
+    # ---- claims
 
     async def _verify_claims(self) -> None:
-        """The heartbeat had lapsed: what was taken over meanwhile is stopped, in silence."""
+        """The heartbeat had lapsed: stop what was taken over, without sending anything."""
         for held in list(self._places.held.values()):
             if held.claim and not held.lost and not await self._claims.owns(held.claim):
                 self.telemetry.fenced.labels("heartbeat").inc()
                 held.interrupt(Interrupt.CLAIM_LOST)
 
     def _made_again(self, stream: str) -> None:
-        """A stream was deleted: if it was that of the records, write ours again."""
+        """A stream was deleted: if it held the run records, write ours again."""
         if stream == self._runs.stream:
             self._restoring = asyncio.create_task(self._restore_claims(), name="holdfast-restore")
 
@@ -378,7 +378,7 @@ class WorkerNode(Role):
         }
 
     def _keeper_facts(self) -> dict[str, Any]:
-        """What is new about this worker, for its record."""
+        """Current facts about this worker, for its record."""
         server, client = self.broker.connection_id
         return {
             "running": self._places.busy,
@@ -398,11 +398,11 @@ class WorkerNode(Role):
 
     @property
     def pulling(self) -> bool:
-        """Whether every consumer answers."""
+        """Whether all consumers answer."""
         return all(pull.healthy for pull in self._intake.pulls)
 
     def trouble(self) -> list[str]:
-        """What keeps messages from arriving, or from being executed."""
+        """What keeps messages from arriving or being executed."""
         found = []
         if self.broker.connected:
             pulls = self._intake.pulls
@@ -415,7 +415,7 @@ class WorkerNode(Role):
         return found
 
     def describe(self) -> dict[str, Any]:
-        """What it is and what it does."""
+        """Its identity, state and load."""
         return {
             "node": self.node,
             "state": self.member.heartbeat.record.state,
@@ -427,7 +427,7 @@ class WorkerNode(Role):
 
 
 def _job_of(job: Job[Any, Any]) -> dict[str, Any]:
-    """How a keeper finds a job in a stack, and its runs among what is held."""
+    """How a keeper finds a job in a stack, and its runs among the held messages."""
     spec, code = job.spec, getattr(inspect.unwrap(job.func), "__code__", None)
     return {
         "name": spec.name,
