@@ -2,8 +2,8 @@
 
 Reads length-prefixed requests from standard input and answers them in order on standard output.
 Guaranteed: the kernel's alarm ends the process when a request takes too long, whatever the template
-does and even if the parent is dead. It cannot use more memory than `MEMORY_BYTES`, write a file, or
-open one (no descriptors are left), should a template escape the sandbox.
+does and even if the parent is dead. Should a template escape the sandbox, resource limits keep it
+from using more than `MEMORY_BYTES` and from opening or writing files, where the system has them.
 """
 
 from __future__ import annotations
