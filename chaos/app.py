@@ -1,11 +1,10 @@
-"""The app that a chaos run hammers: two groups, a chain, failures, long runs and schedules.
+"""The app under test in a chaos run: two groups, a chain, failures, long runs and schedules.
 
 A third group, `zoo`, has handlers that misbehave in every way we know, beside ordinary ones that
 must not suffer from it.
 
-Each handler writes that it started, takes its time, and writes its effect, under a mark that names
-what was asked for. The environment says where (`HOLDFAST_CHAOS_DIR`), and is read when the first
-handler starts.
+Each handler logs that it started, works for a while, and logs its effect, under a mark that names
+the operation. The log's directory is `HOLDFAST_CHAOS_DIR`, read when the first handler starts.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ RETRY: Final = Backoff.list(["200ms", "500ms", "1s", "12s"] + ["1s"] * 40)
 LATER_SECONDS: Final = 2.0
 INTERVALS: Final = (1, 2, 3, 5)
 LARGE_BYTES: Final = 400_000
-"""A result that no message carries: it goes to the object store."""
+"""Too large for a message, so the result goes to the object store."""
 ZOO_TIMEOUT_SECONDS: Final = 15.0
-"""Longer than what blocks the event loop, so that neighbours of that are not timed out."""
+"""Longer than the loop is blocked, so that neighbours of the blocking run do not time out."""
 LASTING: Final[dict[str, dict[str, Any]]] = {
     "blocks_the_loop": {"seconds": 3.0},
     "holds_the_interpreter": {"numbers": 10_000_000},
@@ -41,15 +40,15 @@ LASTING: Final[dict[str, dict[str, Any]]] = {
     "swallows_cancellation": {"seconds": 30.0},
     "forks": {"seconds": 20.0},
 }
-"""How long misbehaviour lasts: past two heartbeats, or far past the timeout and the clean-up."""
+"""How long misbehaviour lasts: beyond two heartbeats, or far beyond the timeout and clean-up."""
 ANIMALS: Final = {name: animal for name, animal in zoo.ZOO.items() if animal.fate != "crashed"}
 """Misbehaviour that neighbours must not notice; `poison` is separate, since it ends its process."""
 POISON_CODE: Final = 77
-"""The exit code by which a worker's end is known as the poison's doing."""
+"""The exit code that identifies a worker killed by `poison`."""
 
 
 class MeantToFail(Exception):
-    """The failure that a handler was asked for."""
+    """A failure that a handler was asked for."""
 
 
 effects = functools.cache(Effects.here)
@@ -65,7 +64,7 @@ async def _attempt(ctx: Context, mark: str, seconds: float) -> None:
 
 
 def _fail(ctx: Context | SyncContext, mark: str) -> None:
-    """What follows is a failed attempt, and was meant to be."""
+    """Log that the attempt fails, as intended."""
     effects().write("fail", mark, ctx.run, ctx.epoch, ctx.attempt)
 
 
@@ -74,7 +73,7 @@ def _apply(ctx: Context | SyncContext, mark: str) -> None:
 
 
 def make_app(nats_url: str | None = None, namespace: str | None = None) -> Holdfast:
-    """The app, for workers and for whoever sends to them."""
+    """The app, for workers and for senders."""
     app = Holdfast("chaos", nats_url=nats_url, namespace=namespace)
     _define_quick(app)
     _define_steady(app)
@@ -110,7 +109,7 @@ def _define_quick(app: Holdfast) -> None:
 
     @app.job(group=QUICK, retry=RETRY)
     async def put_off(mark: str, ctx: Context) -> None:
-        """Leaves a part for later: a worker whose clock is wrong must not get the time wrong."""
+        """Enqueues a delayed part: a worker with a wrong clock must not get the time wrong."""
         await _attempt(ctx, mark, 0.01)
         later = f"{mark}/later"
         await touch.options(key=later, delay=LATER_SECONDS).enqueue(mark=later, seconds=0.01)
@@ -132,38 +131,38 @@ def _define_steady(app: Holdfast) -> None:
 
     @app.job(group=STEADY, delivery="at_most_once")
     async def once(mark: str, seconds: float, ctx: Context) -> None:
-        """Never a second start; what becomes of it is written down all the same."""
+        """Never starts twice; its outcome is recorded in any case."""
         await _attempt(ctx, mark, seconds)
         _apply(ctx, mark)
 
     @app.job(group=STEADY, retry=RETRY)
     async def long(mark: str, seconds: float, ctx: Context) -> str:
-        """Longer than most time-outs."""
+        """Outlasts most timeouts."""
         await _attempt(ctx, mark, seconds)
         _apply(ctx, mark)
         return mark
 
     @app.job(group=STEADY, retry=RETRY)
     async def bulky(mark: str, seconds: float, ctx: Context) -> dict[str, Any]:
-        """A result that is stored apart from its record, and says whose it is."""
+        """Returns a result stored apart from its record, naming the attempt that wrote it."""
         await _attempt(ctx, mark, seconds)
         _apply(ctx, mark)
         return {"mark": mark, "epoch": ctx.epoch, "filler": "x" * LARGE_BYTES}
 
     @app.job(group=STEADY, retry=RETRY)
     def compute(mark: str, seconds: float, ctx: SyncContext) -> None:
-        """A plain function that needs its thread's processor time."""
+        """A synchronous function that uses CPU time."""
         _begin(ctx, mark)
         zoo.computes(_unheard, seconds)
         _apply(ctx, mark)
 
 
 def _unheard(_: str) -> None:
-    """What an animal tells: the effects tell it already."""
+    """Ignores an animal's notes: the effects already record them."""
 
 
 def _misbehaves(ctx: Context | SyncContext, mark: str, how: str) -> bool:
-    """Note the start, and whether it misbehaves now: each time if it succeeds, else the first."""
+    """Log the start; return whether to misbehave now: always if it succeeds, else only at first."""
     _begin(ctx, mark)
     if ANIMALS[how].fate == "done":
         return True
@@ -181,7 +180,7 @@ def _define_zoo(app: Holdfast) -> None:
 
     @app.job(group=ZOO, retry=RETRY, timeout=ZOO_TIMEOUT_SECONDS)
     async def misbehave(mark: str, how: str, ctx: Context) -> None:
-        """Misbehaves at first; where that fails, its effect comes with the second attempt."""
+        """Misbehaves at first; if that fails the attempt, the second one has the effect."""
         if _misbehaves(ctx, mark, how):
             await ANIMALS[how].handler(_unheard, **LASTING.get(how, {}))
         if ctx.attempt > 1 or ANIMALS[how].fate == "done":
@@ -189,7 +188,7 @@ def _define_zoo(app: Holdfast) -> None:
 
     @app.job(group=ZOO, retry=RETRY, timeout=ZOO_TIMEOUT_SECONDS)
     def misbehave_plainly(mark: str, how: str, ctx: SyncContext) -> None:
-        """The same of a plain function."""
+        """The same for a synchronous function."""
         if _misbehaves(ctx, mark, how):
             ANIMALS[how].handler(_unheard, **LASTING.get(how, {}))
         if ctx.attempt > 1 or ANIMALS[how].fate == "done":
@@ -203,12 +202,12 @@ def _define_zoo(app: Holdfast) -> None:
 
 
 def schedule_name(interval: int) -> str:
-    """The schedule with so many seconds between its slots."""
+    """The schedule with slots this many seconds apart."""
     return f"tick{interval}"
 
 
 def slot_mark(run: str) -> str:
-    """The mark of a slot: its run id says which."""
+    """The mark of a slot, derived from its run id."""
     return f"slot {run}"
 
 

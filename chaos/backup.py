@@ -1,7 +1,7 @@
 """A backup in the middle of a chaos run, restored on other servers when the run is over.
 
 What was accepted before the backup began must have its effect: before the backup ended, or on the
-restored servers. There, nothing is broken; a worker of each group and a coordinator take over.
+restored servers. No faults happen there; a worker of each group and a coordinator take over.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from holdfast.server import Cluster
 
 APP: Final = "chaos.app:app"
 PAUSE_SECONDS: Final = 2.0
-"""Between two tries: a backup fails while servers are down."""
+"""Between two attempts: a backup fails while servers are down."""
 MOST_TRIES: Final = 60
-"""Far more than any outage of a run lasts."""
+"""Far longer than any outage in a run."""
 RESTORED_SECONDS: Final = 120.0
-"""Longer than any retry of the app, its queue of half a run included."""
+"""Longer than any retry of the app, with half a run's queue to work through."""
 GROUPS: Final = ("quick", "steady", "zoo")
 
 
@@ -35,11 +35,11 @@ class Backup:
         self._root = root / "restored"
         self._namespace = namespace
         self.began = 0.0
-        """On the monotonic clock; what was accepted before this is in it."""
+        """On the monotonic clock; what was accepted before this is in the backup."""
         self.ended = 0.0
 
     async def take(self, url: str, after: float) -> None:
-        """Save everything after some seconds, trying again while the servers cannot."""
+        """Back up after some seconds, retrying while the servers are down."""
         await asyncio.sleep(after)
         for number in range(MOST_TRIES):
             folder, began = self._folder / str(number), time.monotonic()
@@ -51,7 +51,7 @@ class Backup:
         raise RuntimeError(f"no backup in {MOST_TRIES} tries: see {self._root}/backup.log")
 
     async def missing(self, wanted: set[str]) -> list[str]:
-        """Restore it on fresh servers, let workers run, and name the effects that do not come."""
+        """Restore it on fresh servers, let workers run, and return the marks without an effect."""
         cluster = Cluster(3, self._root / "servers", fast=True, name="restored")
         cluster.start()
         await asyncio.to_thread(cluster.wait_ready, 60.0)

@@ -41,10 +41,10 @@ from chaos.plan import SERVERS
 from holdfast.model.run import RunRecord
 
 AFTERMATH_SECONDS: Final = 20.0
-"""How long after its end a fault can still be the cause of a new start."""
+"""How long after its end a fault can still cause a new start."""
 GIVEN_UP: Final = ("dead", "lost")
 EARLY_SECONDS: Final = 0.3
-"""By how much a delayed run may be early: the server's clock is not ours."""
+"""How early a delayed run may start: the server's clock is not ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +67,19 @@ class Verdict:
     effects: int = 0
     starts: int = 0
     repeats: Counter[str] = field(default_factory=Counter)
-    """Starts beyond the first of a run, by what explains them."""
+    """Starts beyond the first of a run, by their explanation."""
     repeated_effects: int = 0
-    """Effects again of the same run: refused by its id."""
+    """Repeated effects of the same run: rejected by its id."""
     stale_refused: int = 0
-    """Effects with a smaller epoch after a larger one: refused by the fence."""
+    """Effects with a smaller epoch after a larger one: rejected by the fence."""
     written_off: int = 0
     """Runs that must not start twice, whose worker died: given up, and recorded as such."""
     unknown_applied: int = 0
-    """Operations without answer that did happen."""
+    """Operations without an answer that did happen."""
 
     @property
     def repeated_share(self) -> float:
-        """The share of starts that were repeats, beside those after a failure that was meant."""
+        """The share of starts that were repeats, not counting retries after intended failures."""
         again = sum(self.repeats.values()) - self.repeats["meant to fail"]
         return again / self.starts if self.starts else 0.0
 
@@ -107,9 +107,9 @@ class Checker:
         records: Mapping[str, RunRecord] | None = None,
         results: Mapping[str, int] | None = None,
     ) -> None:
-        """`slots` are the marks that had to appear by time; other marks that begin with `known`
-        are slots too, after the end of what is checked. `records` are the runs' own records,
-        `results` the epochs that large results name."""
+        """`slots` are the marks that had to appear; other marks that start with `known` are slots
+        too, due after the checked period. `records` are the runs' records, `results` the epochs
+        named in large results."""
         self._operations = list(operations)
         self._lines = lines
         self._wounds = wounds
@@ -121,7 +121,7 @@ class Checker:
         self.verdict = Verdict()
 
     def check(self) -> Verdict:
-        """Look at everything."""
+        """Run every check."""
         self._fold()
         self._check_operations()
         self._check_slots()
@@ -136,7 +136,7 @@ class Checker:
     # ---- the effect store
 
     def _fold(self) -> None:
-        """Decide about each effect in the order of the log, as the store would."""
+        """Judge each effect in log order, as the store would."""
         self._applied: dict[str, Line] = {}
         highest: dict[str, int] = {}
         for line in self._lines:
@@ -194,7 +194,7 @@ class Checker:
             self.verdict.add("spared", operation.name, "it was not given up")
 
     def _written_off(self, operation: Operation) -> bool:
-        """Whether a run was given up, and somebody said so (or the record was deleted)."""
+        """Whether a run was given up and that is recorded (or the record was deleted)."""
         records = [self._records.get(run) for run in operation.runs]
         if not any(records) and self._forgotten(operation.invoked):
             return True
@@ -208,7 +208,7 @@ class Checker:
     def _check_early(self, operation: Operation) -> None:
         line = self._applied.get(operation.marks[0])
         if line and self._forgotten(operation.invoked, line.at):
-            return  # who waits is written in the records
+            return  # the records say who waits
         if line and line.at < operation.not_before - EARLY_SECONDS:
             story = f"{operation.not_before - line.at:.1f} s before its time"
             self.verdict.add("early", operation.name, story)
@@ -257,7 +257,7 @@ class Checker:
             self.verdict.add("unexplained", run, story)
 
     def _check_exits(self) -> None:
-        """A process ends by itself only after a fault of its own or of the servers."""
+        """A process may only exit after a fault of its own or of the servers."""
         for end in self._exits:
             if end.expected:
                 continue
@@ -265,7 +265,7 @@ class Checker:
                 self.verdict.add("unexplained", end.member, f"it ended with code {end.code}")
 
     def _faults(self, targets: set[str], since: float, until: float) -> list[Wound]:
-        """Faults of these targets or of servers that can have mattered; the targets' own last."""
+        """Faults of these targets or of servers that may have mattered; the targets' own last."""
         found = [w for w in self._wounds if w.began <= until and w.ended >= since]
         servers = [w for w in found if w.fault.role in SERVERS and w.fault.target not in targets]
         return servers + [w for w in found if w.fault.target in targets]

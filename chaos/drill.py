@@ -3,9 +3,9 @@
     start everything ──► workload + nemesis ──► heal ──► wait until nothing waits ──► check
                             └─ a backup half-way ──────────────────► restored elsewhere ──┘
 
-The wait ends when every accepted operation and every due slot has had its effect and the queues
-are empty; or, when something is missing, after the queues have been empty for a while or the time
-for settling is over. Either way the checker decides, not the wait.
+The wait ends when every accepted operation and every due slot has had its effect and the queues are
+empty; if something is missing, once the queues have been empty for a while or the settling time is
+over. Either way the checker decides, not the wait.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ from holdfast.status.jobs import Jobs
 APP: Final = "chaos.app:app"
 SETTLE_SECONDS: Final = 150.0
 QUIET_SECONDS: Final = 25.0
-"""Empty queues for so long, with something missing: it is not coming any more."""
+"""Queues empty for this long with something missing: it will not come."""
 ENVIRONMENT: Final = {
-    "HOLDFAST_REPLICAS": "3",  # the servers do not tell how many they are
-    "HOLDFAST_WORKER_CRASH_LIMIT": "100",  # being killed over and over is not the run's fault
+    "HOLDFAST_REPLICAS": "3",  # the servers do not report how many they are
+    "HOLDFAST_WORKER_CRASH_LIMIT": "100",  # repeated kills are not the run's fault
     "HOLDFAST_RECORD_KEYLESS_TTL_SECONDS": "86400",
     "HOLDFAST_RECORD_DEDUP_WINDOW_SECONDS": str(WINDOW_SECONDS),
 }
 CRASHES_COUNT: Final = {"HOLDFAST_WORKER_CRASH_LIMIT": "3"}
-"""For workers that are not killed: there, only a run that takes them down is given up."""
+"""For workers that are not killed: there, only a run that kills them is given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How many of each."""
+    """How many of each process."""
 
     servers: int = 3
     schedulers: int = 2 if importlib.util.find_spec("holdfast.cli.scheduler") else 0
@@ -115,7 +115,7 @@ class Drill:
         self._history = History(root / "history.jsonl")
         self._network = Network(self.size.servers)
 
-    # ---- who takes part
+    # ---- participants
 
     def _make_members(self) -> list[Member]:
         size, worker = self.size, ("worker", APP, "--concurrency", "40")
@@ -145,7 +145,7 @@ class Drill:
 
     @property
     def targets(self) -> list[Target]:
-        """Everybody who can be hit."""
+        """Everything that can be hit."""
         nodes = [NodeTarget(self._cluster, n) for n in range(self.size.servers)]
         return [
             *self._members,
@@ -158,12 +158,12 @@ class Drill:
 
     @property
     def victims(self) -> list[Victim]:
-        """The same, as a plan needs to know them."""
+        """The targets, as a plan needs to know them."""
         return victims(self.targets)
 
     @property
     def left_out(self) -> list[str]:
-        """Faults that cannot be made on this machine."""
+        """Faults that this machine cannot inflict."""
         if self._faketime:
             return []
         return ["reclock: libfaketime is not installed (Debian: apt install libfaketime)"]
@@ -171,14 +171,14 @@ class Drill:
     # ---- the run
 
     async def run(self, plan: ChaosPlan) -> Outcome:
-        """Everything, from the first process to the verdict."""
+        """Run everything, from the first process to the verdict."""
         nemesis = Nemesis(plan, self.targets, tell=self._tell)
         memory: dict[str, list[float]] = {}
         watching = asyncio.create_task(watch(self._pids, memory), name="chaos-memory")
         try:
             await self._start()
             for member in self._members:
-                member.exits.clear()  # until everything runs, nobody counts
+                member.exits.clear()  # exits do not count until everything runs
             began = time.monotonic()
             backup = await self._storm(nemesis, plan)
             healed = time.monotonic()
@@ -236,7 +236,7 @@ class Drill:
         await self._until_served()
 
     async def _until_served(self) -> None:
-        """Every job has its consumer, so that no event is published before it is subscribed to."""
+        """Wait until every job has its consumer, so that no event precedes its subscription."""
         wanted = set(make_app().jobs)
         async with asyncio.timeout(90), self._broker() as broker:
             client = Client(broker, RecordConfig())
@@ -269,7 +269,7 @@ class Drill:
         return backup
 
     async def _check_backup(self, backup: Backup, lines: list[Line], checker: Checker) -> None:
-        """Restore what was saved half-way elsewhere, and see that all of it ends there too."""
+        """Restore the backup elsewhere, and check that everything in it ends there too."""
         happened = {line.mark for line in lines if line.what == "effect" and line.at < backup.ended}
         wanted = {
             mark
@@ -284,7 +284,7 @@ class Drill:
     # ---- settling
 
     async def _settle(self, healed: float) -> dict[str, float]:
-        """Wait until nothing is missing; returns when each slot that counts was due."""
+        """Wait until nothing is missing; returns when each counted slot was due."""
         until = math.floor(time.time()) + 3
         self._stuck = ""
         quiet_since = 0.0
@@ -341,7 +341,7 @@ class Drill:
         )
 
     async def _due_slots(self, broker: Broker, until: int) -> dict[str, float]:
-        """Every slot of every schedule since it began to count, with its time on our clock."""
+        """Every slot of every schedule since its rule took effect, with its time on our clock."""
         offset = time.monotonic() - time.time()
         due: dict[str, float] = {}
         async for entry in Bucket(broker, broker.names.schedules).entries():
@@ -371,7 +371,7 @@ class Drill:
         return records, results
 
     def _broker(self) -> Broker:
-        """A connection around the links: the checker is no part of the experiment."""
+        """A connection that bypasses the links: the checker is not part of the experiment."""
         config = ConnectionConfig(nats_url=self._cluster.url, namespace=self._namespace, replicas=3)
         return Broker(config, name="chaos checker")
 

@@ -1,12 +1,11 @@
-"""The effect store outside the system: an append-only log that handlers write and nobody locks.
+"""The effect store outside the system: an append-only log written by handlers, without locks.
 
-One line per fact, in one write each, so a process may be killed or frozen at any point and neither
-tears the log nor blocks the others. The order of the log decides, as it would in a database: the
-first effect under a mark counts; one with a smaller epoch after a larger one is refused as stale;
-one of the same run with a larger epoch is a repeat, known by its run id.
+One line per fact, in one write each, so a process may be killed or frozen at any point without
+corrupting the log or blocking others. The order of the log decides, as in a database: the first
+effect under a mark counts; a smaller epoch after a larger one is rejected as stale; the same run
+with a larger epoch is a repeat, detected by its run id.
 
-Times are monotonic: all processes of one machine share that clock, also one whose wall clock is
-wrong.
+Times are monotonic: all processes of a machine share that clock, even one with a wrong wall clock.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ import msgspec
 
 DIRECTORY_VARIABLE: Final = "HOLDFAST_CHAOS_DIR"
 MEMBER_VARIABLE: Final = "HOLDFAST_CHAOS_MEMBER"
-"""Set for every process of a fleet: the name under which it is hit."""
+"""Set for every process of a fleet: the name by which faults target it."""
 LOG: Final = "effects.jsonl"
 
 What = Literal["start", "effect", "fail"]
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One fact: a handler started, had its effect, or failed as it was meant to."""
+    """One fact: a handler started, had its effect, or failed as intended."""
 
     what: What
     mark: str

@@ -1,9 +1,8 @@
 """The processes of a chaos run: real `holdfast` commands, kept running as an orchestrator would.
 
-A process that ends by itself is started again after a second; one that is being hit stays down
-until the fault is over. Each has its own links to the servers and, where libfaketime is installed,
-a clock that can be set wrong while it runs (its monotonic clock stays right, as after a leap of a
-real machine's wall clock).
+A process that exits is restarted after a second; one that a fault took down stays down until the
+fault is over. Each has its own links to the servers and, where libfaketime is installed, a wall
+clock that can be set wrong while it runs (its monotonic clock stays right, as on a real machine).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _LINKS: Final[dict[str, LinkState]] = {"cut": "cut", "stall": "stalled"}
 
 
 def find_faketime() -> Path | None:
-    """The library that sets a process's clock wrong, if it is installed."""
+    """The library that fakes a process's clock, if it is installed."""
     for pattern in FAKETIME:
         for found in sorted(Path("/").glob(pattern.lstrip("/"))):
             return found
@@ -44,24 +43,24 @@ def find_faketime() -> Path | None:
 
 
 def python_path() -> str:
-    """Where the started processes find `chaos.app`, whatever the working directory is."""
+    """Lets the started processes import `chaos.app` from any working directory."""
     root = str(Path(__file__).parents[1])
     return os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """A process ended without having been told to."""
+    """An exit that was not requested."""
 
     member: str
     at: float
     code: int
     expected: bool = False
-    """A run that takes its process down was the cause."""
+    """Whether it was caused by a run that kills its process."""
 
 
 class Member:
-    """One process of the fleet, as something that can be hit."""
+    """One process of the fleet, as a target."""
 
     def __init__(
         self,
@@ -77,8 +76,8 @@ class Member:
     ) -> None:
         """`command` is what follows `holdfast`; `faketime` gives it a clock that can be set.
 
-        With `ends_with` its own handlers end it, with this code, and no fault hits it: else nobody
-        could tell whose fault an end was.
+        With `ends_with` its handlers end it, with this code, and no fault hits it: otherwise the
+        cause of an exit would be ambiguous.
         """
         self.name = name
         self.role = role
@@ -112,7 +111,7 @@ class Member:
         self._keeper = asyncio.create_task(self._keep(), name=f"chaos-{self.name}")
 
     async def close(self) -> None:
-        """End it in order, or by force, and close the links."""
+        """Stop it, by force if necessary, and close the links."""
         if self._keeper:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
@@ -130,7 +129,7 @@ class Member:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that runs now."""
+        """The id of the current process."""
         return self._child.pid if self._child and self.running else None
 
     def _spawn(self) -> None:
@@ -179,7 +178,7 @@ class Member:
                     self._spawn()
 
     def _owns(self, child: Child) -> bool:
-        """Whether the keeper may replace it: no fault has taken it down or replaced it."""
+        """Whether the keeper may restart it: no fault has taken it down or replaced it."""
         return not self._down and child is self._child
 
     # ---- being hit

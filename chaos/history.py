@@ -38,7 +38,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Operation:
-    """One operation, as its steps tell it."""
+    """One operation, built from its steps."""
 
     def __init__(self, first: Step) -> None:
         self.name = first.operation
@@ -84,7 +84,7 @@ class History:
 
     @classmethod
     def load(cls, path: Path) -> History:
-        """A history that was written before."""
+        """Load a history from its file."""
         history = cls(path)
         for line in path.read_bytes().splitlines():
             history._take(msgspec.json.decode(line, type=Step))
@@ -100,9 +100,9 @@ class History:
         at_most_once: bool = False,
         doomed: bool = False,
     ) -> None:
-        """It is about to be made.
+        """Record that an operation is about to be made.
 
-        `at_most_once`: it may be given up, if that is written down. `doomed`: it must be.
+        `at_most_once`: it may be given up, if that is recorded. `doomed`: it must be.
         """
         now = time.monotonic()
         step = Step(operation, "invoked", now, kind, tuple(marks), not_before, at_most_once, doomed)
@@ -113,11 +113,11 @@ class History:
         self._append(Step(operation, "ok", time.monotonic(), run=run))
 
     def failed(self, operation: str, error: str) -> None:
-        """It was refused, or withdrawn before its time: it must not happen."""
+        """It was refused, or withdrawn in time: it must not happen."""
         self._append(Step(operation, "failed", time.monotonic(), error=error))
 
     def unknown(self, operation: str, error: str) -> None:
-        """Nobody knows."""
+        """No answer came."""
         self._append(Step(operation, "unknown", time.monotonic(), error=error))
 
     def close(self) -> None:

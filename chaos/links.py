@@ -1,11 +1,11 @@
 """The network between a process and the servers, as TCP proxies that can be cut or go silent.
 
-Each process reaches each server through a link of its own, so one process can be partitioned from
-some or all of them without root and without touching the others. Three ways to fail: `cut` resets
-every connection and refuses new ones, as a firewall that rejects would; `stall` stops all bytes and
-leaves connections standing, as a cable that was pulled; what was under way when a stall began
-arrives when it ends, late. `mute` lets requests through and drops the answers, then resets the
-connections: what was sent has happened, and the sender cannot know.
+Each process reaches each server through a separate link, so one process can be partitioned from
+some or all of them without root and without affecting others. Three ways to fail: `cut` resets
+every connection and refuses new ones, like a firewall that rejects; `stall` stops all bytes and
+leaves connections open, like a pulled cable, and what was in flight arrives late, when the stall
+ends; `mute` passes requests and drops the answers, then resets the connections: what was sent has
+happened, and the sender cannot know.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LinkState = Literal["open", "cut", "stalled", "mute"]
 
 
 class Link:
-    """One way from one process to one local port; use it as `async with`."""
+    """A path from one process to one local port; use it as `async with`."""
 
     def __init__(self, target: int = 0) -> None:
         """The target may be set later, before the first connection."""
@@ -68,7 +68,7 @@ class Link:
     def become(self, state: LinkState) -> None:
         """Cut it, silence it, or let it work again."""
         if self.state == "mute":
-            self._drop()  # the answers that are missing would garble the rest
+            self._drop()  # the missing answers would garble the rest
         self.state = state
         if state == "stalled":
             self._flowing.clear()

@@ -1,8 +1,8 @@
 """Times of a chaos run: how long each fault was felt, the longest silence, how late slots were.
 
-Recovery of a fault has two faces. `restarted`: the longest time from its beginning until a run that
-it had interrupted was started again. `silence`: the longest time without a single effect of any
-kind that touches the fault. Both are measured, neither is a violation: a fault that lasts is felt.
+Recovery from a fault has two measures. `restarted`: the longest time from its start until a run it
+interrupted was started again. `silence`: the longest time without any effect that overlaps the
+fault. Neither is a violation: a lasting fault is felt.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from chaos.effects import Line
 from chaos.nemesis import Wound
 
 FELT_SECONDS: Final = 30.0
-"""How long after its end a fault is still looked for."""
+"""How long after its end a fault may still show effects."""
 
 
 class Felt(msgspec.Struct, frozen=True):
-    """One fault and how it was felt; times count from the beginning of the run."""
+    """One fault and how it was felt; times count from the start of the run."""
 
     number: int
     kind: str
@@ -132,7 +132,7 @@ def _restarts(wound: Wound, lines: Sequence[Line]) -> list[float]:
 
 
 def _silence(times: Sequence[float], began: float, ended: float) -> float:
-    """The longest gap between two effects that touches the fault."""
+    """The longest gap between two effects that overlaps the fault."""
     first = max(0, bisect_left(times, began) - 1)
     last = min(len(times) - 1, bisect_right(times, ended))
     touching = times[first : last + 1]

@@ -1,7 +1,7 @@
 """How much memory each process of a chaos run uses, and whether it grows.
 
-Read from /proc every few seconds; where there is none, nothing is reported. A process that was
-started again counts under its name.
+Read from /proc every few seconds; without /proc nothing is reported. A restarted process counts
+under the same name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SAMPLE_SECONDS: Final = 5.0
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """One process's resident memory in MB: its first and last tenth of the run, and the most."""
+    """One process's resident memory in MB: medians of its first and last tenth, and the peak."""
 
     early: float
     most: float
@@ -47,7 +47,7 @@ def resident_mb(pid: int) -> float | None:
 
 
 def usage(found: Mapping[str, list[float]]) -> dict[str, Usage]:
-    """What the samples say, by process."""
+    """Usage by process."""
     told = {}
     for name, samples in sorted(found.items()):
         tenth = max(1, len(samples) // 10)

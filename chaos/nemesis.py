@@ -1,9 +1,9 @@
-"""The nemesis: carries out a plan, fault by fault, and writes down when each began and ended.
+"""The nemesis: carries out a plan, fault by fault, and records when each began and ended.
 
 A target is anything with a name, a role, the kinds of fault it can suffer, and two methods, so a
-container or a remote host can be one as well as a local process. Every fault is healed, also when
-the run is cancelled in the middle; one that cannot be healed is reported with its error, because a
-wound that is left open would be blamed on the system.
+container or a remote host can be one as well as a local process. Every fault is healed, even when
+the run is cancelled; one that cannot be healed is reported with its error, because otherwise the
+system would be blamed for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger("holdfast.chaos")
 
 
 class Target(Protocol):
-    """Somebody who can be hit."""
+    """Something that can be hit."""
 
     @property
     def name(self) -> str: ...
@@ -36,7 +36,7 @@ class Target(Protocol):
         ...
 
     async def heal(self, fault: Fault) -> None:
-        """End it; when this returns, the target is whole again or on its way."""
+        """End it; when this returns, the target has recovered or is recovering."""
         ...
 
 

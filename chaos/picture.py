@@ -1,7 +1,7 @@
 """The picture of a chaos run: a lane per target with its faults, and the effects per second below.
 
-A bar is a fault, the thin line after it lasts until the runs that it interrupted were started
-again. The curve shows whether work went on meanwhile.
+A bar is a fault; the thin line after it lasts until the interrupted runs were started again. The
+curve shows whether work continued meanwhile.
 """
 
 from __future__ import annotations

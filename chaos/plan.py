@@ -1,14 +1,13 @@
 """The plan of a chaos run: which fault hits whom, when and for how long. Pure data, from a seed.
 
-Guaranteed: the same seed, length and targets give the same plan on every machine. Every kind of
-fault that a role can suffer is in the deck from which they are dealt, the more often the more there
-are of the role, and the deck is dealt to its end before it is shuffled again: a plan of a few
-minutes covers all of them. No target is hit again before it has recovered from
-the last fault. Servers have a track of their own: one at a time, with time to recover in between,
-so a majority of them is never lost, except by `outage`, which takes all of them at once.
+Guaranteed: the same seed, length and targets give the same plan on every machine. Faults are dealt
+from a deck that holds every kind a role can suffer, more often for roles with more members, and is
+dealt to its end before it is shuffled again, so a plan of a few minutes covers all of them. No
+target is hit again before it has recovered. Servers are hit one at a time, with time to recover in
+between, so a majority is never lost, except by `outage`, which takes all of them at once.
 
 Not guaranteed: that a fault begins at exactly its time, or catches a process in the same line of
-code. A plan repeats the weather, not the accident.
+code.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ KINDS: Final = {
     "tap": "somebody listens to every subject",
 }
 SERVERS: Final = frozenset({"nats", "cluster", "records"})
-"""The roles whose faults are dealt one at a time, and are felt by everybody."""
+"""Roles whose faults are dealt one at a time, because every process feels them."""
 DROPPED: Final = ("runs", "nodes", "slots", "leases")
 """The buckets that `drop` deletes, one each time."""
 SECONDS: Final = {
@@ -71,7 +70,7 @@ class Fault(msgspec.Struct, frozen=True):
     seconds: float
     """How long it lasts before it is healed."""
     shift: float = 0.0
-    """For `reclock`: how far the clock is set off."""
+    """For `reclock`: by how much the clock is set wrong."""
     what: str = ""
     """For `drop`: which bucket."""
 
@@ -89,7 +88,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """Who can be hit, and by what."""
+    """What can be hit, and by which faults."""
 
     name: str
     role: str
@@ -114,7 +113,7 @@ class ChaosPlan(msgspec.Struct, frozen=True):
         server_pause: tuple[float, float] = (2.0, 10.0),
         warm_up: float = WARM_UP_SECONDS,
     ) -> ChaosPlan:
-        """Deal faults to `victims` for so long; `pause` lies between two beginnings."""
+        """Deal faults to `victims` for `seconds`; `pause` is the time between two starts."""
         found = sorted(victims, key=lambda v: v.name)
         servers = [v for v in found if v.role in SERVERS]
         others = [v for v in found if v.role not in SERVERS]
@@ -128,7 +127,7 @@ class ChaosPlan(msgspec.Struct, frozen=True):
     def rolling(
         cls, victims: Iterable[Victim], *, every: float = 8.0, rounds: int = 1, seed: int = 0
     ) -> ChaosPlan:
-        """A rollout: each in turn is asked to end and started again, role by role."""
+        """A rollout: each in turn is asked to stop and started again, role by role."""
         found = sorted((v for v in victims if "stop" in v.kinds), key=lambda v: (v.role, v.name))
         at, dealt = WARM_UP_SECONDS, []
         for victim in found * rounds:
@@ -155,7 +154,7 @@ def _deal(
     victims: Sequence[Victim],
     pause: tuple[float, float],
 ) -> Iterator[Fault]:
-    """Faults one after another, never two at a time on one victim; servers one at a time at all."""
+    """Deal faults, never two at once on one victim, and only one at a time on servers."""
     free = {victim.name: 0.0 for victim in victims}
     cards = _cards(dice, victims)
     at = warm_up + dice.uniform(*pause)

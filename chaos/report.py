@@ -1,6 +1,6 @@
 """The report of a chaos run: a table for the terminal, a JSON summary, a page with a picture.
 
-The page is one file without scripts or anything from elsewhere, so it can be kept and sent.
+The page is one file without scripts or external resources, so it can be kept and sent.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def write(outcome: Outcome, root: Path) -> Path:
 
 
 def table(outcome: Outcome) -> str:
-    """The result in words and columns."""
+    """The result for the terminal."""
     verdict = outcome.verdict
     parts = [
         _columns(HEAD, _rows(outcome)),

@@ -1,8 +1,8 @@
 """A cluster of NATS servers whose nodes reach each other through links that can be cut.
 
-So a server can be isolated from its peers while its clients still talk to it: they read what has
-been overwritten elsewhere, and their writes get no answer. Clients are not told the servers' own
-addresses, so that no process finds a way around its links.
+So a server can be isolated from its peers while its clients still talk to it: they read stale data,
+and their writes get no answer. Servers do not advertise their own addresses to clients, so that no
+process bypasses its links.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from chaos.plan import Fault
 from holdfast.server import Cluster, Server
 
 NOWHERE: Final = f"{HOST}:1"
-"""Advertised to the other servers, so that they use only the routes that they were given."""
+"""Advertised to the other servers, so that they use only the configured routes."""
 OPTIONS: Final = f'no_advertise: true, advertise: "{NOWHERE}"'
 READY_SECONDS: Final = 60.0
 
@@ -57,7 +57,7 @@ class RoutedCluster(Cluster):
 
 
 class NodeTarget:
-    """One server of a cluster, as something that can be hit."""
+    """One server of a cluster, as a target."""
 
     role = "nats"
     kinds = ("kill", "stop", "freeze", "isolate")
@@ -110,6 +110,6 @@ class ClusterTarget:
         await asyncio.gather(*(asyncio.to_thread(n.kill) for n in self._cluster.nodes))
 
     async def heal(self, fault: Fault) -> None:
-        """Start every server and wait for a majority that agrees."""
+        """Start every server and wait for a majority."""
         await asyncio.to_thread(self._cluster.start)
         await asyncio.to_thread(self._cluster.wait_ready, READY_SECONDS)

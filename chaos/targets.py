@@ -1,7 +1,7 @@
 """Targets besides processes and servers: the sender's answers, the buckets, a tap on all subjects.
 
-`Sender` swallows the answers to the workload's own sends: they are stored and it cannot know, so it
-sends again. `Records` deletes a bucket and waits until the roles have made it again; one that
+`Sender` drops the answers to the workload's sends: they are stored but the outcome is unknown, so
+it sends again. `Records` deletes a bucket and waits until the roles have recreated it; one that
 does not come back is a fault that could not be healed. `Tap` subscribes to every subject, which
 keeps the pull requests of a killed worker alive on the server.
 """
@@ -19,7 +19,7 @@ from holdfast.broker import Broker, Received
 from holdfast.errors import BrokerError, NotConnected
 
 BACK_SECONDS: Final = 60.0
-"""How long a deleted bucket may be away: roles look every few seconds, an election takes nine."""
+"""How long a deleted bucket may be missing: roles look often, an election takes nine seconds."""
 
 
 class Sender:
@@ -33,7 +33,7 @@ class Sender:
         self._network = network
 
     async def strike(self, _: Fault) -> None:
-        """Swallow the answers."""
+        """Drop the answers."""
         self._network.become("mute")
 
     async def heal(self, _: Fault) -> None:
@@ -57,7 +57,7 @@ class Records:
             await broker.api(f"STREAM.DELETE.{_stream(broker, fault)}", {})
 
     async def heal(self, fault: Fault) -> None:
-        """Wait until a role has made it again."""
+        """Wait until a role has recreated it."""
         async with asyncio.timeout(BACK_SECONDS), self._connect() as broker:
             while True:
                 try:
@@ -72,7 +72,7 @@ def _stream(broker: Broker, fault: Fault) -> str:
 
 
 class Tap:
-    """Somebody who listens to everything."""
+    """A subscriber to every subject."""
 
     name = "tap"
     role = "tap"
@@ -83,7 +83,7 @@ class Tap:
         self._broker: Broker | None = None
 
     async def strike(self, fault: Fault) -> None:
-        """Begin to listen; while all servers are down, there is nothing to listen to."""
+        """Subscribe; while all servers are down, do nothing."""
         broker = self._connect()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(fault.seconds):
@@ -101,4 +101,4 @@ class Tap:
             await broker.__aexit__(None, None, None)
 
     async def _heard(self, _: Received) -> None:
-        """Nothing is done with it: that somebody listens is the fault."""
+        """Ignore the message: the subscription itself is the fault."""

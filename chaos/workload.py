@@ -1,10 +1,9 @@
-"""The workload: operations at a steady rate, from a seed, each written down before and after.
+"""The workload: operations at a steady rate, from a seed, each recorded before and after.
 
-Some delayed runs are withdrawn before they are due: once that is confirmed, they must not happen.
-A tenth of the keyed runs is repeated with the same key, some at once and some much later. A caller
-who gets no answer tries again with the same key for a while, as a caller should; without a key it
-does not, and the operation stays unknown. A bulk of runs is sent again as it was: its requests have
-their ids.
+Some delayed runs are withdrawn before they are due: once confirmed, they must not happen. A tenth
+of the keyed runs is repeated with the same key, some at once and some much later. Without an
+answer, the sender retries with the same key for a while, as a caller should; without a key it does
+not, and the operation stays unknown. A bulk of runs is resent unchanged: its requests have ids.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from holdfast.errors import BrokerError, HoldfastError
 REPEATED: Final = 0.1
 TRIES: Final = 4
 PENDING: Final = 400
-"""Operations that may be under way; above that the workload waits, as a caller would."""
+"""Operations in flight; above that the workload waits, as a caller would."""
 MIX: Final = {
     "keyed": 30,
     "keyless": 20,
@@ -46,15 +45,15 @@ MIX: Final = {
 }
 BULK: Final = 10
 WINDOW_SECONDS: Final = 30.0
-"""How long the servers know message ids in a chaos run: a delayed key is sent again after that."""
+"""How long the servers remember message ids: a delayed key is sent again after that."""
 COMPUTE_SECONDS: Final = 0.3
 WITHDRAWN_SECONDS: Final = 15.0
-"""The delay of a run that is to be withdrawn, and how soon before its time that counts."""
+"""The delay of a run to withdraw, and how long before its time that counts."""
 MARGIN_SECONDS: Final = 2.0
 
 
 class Workload:
-    """Sends operations until it is told to stop."""
+    """Sends operations until stopped."""
 
     def __init__(self, app: Holdfast, history: History, seed: int, rate: float) -> None:
         self._app = app
@@ -90,7 +89,7 @@ class Workload:
             return
 
     def _next(self, kind: str) -> Callable[[], Coroutine[Any, Any, None]]:
-        """One operation, with all of its dice thrown, so that the answers change nothing."""
+        """Prepare one operation, all random choices made, so that answers affect no other."""
         name = f"{kind}-{next(self._numbers)}"
         dice = self._dice
         seconds = round(dice.uniform(0.01, 1.0) ** 2, 3)
@@ -161,7 +160,7 @@ class Workload:
         await self._send(name, "misbehave", job, (name,), {"how": how})
 
     async def _bulk(self, name: str, seconds: float) -> None:
-        """Many at once; after an error the very same requests again."""
+        """Send many at once; after an error, send the same requests again."""
         marks = tuple(f"{name}/{number}" for number in range(BULK))
         requests = [self._app.jobs["touch"].request(mark=m, seconds=seconds) for m in marks]
 
@@ -172,7 +171,7 @@ class Workload:
         await self._make(name, "bulk", marks, enqueue, TRIES, 0.0)
 
     async def _delay_key(self, name: str, seconds: float, delay: float) -> None:
-        """A key that waits is sent again, without delay, when its message id is forgotten."""
+        """Send a delayed key again, without delay, once its message id is forgotten."""
         due = time.monotonic() + delay
         await self._touch(name, "delayed_key", seconds, name, delay)
         await self._pause(WINDOW_SECONDS + 2.0)
@@ -190,7 +189,7 @@ class Workload:
         await self._make(name, "event", (name,), publish, TRIES, 0.0)
 
     async def _withdraw(self, name: str) -> None:
-        """Accepted, then cancelled: in time and confirmed it is as if it had been refused."""
+        """Enqueue, then cancel: confirmed in time, it counts as refused."""
         due = time.monotonic() + WITHDRAWN_SECONDS
         self._history.invoke(name, "withdrawn", (name,), not_before=due)
         sender = self._app.jobs["touch"].options(delay=WITHDRAWN_SECONDS)

@@ -1,8 +1,8 @@
-"""A zoo of misbehaviour: handlers that do what no handler should, and what must become of them.
+"""A zoo of misbehaving handlers, and how their runs must end.
 
-Each is a plain function: it calls `note` when it has started, and again for what it did; whoever
-registers it as a job decides where that is written. `ZOO` has them by name, with what each attempt
-must end in. None of them may harm another run, or leave its own run without an end.
+Each is a plain function that calls `note` when it has started, and again for what it did; the job
+that wraps it decides where that is written. `ZOO` has them by name, with the required outcome of an
+attempt. None of them may harm another run, or leave its own run without an end.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Panic(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Animal:
-    """One misbehaviour, and the outcome of an attempt at it."""
+    """One misbehaviour, and the required outcome of an attempt."""
 
     handler: Callable[..., Any]
     fate: Fate
     needs_timeout: bool = False
-    """It does not end by itself: its job needs a `timeout`."""
+    """It never ends: its job needs a `timeout`."""
 
     @property
     def is_async(self) -> bool:
@@ -56,7 +56,7 @@ async def cancels_itself(note: Note) -> None:
 
 
 async def cancels_itself_and_returns(note: Note) -> None:
-    """Cancels its task without waiting for anything after it."""
+    """Cancels its task and returns without awaiting."""
     note("started")
     task = asyncio.current_task()
     assert task is not None
@@ -64,7 +64,7 @@ async def cancels_itself_and_returns(note: Note) -> None:
 
 
 async def cancels_later(note: Note) -> None:
-    """Ends well; what it left behind cancels its task a moment later."""
+    """Succeeds; a task it left behind cancels its task a moment later."""
     note("started")
     task = asyncio.current_task()
     assert task is not None
@@ -73,13 +73,13 @@ async def cancels_later(note: Note) -> None:
 
 
 async def stops_iteration(note: Note) -> int:
-    """`next()` on an iterator that has nothing."""
+    """Calls `next()` on an empty iterator."""
     note("started")
     return next(n for n in (1, 2, 3) if n > 3)
 
 
 async def stops_async_iteration(note: Note) -> None:
-    """The same of an async iterator."""
+    """The same with an async iterator."""
     note("started")
     raise StopAsyncIteration
 
@@ -91,7 +91,7 @@ async def raises_generator_exit(note: Note) -> None:
 
 
 async def panics(note: Note) -> None:
-    """Raises what is no `Exception`."""
+    """Raises a `BaseException` that is no `Exception`."""
     note("started")
     raise Panic("index out of bounds")
 
@@ -103,7 +103,7 @@ async def exits(note: Note) -> None:
 
 
 async def swallows_cancellation(note: Note, seconds: float = 60.0) -> None:
-    """Goes on after each cancellation, for `seconds`."""
+    """Continues after each cancellation, for `seconds`."""
     note("started")
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
@@ -120,28 +120,28 @@ async def blocks_the_loop(note: Note, seconds: float = 14.0) -> None:
 
 
 async def dies(note: Note) -> None:
-    """Takes its process down."""
+    """Kills its process."""
     note("started")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-# ---- plain handlers
+# ---- synchronous handlers
 
 
 def stops_iteration_in_a_thread(note: Note) -> int:
-    """`next()` on an iterator that has nothing."""
+    """Calls `next()` on an empty iterator."""
     note("started")
     return next(n for n in (1, 2, 3) if n > 3)
 
 
 def stops_async_iteration_in_a_thread(note: Note) -> None:
-    """The same of an async iterator."""
+    """The same with an async iterator."""
     note("started")
     raise StopAsyncIteration
 
 
 def panics_in_a_thread(note: Note) -> None:
-    """Raises what is no `Exception`."""
+    """Raises a `BaseException` that is no `Exception`."""
     note("started")
     raise Panic("index out of bounds")
 
@@ -172,7 +172,7 @@ def stays_in_its_thread(note: Note, seconds: float = 60.0) -> None:
 
 
 def forks(note: Note, seconds: float = 30.0) -> None:
-    """Leaves a forked child behind, which holds on to everything that it inherited."""
+    """Leaves a forked child behind, which keeps everything it inherited open."""
     note("started")
     if os.fork() == 0:
         _hold(seconds)
@@ -180,7 +180,7 @@ def forks(note: Note, seconds: float = 30.0) -> None:
 
 
 def computes(note: Note, seconds: float = 0.4) -> int:
-    """Uses the processor, and the interpreter with it."""
+    """Uses CPU while holding the interpreter lock."""
     note("started")
     end, count = time.thread_time() + seconds, 0
     while time.thread_time() < end:
@@ -189,7 +189,7 @@ def computes(note: Note, seconds: float = 0.4) -> int:
 
 
 def holds_the_interpreter(note: Note, numbers: int = 300_000_000) -> int:
-    """One call into C that lets no other thread run until it returns."""
+    """One C call that holds the interpreter lock until it returns."""
     note("started")
     return sum(range(numbers))
 

@@ -41,17 +41,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         port=given.port,
         log_level="warning",
         server_header=False,
-        proxy_headers=bool(proxies),  # else anybody on this machine could be any address
+        proxy_headers=bool(proxies),  # else anyone on this machine could fake any address
         forwarded_allow_ips=proxies or None,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # raised again by the server after an orderly end
+        signal.signal(number, lambda *_: None)  # raised again by the server after shutdown
     uvicorn.Server(config).run()
     return 0
 
 
 async def _connect() -> None:
-    """See that the server is there: uvicorn would tell of it with a traceback."""
+    """Check that NATS is reachable: uvicorn would report a failure as a traceback."""
     from uptime.app import app
 
     async with app:

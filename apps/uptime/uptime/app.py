@@ -1,13 +1,13 @@
-"""The Holdfast app: what runs, and what is kept.
+"""The Holdfast app: its jobs, and what is stored.
 
-`holdfast worker uptime.app:app` looks and tells, `holdfast control uptime.app:app` fires checks.
+`holdfast worker uptime.app:app` probes and notifies; `holdfast control uptime.app:app` fires.
 
-`probe` is one slot of one check. It looks, keeps the result under the slot's instant, moves the
-state by compare-and-swap, and sends what the state has to tell: each notice to each channel is a
-run of `notify` whose key is the notice's id, so it is one run whoever asks for it, however often.
+`probe` is one slot of one check. It probes the target, stores the result under the slot's instant,
+moves the state by compare-and-swap, and sends the state's notices: each notice to each channel is a
+run of `notify` keyed by the notice's id, so it is one run however often it is sent.
 
-`reconcile` runs each minute and makes the schedules what the checks say: a process that died
-between storing a check and its schedule leaves nothing behind.
+`reconcile` runs each minute and makes the schedules match the checks, which repairs what a process
+that died between storing a check and its schedule left undone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ channels: Bucket[Channel] = app.bucket("uptime-channels", Channel)
     timeout="90s",
 )
 async def probe(check: str, ctx: Context) -> str | None:
-    """Look at a target once, and write down what came of it."""
+    """Probe a target once, and store the outcome."""
     found = await checks.get(check)
     if found is None or found.value.paused:
         return None
@@ -73,7 +73,7 @@ async def probe(check: str, ctx: Context) -> str | None:
 
 
 async def tell(check: str, state: State) -> None:
-    """Send what the state has to tell; what is left of a crash is sent by the next who comes."""
+    """Send the state's notices; what a crash left unsent, the next probe sends."""
     if not state.outbox:
         return
     known = [entry.value async for entry in channels.entries()]
@@ -87,7 +87,7 @@ async def tell(check: str, state: State) -> None:
 
 
 async def _write_down(incident: Incident) -> None:
-    """Keep an incident; one that has ended is not opened again by somebody slow."""
+    """Store an incident; a slow writer does not reopen one that has ended."""
 
     def write(old: Incident | None) -> Incident:
         return old if old is not None and old.ended else incident
@@ -101,7 +101,7 @@ async def _write_down(incident: Incident) -> None:
     timeout="45s",
 )
 async def notify(channel: str, notice: Notice, ctx: Context) -> str | None:
-    """Tell one channel of one notice."""
+    """Send one notice to one channel."""
     found = await channels.get(channel)
     if found is None:
         return None
@@ -115,7 +115,7 @@ async def notify(channel: str, notice: Notice, ctx: Context) -> str | None:
 
 @app.every("1m", name="uptime-reconcile", catch_up="last", overlap="skip")
 async def reconcile() -> int:
-    """Make the schedules what the checks say; returns how many had to be changed."""
+    """Make the schedules match the checks; returns how many were changed."""
     schedules = await Schedules.of(app)
     wanted = {entry.value.schedule: entry.value async for entry in checks.entries()}
     found = await schedules.list()
@@ -127,14 +127,14 @@ async def reconcile() -> int:
             await set_schedule(schedules, check)
             changed += 1
     for name in there.keys() - wanted.keys():
-        if await checks.get(name.removeprefix(PREFIX)) is None:  # it may have come meanwhile
+        if await checks.get(name.removeprefix(PREFIX)) is None:  # it may have been added meanwhile
             await schedules.remove(name)
             changed += 1
     return changed + await _clear_states({check.id for check in wanted.values()})
 
 
 async def _clear_states(known: set[str]) -> int:
-    """Remove states without a check: a look that was under way when its check was removed."""
+    """Remove states without a check: left by a probe that ran while its check was removed."""
     left = [entry.key async for entry in states.entries() if entry.key not in known]
     gone = [id for id in left if await checks.get(id) is None]
     for id in gone:
@@ -144,14 +144,14 @@ async def _clear_states(known: set[str]) -> int:
 
 
 async def rest(check: str) -> None:
-    """End what is known of a check that is looked at no more; an incident of it ends quietly."""
+    """Reset the state of a check that is paused or removed; its incident ends quietly."""
     now = int(time.time())
     state = await states.change(check, lambda old: record.reset(old or State(), now))
     await tell(check, state)
 
 
 async def set_schedule(schedules: Schedules, check: Check) -> None:
-    """Make a check's schedule what the check says."""
+    """Make a check's schedule match the check."""
     rule = probe.schedule(
         check.schedule,
         every=check.interval,

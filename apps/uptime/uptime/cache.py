@@ -1,8 +1,8 @@
-"""Answers that many ask for, made once: kept in a bucket, so that all replicas share them.
+"""Answers that many request, computed once: kept in a bucket, so that all replicas share them.
 
-The server removes an answer when its time is over; who finds none makes it. Inside one process only
-one makes it at a time. A bucket's TTL is at least a second. Not guaranteed: that two processes do
-not make the same answer at once; both are right.
+The server removes an expired answer; the next reader computes it, only one at a time inside a
+process. A bucket's TTL is at least a second. Not guaranteed: that two processes do not compute the
+same answer at once; both are right.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Cache:
 
     def __init__(self, seconds: float, bucket: Bucket[Answer] | None = None) -> None:
         self.made = 0
-        """How many answers this process has made."""
+        """How many answers this process has computed."""
         self._seconds = seconds
         self._bucket: Bucket[Answer] = bucket or app.bucket("uptime-cache")
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def get(self, name: str, make: Callable[[], Awaitable[Answer]]) -> Answer:
-        """The answer of that name; made if there is none that is young enough."""
+        """The cached answer, computed if there is none young enough."""
         async with self._locks[name]:
             entry = await self._bucket.get(name)
             if entry is not None:
@@ -40,6 +40,6 @@ class Cache:
             return answer
 
     async def forget(self, *names: str) -> None:
-        """Make these anew when they are next asked for."""
+        """Drop these, so that the next request computes them."""
         for name in names:
             await self._bucket.delete(name)

@@ -1,7 +1,7 @@
-"""A check: what is looked at, how often, and what counts as good.
+"""A check: what is probed, how often, and what counts as good.
 
-One flat record for all kinds, as it is stored, sent by API and shown in a form. What is stored may
-have members of a newer version, which are ignored; what somebody sends may not (`CheckInput`).
+One flat record for all kinds, as it is stored, sent by API and shown in a form. Stored records may
+have members of a newer version, which are ignored; input may not (`CheckInput`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pydantic import (
 from uptime.guard import Guard, Refused, judge_number, parse_place, parse_url
 
 PREFIX = "uptime-check-"
-"""How the names of all schedules of checks begin."""
+"""Prefix of the names of all checks' schedules."""
 MASK = "********"
-"""Stands for the value of a header that was stored: it is shown to nobody again."""
+"""Replaces the value of a stored header, which is never shown again."""
 RESERVED = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade", "te"})
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,100}")
 _CODES = re.compile(r"([1-5]\d\d)(?:-([1-5]\d\d))?")
@@ -54,9 +54,9 @@ class Check(BaseModel):
     interval: Annotated[int, Field(ge=1, le=86_400)] = 60
     timeout: Annotated[float, Field(ge=0.2, le=30, allow_inf_nan=False)] = 10
     failures: Annotated[int, Field(ge=1, le=10)] = 2
-    """Down after so many failures in a row."""
+    """Down after this many failures in a row."""
     recoveries: Annotated[int, Field(ge=1, le=10)] = 1
-    """Up again after so many good results in a row."""
+    """Up again after this many good results in a row."""
     slow_ms: Annotated[int, Field(ge=0, le=30_000)] = 0
     """Degraded when an answer takes longer; 0: never."""
     method: Literal["GET", "HEAD"] = "GET"
@@ -66,14 +66,14 @@ class Check(BaseModel):
     status: Annotated[str, Field(max_length=100)] = "200-299"
     """Status codes that are good: 200-299,401."""
     contains: Annotated[Line, Field(max_length=500)] = ""
-    """What the body, or a TCP server's first words, must contain."""
+    """What the body, or a TCP server's banner, must contain."""
     lacks: Annotated[Line, Field(max_length=500)] = ""
     expect_headers: dict[str, str] = {}
     """Headers of the answer, and what each must contain."""
     warn_days: Annotated[int, Field(ge=0, le=365)] = 14
-    """Degraded when the certificate ends within so many days."""
+    """Degraded when the certificate expires within this many days."""
     server_name: Annotated[Line, Field(max_length=253)] = ""
-    """The name on the certificate, when it is not the host's."""
+    """The name on the certificate, if it differs from the host."""
     public: bool = True
     """Whether it is on the status page."""
     paused: bool = False
@@ -98,7 +98,7 @@ class Check(BaseModel):
 
     @property
     def phase(self) -> int:
-        """Where in its interval it is due, so that not all checks fall on the same second."""
+        """Offset within its interval, so that checks do not all fall on the same second."""
         return zlib.crc32(self.id.encode()) % self.interval + 1
 
     def expects_status(self, code: int) -> bool:
@@ -112,12 +112,12 @@ class Check(BaseModel):
         return url.raw_host.decode("ascii"), url.port or (443 if url.scheme == "https" else 80)
 
     def _origin(self) -> tuple[str, str, int]:
-        """Where its headers go."""
+        """The origin that its headers are sent to."""
         scheme = parse_url(self.target).scheme if self.kind == "http" else self.kind
         return (scheme, *self._place())
 
     def shown(self) -> dict[str, Any]:
-        """As it is shown to who may manage it: header values may be secrets."""
+        """As shown to its managers: header values are masked, because they may be secrets."""
         return {**self.model_dump(mode="json"), "headers": dict.fromkeys(self.headers, MASK)}
 
 
@@ -127,7 +127,7 @@ class CheckInput(Check):
     model_config = ConfigDict(extra="forbid", str_strip_whitespace=True)
 
     def stored(self, guard: Guard, shortest: int, old: Check | None = None) -> Check:
-        """As it is stored; ValueError says what this installation does not take."""
+        """Validate for storing; ValueError says what this installation does not accept."""
         if self.id == "new":
             raise ValueError("id: 'new' is the page on which checks are added")
         if self.interval < shortest:
@@ -140,7 +140,7 @@ class CheckInput(Check):
         return Check(**(self.model_dump() | {"headers": self._filled(old)}))
 
     def _filled(self, old: Check | None) -> dict[str, str]:
-        """The headers with the stored values filled in: for the place that they were given for."""
+        """The headers with stored values filled in, but only for the origin they were given for."""
         kept = [name for name, value in self.headers.items() if value == MASK]
         if kept and (old is None or any(name not in old.headers for name in kept)):
             raise ValueError(f"headers: {', '.join(kept)} has no stored value: write one")

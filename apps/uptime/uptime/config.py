@@ -1,6 +1,6 @@
-"""What is configured from outside: `UPTIME_…` variables, read when something asks for them.
+"""Configuration from `UPTIME_…` variables, read on use.
 
-Where NATS is, and everything else about the machinery, is Holdfast's own configuration.
+Where NATS is, and everything else about Holdfast, is Holdfast's own configuration.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class ConfigError(ValueError):
-    """A variable has a value that cannot work; the message says which, and what would."""
+    """A variable has an invalid value; the message says which, and what would be valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Config:
 
 
 def load(env: Mapping[str, str] | None = None) -> Config:
-    """The configuration of the environment."""
+    """Load the configuration from the environment."""
     given = os.environ if env is None else env
 
     def text(name: str, default: str) -> str:
@@ -71,7 +71,7 @@ def load(env: Mapping[str, str] | None = None) -> Config:
 
 
 def networks(text: str) -> tuple[Network, ...]:
-    """Networks with commas between them."""
+    """Parse networks separated by commas."""
     found: list[Network] = []
     for part in _parts(text):
         try:

@@ -1,12 +1,12 @@
-"""Asking by HTTP, through the guard: pinned, bounded, and nobody's credentials carried elsewhere.
+"""HTTP requests through the guard: pinned to an address, bounded, credentials kept to their origin.
 
-The connection goes to an address that the guard has judged; the name stays in the Host header, in
+The connection goes to an address that the guard has accepted; the name stays in the Host header, in
 the TLS handshake and in the check of the certificate. Redirects are followed here, one by one, each
-through the guard; a check's own headers go to its own origin only. No proxy of the environment is
-used, no cookie kept, no connection reused. Bodies are asked for uncompressed and read up to a
+through the guard; a check's headers go only to its own origin. No proxy from the environment is
+used, no cookie kept, no connection reused. Bodies are requested uncompressed and read up to a
 limit; a compressed one is not unpacked.
 
-Not bounded here: time. Who calls this puts a deadline around it.
+Not bounded here: time. The caller sets a deadline.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ _OWN = {"user-agent": AGENT, "accept": "*/*", "accept-encoding": "identity", "co
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back at the end of the redirects."""
+    """The answer after all redirects."""
 
     url: str
     status: int
     headers: Mapping[str, str]
     body: bytes
     cut: bool
-    """There was more than the limit."""
+    """Whether there was more than the limit."""
     hops: int
     seconds: float
     certificate: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
-        """The body as text; what is no UTF-8 is replaced."""
+        """The body as text; invalid UTF-8 is replaced."""
         return self.body.decode("utf-8", "replace")
 
 
 class PinnedTransport(httpx.AsyncBaseTransport):
-    """Connects to a judged address, under the name that was asked for."""
+    """Connects to an accepted address, under the requested name."""
 
     def __init__(self, guard: Guard, trust: ssl.SSLContext) -> None:
         self._guard = guard
@@ -75,13 +75,13 @@ class PinnedTransport(httpx.AsyncBaseTransport):
         return httpx.Request(
             request.method,
             url.copy_with(host=address),
-            headers=request.headers,  # with the Host that the client has put there
+            headers=request.headers,  # with the Host header that the client set
             stream=request.stream,
             extensions={**request.extensions, "sni_hostname": host, "trace": self._trace},
         )
 
     async def _trace(self, event: str, info: dict[str, Any]) -> None:
-        """Remember each connection: one that is cancelled in its handshake is closed by nobody."""
+        """Track each connection: one cancelled during its handshake would otherwise stay open."""
         if event == "connection.connect_tcp.complete":
             self._opened.append(info["return_value"])
 
@@ -102,7 +102,7 @@ async def fetch(
     redirects: int = 0,
     limit: int = BODY_LIMIT,
 ) -> Answer:
-    """Ask, follow up to so many redirects, and return the last answer."""
+    """Request a URL, follow up to `redirects` redirects, and return the last answer."""
     began = time.monotonic()
     place, own = parse_url(url), dict(headers or {})
     transport = PinnedTransport(guard, trust)
@@ -126,7 +126,7 @@ async def fetch(
 
 
 def _next(place: httpx.URL, response: httpx.Response) -> httpx.URL | None:
-    """Where an answer sends us, if it does; judged like any URL."""
+    """Where an answer redirects to, if it does; checked like any URL."""
     if not response.has_redirect_location:
         return None
     try:

@@ -1,10 +1,10 @@
 """The guard: which addresses a check may connect to.
 
 A check is a request that somebody else wrote and that leaves from inside our network. So every name
-is resolved here, *all* its addresses are judged, and the connection goes to an address that was
-judged: a name cannot answer differently between the look and the connection. Redirects come back
-here. What stands in the URL as a number (hex, octal, one big decimal) is resolved like a name, by
-the same function of the system, so no second reading of it exists.
+is resolved here, *all* its addresses are checked, and the connection goes to a checked address: a
+name cannot resolve differently between check and connection. Redirects come back here. Numeric
+hosts (hex, octal, one big decimal) are resolved like names, by the same system function, so there
+is no second interpretation.
 
 * Never: link-local and metadata addresses, multicast, unspecified, reserved; also inside an
   address that carries another one (IPv4-mapped, NAT64); addresses of tunnels (6to4, Teredo,
@@ -45,8 +45,8 @@ _NEVER: tuple[Network, ...] = tuple(
         "192.0.0.192",  # metadata of Oracle
         "224.0.0.0/4",  # multicast
         "240.0.0.0/4",  # reserved, broadcast
-        "::/96",  # unspecified, and IPv4-compatible; ::1 is looked at before
-        "64:ff9b:1::/48",  # a network's own NAT64: where it leads nobody knows
+        "::/96",  # unspecified, and IPv4-compatible; ::1 is handled before
+        "64:ff9b:1::/48",  # network-specific NAT64: its target is unknown
         "2001::/32",  # Teredo
         "2002::/16",  # 6to4
         "fe80::/10",  # link-local
@@ -68,7 +68,7 @@ _LOOPBACK_V6 = ipaddress.ip_address("::1")
 
 
 class Refused(Exception):
-    """This address, or this URL, is not connected to."""
+    """This address or URL must not be connected to."""
 
 
 _threads = ThreadPoolExecutor(64, "uptime-resolve")
@@ -76,7 +76,7 @@ _threads = ThreadPoolExecutor(64, "uptime-resolve")
 
 
 async def resolve_by_system(host: str, port: int) -> list[str]:
-    """Every address of a name, as the system's resolver gives them."""
+    """Every address of a name, from the system's resolver."""
     loop = asyncio.get_running_loop()
     look = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
@@ -88,20 +88,20 @@ async def resolve_by_system(host: str, port: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What may be connected to; `resolver` is for tests."""
+    """Decides what may be connected to; `resolver` is for tests."""
 
     allow_private: tuple[Network, ...] = ()
     resolver: Resolver = resolve_by_system
 
     async def resolve(self, host: str, port: int) -> list[str]:
-        """The addresses of a host, each of them judged; one that is refused refuses the host."""
+        """The addresses of a host, all checked; one refused address refuses the host."""
         found = await self.resolver(host, port)
         if not found:
             raise Refused(f"the name {host} has no address")
         return [self.judge(address, host) for address in found]
 
     def judge(self, text: str, host: str = "") -> str:
-        """The address to connect to, or `Refused`."""
+        """The address to connect to; raises `Refused`."""
         try:
             address = ipaddress.ip_address(text.partition("%")[0])
         except ValueError:
@@ -116,7 +116,7 @@ class Guard:
 
 
 def _carried(address: Address) -> Address:
-    """The IPv4 address inside an IPv6 one that leads there, else the address itself."""
+    """The IPv4 address embedded in an IPv6 one, else the address itself."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped
@@ -138,7 +138,7 @@ def _is_public(address: Address) -> bool:
 
 
 def parse_url(text: str) -> httpx.URL:
-    """A URL that may be asked for: http or https, a host, no credentials."""
+    """Parse a URL that may be requested: http or https, a host, no credentials."""
     if len(text) > LONGEST_URL:
         raise Refused(f"the URL is longer than {LONGEST_URL:,} characters")
     try:
@@ -177,7 +177,7 @@ def parse_place(text: str) -> tuple[str, int]:
 
 
 def judge_number(guard: Guard, host: str, port: int) -> None:
-    """Refuse at once a host that is an address, in whatever notation; names are for later."""
+    """Refuse early a host that is an address, in any notation; names are checked later."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):

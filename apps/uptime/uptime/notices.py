@@ -1,11 +1,10 @@
-"""Telling people: a webhook, or a mail.
+"""Sending notices: by webhook or mail.
 
-Both carry the notice's id, so that a receiver recognises a repeat: the sender died after it had
-sent and before that was written down. `Idempotency-Key` is for programs, `Message-ID` for mail.
+Both carry the notice's id, so that a receiver detects a repeat: the sender died after sending and
+before recording it. `Idempotency-Key` is for programs, `Message-ID` for mail.
 
-Webhooks go through the guard, as checks do: their addresses are somebody's input too. The mail
-server is whom its certificate names; one that offers no TLS gets no password, unless that is
-configured.
+Webhooks go through the guard, as checks do: their URLs are user input too. The mail server is
+verified by its certificate; one that offers no TLS gets no password, unless configured.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ MAIL_SECONDS = 20.0
 
 
 class NotDelivered(Exception):
-    """The other side did not take it; it is tried again."""
+    """The receiver did not accept it; it is retried."""
 
 
 def subject(notice: Notice) -> str:
-    """One line that says it."""
+    """The notice in one line."""
     incident = notice.incident
     if notice.told == "opened":
         return f"{incident.name} is {incident.status}"
@@ -55,7 +54,7 @@ def _moment(seconds: int) -> str:
 
 
 async def webhook(url: str, notice: Notice, attempt: int, config: Config) -> None:
-    """POST it as JSON; any answer but 2xx is a failure."""
+    """POST it as JSON; any status but 2xx is a failure."""
     body = {"id": notice.id, "told": notice.told, "text": subject(notice)}
     content = json.dumps(body | {"incident": asdict(notice.incident)}).encode()
     headers = {
@@ -78,7 +77,7 @@ async def webhook(url: str, notice: Notice, attempt: int, config: Config) -> Non
 
 
 async def mail(address: str, notice: Notice, config: Config) -> None:
-    """Send it as a mail, from a thread: the library blocks."""
+    """Send it as mail, in a thread because the library blocks."""
     message = letter(address, notice, config)
     await asyncio.to_thread(_send, message, config)
 
@@ -126,7 +125,7 @@ def _send(message: EmailMessage, config: Config) -> None:
 
 
 def _connected(url: SplitResult, context: ssl.SSLContext) -> smtplib.SMTP:
-    """A conversation with the mail server; by smtps, one whose certificate is good."""
+    """Connect to the mail server; with smtps, verify its certificate."""
     host = url.hostname or ""
     if url.scheme == "smtps":
         return smtplib.SMTP_SSL(host, url.port or 465, timeout=MAIL_SECONDS, context=context)

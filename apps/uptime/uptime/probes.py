@@ -1,8 +1,8 @@
-"""Looking: one check, one outcome. A check that fails is a result, not an error.
+"""Probing: one check, one outcome. A check that fails is a result, not an error.
 
-Everything has one deadline, the check's own timeout, whatever the other side does: a name that does
-not resolve, a handshake that hangs, a byte each second. Nothing here raises but `CancelledError`,
-and what is a mistake of ours.
+Everything has one deadline, the check's timeout, whatever the other side does: a name that does not
+resolve, a handshake that hangs, a byte each second. Nothing here raises but `CancelledError`, and
+bugs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DAY_SECONDS = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one look gave."""
+    """The outcome of one probe."""
 
     verdict: Verdict
     ms: int
@@ -40,16 +40,16 @@ class Outcome:
     code: int = 0
     """The HTTP status."""
     expires: int = 0
-    """When the certificate ends, in seconds since 1970."""
+    """When the certificate expires, in seconds since 1970."""
 
 
 class Failed(Exception):
-    """The target does not do what is expected of it; the message says what."""
+    """The target does not meet an expectation; the message says which."""
 
 
 @functools.lru_cache(maxsize=4)
 def trust(ca_file: str = "") -> ssl.SSLContext:
-    """Whom to trust: the system's authorities, and a file of others."""
+    """Trust the system's authorities, and those in a file."""
     context = ssl.create_default_context()
     if ca_file:
         context.load_verify_locations(ca_file)
@@ -57,7 +57,7 @@ def trust(ca_file: str = "") -> ssl.SSLContext:
 
 
 async def look(check: Check, guard: Guard, context: ssl.SSLContext | None = None) -> Outcome:
-    """Look once."""
+    """Probe once."""
     began = time.monotonic()
     try:
         async with asyncio.timeout(check.timeout):
@@ -75,7 +75,7 @@ async def look(check: Check, guard: Guard, context: ssl.SSLContext | None = None
 
 
 def _judged(check: Check, outcome: Outcome, ms: int) -> Outcome:
-    """An answer that is good may still be slow, or its certificate end soon."""
+    """Degrade a good answer that was slow, or whose certificate expires soon."""
     verdict, detail = outcome.verdict, outcome.detail
     days = (outcome.expires - time.time()) / DAY_SECONDS
     if verdict == "ok" and check.slow_ms and ms > check.slow_ms:
@@ -86,7 +86,7 @@ def _judged(check: Check, outcome: Outcome, ms: int) -> Outcome:
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong with the connection, in words and without what the other side chose."""
+    """What went wrong with the connection, without text chosen by the other side."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -169,7 +169,7 @@ async def _tcp(check: Check, guard: Guard, context: ssl.SSLContext) -> Outcome:
 
 
 async def _expect_banner(reader: asyncio.StreamReader, wanted: str) -> None:
-    """Read until the words have come, the other side has ended, or it has said too much."""
+    """Read until the expected text, the end of the stream, or a limit."""
     said = b""
     while wanted.encode() not in said:
         chunk = await reader.read(BANNER_LIMIT)
@@ -181,7 +181,7 @@ async def _expect_banner(reader: asyncio.StreamReader, wanted: str) -> None:
 async def _connect(
     guard: Guard, host: str, port: int, **options: Any
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to the first judged address that answers."""
+    """Connect to the first accepted address that answers."""
     trouble: OSError | None = None
     for address in await guard.resolve(host, port):
         try:
@@ -195,7 +195,7 @@ async def _connect(
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:
-    writer.transport.abort()  # nothing is left to say, and a polite end may take long
+    writer.transport.abort()  # nothing more to send, and a clean close may take long
     with contextlib.suppress(OSError):
         await writer.wait_closed()
 

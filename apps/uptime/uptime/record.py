@@ -1,18 +1,18 @@
-"""What is known of a check, and what a new result makes of it. Pure: no clock, no I/O.
+"""The state of a check, and how a new result changes it. Pure: no clock, no I/O.
 
-The state is one record per check, moved only by compare-and-swap. A point carries the instant of
-its slot, and the state remembers the newest points: a result that comes twice (a repeated attempt)
-changes nothing, one that comes late finds its place. So days and spans count each slot once.
+The state is one record per check, changed only by compare-and-swap. A point carries the instant of
+its slot, and the state remembers the newest points: a result that arrives twice (a repeated
+attempt) changes nothing, and a late one finds its place. So days and spans count each slot once.
 
-What has to be told is written into the state's own `outbox`, in the same write that decides it; who
-sends it takes it out afterwards. A crash in between repeats the sending, under the same id.
+Notices are written to the state's `outbox` in the same write that decides them, and removed after
+they are sent. A crash in between repeats the sending, under the same id.
 
-    up ──► degraded   `failures` results in a row that are not good, the last of them not all failed
-    up, degraded ──► down         `failures` failed results in a row
-    down ──► degraded             an answer that is not good, but an answer
-    down, degraded ──► up         `recoveries` good results in a row
+    up ──► degraded                `failures` results in a row not good, not all of them failed
+    up, degraded ──► down          `failures` failed results in a row
+    down ──► degraded              an answer that is not good, but an answer
+    down, degraded ──► up          `recoveries` good results in a row
 
-Each stay in `degraded` or `down` is an incident with an id of its own, opened by one slot.
+Each period in `degraded` or `down` is an incident with its own id, opened by one slot.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Span(NamedTuple):
     at: int
     answers: int
     ms: int
-    """All of them together."""
+    """Their sum."""
     worst: int
 
 
@@ -68,27 +68,27 @@ class Day(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A time in which a check was not up."""
+    """A period in which a check was not up."""
 
     id: str
     check: str
     name: str
     status: Status
     started: int
-    """The first bad result of the row."""
+    """The first bad result in the row."""
     ended: int = 0
-    """0: it goes on."""
+    """0 while it lasts."""
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What is to be told: an incident opened or closed."""
+    """What to send: an incident opened or closed."""
 
     incident: Incident
     told: Told
     quiet: bool = False
-    """It is written down and told to nobody: replaced by a worse one, or paused by somebody."""
+    """Recorded but not sent: replaced by a worse one, or paused by a user."""
 
     @property
     def id(self) -> str:
@@ -97,7 +97,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is known of one check."""
+    """Everything known about one check."""
 
     status: Status = "unknown"
     since: int = 0
@@ -111,7 +111,7 @@ class State:
 
 
 class Rules(NamedTuple):
-    """What of a check decides its state."""
+    """The part of a check that decides its state."""
 
     check: str
     name: str
@@ -121,7 +121,7 @@ class Rules(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One result in full, as it is kept for a while."""
+    """One result in full, kept for a limited time."""
 
     at: int
     verdict: Verdict
@@ -151,7 +151,7 @@ def apply(state: State, at: int, outcome: Outcome, rules: Rules) -> State:
 
 
 def reset(state: State, at: int) -> State:
-    """The state of a check that is looked at no more: an incident of it ends quietly."""
+    """The state of a check that is paused or removed: its incident ends quietly."""
     if state.incident is None:
         return replace(state, status="unknown", since=at)
     ended = Notice(replace(state.incident, ended=at), "closed", quiet=True)
@@ -160,13 +160,13 @@ def reset(state: State, at: int) -> State:
 
 
 def sent(state: State, done: tuple[Notice, ...]) -> State:
-    """The state without what was told."""
+    """The state without the notices that were sent."""
     ids = {notice.id for notice in done}
     return replace(state, outbox=tuple(n for n in state.outbox if n.id not in ids))
 
 
 def _is_known(state: State, at: int) -> bool:
-    """Whether a result was counted, is too old to tell, or is of before the check rested."""
+    """Whether a result was counted before, is too old to tell, or predates a pause."""
     full = len(state.points) >= POINTS
     old = (full and at < state.points[0].at) or (state.status == "unknown" and at <= state.since)
     return old or any(p.at == at for p in state.points)
@@ -197,7 +197,7 @@ def _with_day(days: tuple[Day, ...], at: int, verdict: Verdict) -> tuple[Day, ..
 
 
 def _status(state: State, rules: Rules) -> Status:
-    """What the newest results say."""
+    """The status according to the newest results."""
     verdicts = [p.verdict for p in state.points]
     bad, good = verdicts[-rules.failures :], verdicts[-rules.recoveries :]
     if len(bad) == rules.failures and "ok" not in bad:
@@ -208,7 +208,7 @@ def _status(state: State, rules: Rules) -> Status:
 
 
 def _moved(state: State, status: Status, at: int, rules: Rules) -> State:
-    """The state in another status: an incident ends, another may begin."""
+    """Change the status: an incident ends, another may begin."""
     outbox, incident = list(state.outbox), None
     if state.incident is not None:
         worse = _RANK[status] > _RANK[state.status]

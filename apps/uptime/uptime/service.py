@@ -30,7 +30,7 @@ from uptime.record import Incident, Result, State
 
 
 class Refusal(Exception):
-    """What was asked for is refused; `status` is the HTTP status that says so."""
+    """A refused request; `status` is its HTTP status."""
 
     def __init__(self, message: str, status: int = 422) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class Refusal(Exception):
 
 
 def _told(error: ValidationError) -> str:
-    """What is wrong with an input, one sentence for each member."""
+    """What is wrong with an input, one sentence per member."""
     found = []
     for problem in error.errors(include_url=False, include_context=False, include_input=False):
         place = ".".join(str(part) for part in problem["loc"])
@@ -48,7 +48,7 @@ def _told(error: ValidationError) -> str:
 
 
 class Service:
-    """Everything that can be asked for."""
+    """Everything the API and the pages can do."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -86,7 +86,7 @@ class Service:
         return check
 
     async def pause(self, id: str, paused: bool) -> Check:
-        """Let it rest, or let it go on."""
+        """Pause or resume a check."""
         old = await self.check(id)
 
         def write(now: Check | None) -> Check:
@@ -102,7 +102,7 @@ class Service:
             await rest(check.id)
 
     async def remove(self, id: str) -> None:
-        """Remove a check and what is known of it; its incidents are kept."""
+        """Remove a check and its state; its incidents are kept."""
         check = await self.check(id)
         await checks.delete(id)
         schedules = await Schedules.of(app)
@@ -112,7 +112,7 @@ class Service:
         await states.delete(id)
 
     async def look_now(self, id: str) -> str:
-        """Look once more, beside the schedule; returns the run's id."""
+        """Probe once now, in addition to the schedule; returns the run's id."""
         check = await self.check(id)
         if check.paused:
             raise Refusal(f"{id} is paused: resume it first", 409)
@@ -131,12 +131,12 @@ class Service:
     # ---- results and incidents
 
     async def state(self, id: str) -> State:
-        """What is known of a check."""
+        """The state of a check."""
         entry = await states.get(_key(id))
         return entry.value if entry else State()
 
     async def all_states(self) -> dict[str, State]:
-        """What is known of every check."""
+        """The state of every check."""
         return {entry.key: entry.value async for entry in states.entries()}
 
     async def results(self, id: str, limit: int) -> list[Result]:
@@ -153,7 +153,7 @@ class Service:
     # ---- channels
 
     async def all_channels(self) -> list[Channel]:
-        """Everybody who is told of incidents."""
+        """Every channel."""
         return sorted([e.value async for e in channels.entries()], key=lambda c: c.id)
 
     async def set_channel(self, given: dict[str, Any]) -> Channel:
@@ -167,14 +167,14 @@ class Service:
         return channel
 
     async def remove_channel(self, id: str) -> None:
-        """Tell a channel nothing more."""
+        """Remove a channel."""
         if await channels.get(_key(id)) is None:
             raise Refusal(f"there is no channel {id!r}", 404)
         await channels.delete(id)
 
 
 def _key(id: str) -> str:
-    """An id that came in a path: what is none names nothing."""
+    """Check an id from a path; an invalid one names nothing."""
     if not id or len(id) > 48 or not all(c.isascii() and (c.isalnum() or c == "-") for c in id):
         raise Refusal(f"there is nothing called {id[:60]!r}", 404)
     return id

@@ -1,7 +1,7 @@
 """What the status page and `/status.json` show, made from checks, states and incidents.
 
-Plain values only: it is what the cache keeps. Of a check's definition only its name and kind are in
-it, so its target, its headers and why it failed are told to nobody who may not manage checks.
+Plain values only, because the cache stores them. Of a check's definition they contain only name and
+kind, so that its target, headers and failure reasons stay with those who manage checks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from uptime.service import Service
 
 DAY_SECONDS = 86_400
 PATIENCE = 3
-"""A check is of unknown state after so many intervals without a result."""
+"""Intervals without a result after which a check's state is unknown."""
 GRACE_SECONDS = 15
 RECENT_INCIDENTS = 15
 _ORDER = ("down", "degraded", "unknown", "up", "paused")
@@ -41,7 +41,7 @@ async def status(service: Service) -> dict[str, Any]:
 
 
 async def detail(service: Service, id: str) -> dict[str, Any]:
-    """One check's page; empty when it is not for the public."""
+    """One check's page; empty when it is not public."""
     check = await service.check(id)
     if not check.public:
         return {}
@@ -75,7 +75,7 @@ def _row(check: Check, state: State, now: int) -> dict[str, Any]:
 
 
 def current(check: Check, state: State, now: int) -> str:
-    """What is shown: a state that nobody has renewed is not known any more."""
+    """The state to show: unknown if it has not been renewed."""
     if check.paused:
         return "paused"
     newest = state.points[-1].at if state.points else 0
@@ -85,29 +85,29 @@ def current(check: Check, state: State, now: int) -> str:
 
 
 def uptime(days: list[Day]) -> float | None:
-    """The share of results that had an answer, in percent."""
+    """The percentage of results that had an answer."""
     total = sum(day.total for day in days)
     return round(100 * (1 - sum(day.failed for day in days) / total), 3) if total else None
 
 
 def _calendar(days: tuple[Day, ...], now: int) -> list[Day]:
-    """The last 90 days, also those without a result."""
+    """The last 90 days, including those without a result."""
     found = {day.day: day for day in days}
     today = now // DAY_SECONDS
     return [found.get(n, Day(n)) for n in range(today - DAYS + 1, today + 1)]
 
 
 def _overall(found: list[str]) -> str:
-    """The worst of what is looked at."""
+    """The worst state of all checks."""
     return next((status for status in _ORDER if status in found), "unknown")
 
 
 def _incident(incident: Incident) -> dict[str, Any]:
     told = asdict(incident)
-    del told["reason"]  # it may name what only those who manage checks should know
+    del told["reason"]  # may contain what only managers should know
     return told
 
 
 def date_of(day: int) -> str:
-    """A day as people write it."""
+    """A day as an ISO date."""
     return datetime.fromtimestamp(day * DAY_SECONDS, UTC).strftime("%Y-%m-%d")

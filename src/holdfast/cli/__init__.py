@@ -1,10 +1,10 @@
 """The command line: `holdfast <noun> <verb>`, one module per noun.
 
-Every noun module has `register(app)`, which adds its commands. It is imported whenever any command
-runs, so it imports nothing heavy at its top: what a command needs, it imports inside.
+Every noun module has `register(app)`, which adds its commands. All are imported whenever any
+command runs, so heavy imports belong inside the commands, not at the top.
 
-Exit codes: 0 done · 1 refused or failed, one line on standard error · 2 wrong usage · 130 Ctrl-C.
-A command may have more of its own and says so in its help.
+Exit codes: 0 done · 1 refused or failed, one line on standard error · 2 wrong usage · 130 Ctrl-C. A
+command may add others and documents them in its help.
 """
 
 from __future__ import annotations
@@ -78,4 +78,4 @@ def _root(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Options that every command takes may stand before or after its name."""
+    """Common options may stand before or after a command's name."""

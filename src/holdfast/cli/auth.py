@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path("auth")
 TAKE_SECONDS = 15.0
-"""How long servers may take to look, and to reload."""
+"""How long to wait for servers to notice a change and reload."""
 MARKS = {"fail": "FAIL", "warn": "WARN"}
 
 DirOption = Annotated[
@@ -179,7 +179,7 @@ def renew(
 
 
 def _in_force(folder: UserFolder, pid_file: Path | None, name: str) -> bool:
-    """Whether the servers use the configuration without that user; says what is to be done."""
+    """Whether the servers use the configuration without that user; prints what is left to do."""
     from holdfast.identity.takers import wait_taken
 
     used, not_used = wait_taken(folder.config, TAKE_SECONDS)
@@ -244,7 +244,7 @@ def lint(
 
 
 def _configuration(path: Path) -> Path:
-    """The file to check: of a folder the one that a server is started with."""
+    """The file to check; in a folder, the one a server is started with."""
     from holdfast.errors import ConfigError
     from holdfast.identity.users import EXAMPLE
 
@@ -285,7 +285,7 @@ def _issued(made: Sequence[Path], folder: UserFolder, pid_file: Path | None) -> 
 
 
 def _reload(folder: UserFolder, pid_file: Path | None) -> None:
-    """Let a server read its configuration again, or say how."""
+    """Make a server reload its configuration, or say how to."""
     if pid_file is None:
         note(
             f"{folder.config} has changed: 'holdfast server --auth' takes it by itself, others "

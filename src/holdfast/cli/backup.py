@@ -105,7 +105,7 @@ async def restore(
 
 @contextlib.contextmanager
 def _as_backup() -> Iterator[None]:
-    """Say which login is needed when this one is refused."""
+    """When the login is refused, say which one is needed."""
     from holdfast.errors import PermissionDenied
 
     try:
@@ -137,7 +137,7 @@ async def _reconcile(broker: Broker) -> None:
         stranded = Stranded(client, alive)
         done = await repair_all(stranded, await stranded.look(quiet=0.0))
     except NotFound:
-        return  # without runs or without a queue there is nothing to compare
+        return  # without runs or a queue there is nothing to compare
     except PermissionDenied:
         note("records and queue are compared by the first coordinator: this login may not do it")
         return

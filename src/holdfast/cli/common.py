@@ -1,12 +1,12 @@
 """What every command shares: the common options, connecting, printing, errors and exit codes.
 
 `Cli` is a `typer.Typer` whose commands take the common options (`--nats-url`, `--namespace`,
-`--credentials`, `--json`, `--verbose`, `--debug`) wherever they stand, and may be coroutines. A
-command asks `given()` for them; it prints results with `emit`, `table`, `pairs`, `say` and `block`
-on standard output, and what is only worth a remark with `note` on standard error.
+`--credentials`, `--json`, `--verbose`, `--debug`) in any position, and may be coroutines. A command
+reads them from `given()`; it prints results with `emit`, `table`, `pairs`, `say` and `block` on
+standard output, and remarks with `note` on standard error.
 
-These functions are the only ones that print. What they print may be foreign, so characters that act
-on a terminal are shown as escapes (`holdfast.visible`).
+Only these functions print. What they print may be untrusted, so characters that control a terminal
+are shown as escapes (`holdfast.visible`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The common options as they were given; None: not at all."""
+    """The common options; None for one that was not given."""
 
     nats_url: str | None = None
     namespace: str | None = None
@@ -72,7 +72,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
 }
 
 
-# ---- options that several commands have: one definition, one help text
+# ---- options shared by several commands: one definition, one help text
 
 JobOption = Annotated[str, typer.Option("--job", metavar="NAME", help="Only this job.")]
 GroupOption = Annotated[str, typer.Option("--group", metavar="NAME", help="Only this group.")]
@@ -121,7 +121,7 @@ class Cli(typer.Typer):
         super().__init__(
             **{
                 "add_completion": False,
-                "rich_markup_mode": None,  # help is plain text: it needs no import of rich
+                "rich_markup_mode": None,  # help is plain text: no need to import rich
                 "pretty_exceptions_enable": False,
                 "no_args_is_help": True,
                 **options,
@@ -129,7 +129,7 @@ class Cli(typer.Typer):
         )
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[T], T]:
-        """Register a command; a coroutine function is run to its end."""
+        """Register a command; a coroutine function runs in an event loop."""
         register = super().command(name, **options)
 
         def decorate(function: T) -> T:
@@ -139,7 +139,7 @@ class Cli(typer.Typer):
         return decorate
 
     def root(self, function: Callable[..., None], **options: Any) -> None:
-        """The options of the program itself, or of a noun that is a command too."""
+        """Add options of the program itself, or of a noun that is also a command."""
         self.callback(**options)(_with_common_options(function))
 
     def noun(self, name: str, help: str) -> Cli:
@@ -150,7 +150,7 @@ class Cli(typer.Typer):
 
 
 def _with_common_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with the common options added to its signature, where typer looks for them."""
+    """Add the common options to a function's signature, where typer looks for them."""
     own = inspect.signature(function, eval_str=True)
 
     @functools.wraps(function)
@@ -177,7 +177,7 @@ def _with_common_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run_cli(cli: Cli, arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; no traceback unless asked for."""
+    """Run one command and return its exit code; tracebacks only on request."""
     _given.set(Given(debug=bool(os.environ.get("HOLDFAST_DEBUG"))))
     try:
         cli(args=list(arguments) if arguments is not None else None, prog_name="holdfast")
@@ -198,7 +198,7 @@ def _failed(error: Exception) -> int:
 
 
 def complain(text: str) -> None:
-    """Say on one line of standard error what went wrong."""
+    """Print an error as one line on standard error."""
     print(f"error: {_cell(text)}", file=sys.stderr)
 
 
@@ -211,10 +211,10 @@ def _internal(error: Exception) -> str:
 
 @contextlib.asynccontextmanager
 async def connected(*, create: bool = False) -> AsyncIterator[Client]:
-    """A client of the namespace that the options, the environment and the file name.
+    """A client of the namespace given by options, environment and file.
 
-    A namespace with nothing in it is made with `create`; else it is an error, because it is more
-    often a wrong name than an early question.
+    An empty namespace is created with `create`; otherwise it is an error, because it is more often
+    a wrong name than a new namespace.
     """
     from holdfast.broker import Broker
     from holdfast.client import Client
@@ -232,7 +232,7 @@ async def connected(*, create: bool = False) -> AsyncIterator[Client]:
 
 @contextlib.asynccontextmanager
 async def operating(*, create: bool = False) -> AsyncIterator[Operator]:
-    """Like `connected`, for a command that changes something: who acts, for the audit."""
+    """Like `connected`, for a command that changes something: audited under the operator's name."""
     from holdfast.status.actions import Operator
 
     async with connected(create=create) as client:
@@ -252,7 +252,7 @@ async def _need_namespace(client: Client) -> None:
 
 
 def connection_given() -> dict[str, Any]:
-    """What was said about the connection, as overrides for `load(ConnectionConfig, …)`."""
+    """The connection options given, as overrides for `load(ConnectionConfig, …)`."""
     return {
         "nats_url": given().nats_url,
         "namespace": given().namespace,
@@ -261,14 +261,14 @@ def connection_given() -> dict[str, Any]:
 
 
 def log_to_stderr(level: str = "warning") -> None:
-    """Log lines of a short command: only what is wrong, unless more is wanted."""
+    """Logging of a short command: problems only, unless more is requested."""
     from holdfast.telemetry import configure_logging
 
     configure_logging("debug" if given().verbose else level)
 
 
 def instant(text: str | None, client: Client, what: str) -> float:
-    """`10m` ago, or a time such as `2026-11-16T01:45:00Z`; 0 when nothing was given."""
+    """`10m` ago, or a time such as `2026-11-16T01:45:00Z`; 0 when none was given."""
     from holdfast import durations
     from holdfast.errors import InvalidInput
 
@@ -277,7 +277,7 @@ def instant(text: str | None, client: Client, what: str) -> float:
     try:
         return client.broker.server_now() - durations.seconds(text, what)
     except InvalidInput:
-        # A filter may name any time; one that is far off only finds nothing.
+        # A filter may name any time; a distant one just finds nothing.
         return durations.instant(text, what, latest=math.inf)
 
 
@@ -315,17 +315,17 @@ def say(text: str, *, colour: tuple[int, str] | None = None) -> None:
 
 
 def block(text: str) -> None:
-    """Print a part of the result that has lines."""
+    """Print a multi-line part of the result."""
     print(visible.block(text), flush=True)
 
 
 def note(text: str, *, lines: bool = False) -> None:
-    """A remark that is not part of the result; on one line unless it has `lines`."""
+    """A remark that is not part of the result; on one line unless `lines` is set."""
     print((visible.block if lines else visible.one_line)(text), file=sys.stderr)
 
 
 def confirm(question: str) -> None:
-    """Ask before something that cannot be undone; without a terminal to ask on it is refused."""
+    """Ask before something that cannot be undone; refuse without a terminal to ask on."""
     if not sys.stdin.isatty():
         raise HoldfastError(f"{question} No terminal to confirm on; pass --yes")
     typer.confirm(visible.one_line(question), abort=True, err=True)
@@ -334,7 +334,7 @@ def confirm(question: str) -> None:
 async def confirm_action(
     action: Action[P, Any], by: Operator, *args: P.args, **kwargs: P.kwargs
 ) -> None:
-    """Show what an action would do, and ask."""
+    """Show what an action would do, and ask for confirmation."""
     preview = await action.preview(by, *args, **kwargs)
     for line in (*preview.effects, *preview.listed):
         note(line)
@@ -353,7 +353,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str =
 
 
 def _cell(value: Any) -> str:
-    """A value on one line: runs of spaces and line breaks are one space."""
+    """A value on one line: whitespace is collapsed."""
     return "" if value is None else " ".join(visible.block(value).split())
 
 
@@ -379,7 +379,7 @@ def _draw(headers: Sequence[str], rows: list[list[str]]) -> None:
 
 
 def pairs(facts: Iterable[tuple[str, Any]]) -> None:
-    """Print facts one below the other; those without a value are left out."""
+    """Print facts one per line, leaving out those without a value."""
     told = [(name, value) for name, value in facts if value not in (None, "", [], {})]
     shown = [(visible.one_line(name), _cell(value)) for name, value in told]
     width = max((len(name) for name, _ in shown), default=0)

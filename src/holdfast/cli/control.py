@@ -1,7 +1,7 @@
 """`holdfast control [APP]`: scheduler, coordinator and dispatcher in one process, or each alone.
 
-A role that cannot continue ends them all, with exit code 1, so that an orchestrator restarts the
-process; nothing is lost meanwhile, since other control processes carry on.
+A role that cannot continue ends them all with exit code 1, so that an orchestrator restarts the
+process; nothing is lost, because other control processes continue.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def _selection(ids: list[int] | None, wanted: DeadFilter, everything: bool) -> S
 async def _confirmed(
     action: actions.Action[..., Any], by: actions.Operator, chosen: Selection, limit: int
 ) -> Selection:
-    """Ask about exactly the letters that are then acted on."""
+    """Confirm exactly the letters that are then acted on."""
     found = [letter.id for letter in await by.dead.select(chosen, limit)]
     if found:
         await confirm_action(action, by, found)

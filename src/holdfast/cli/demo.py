@@ -1,14 +1,13 @@
 """`holdfast demo` (`make demo`): a shop on real processes, with faults, on an embedded server.
 
-It runs what `holdfast dev` runs, with two workers, and two agents besides. Customers send orders,
-some of them twice; the bank fails now and then, one page of the stock never works; one of the
-workers is killed with -9 every so often, and the fleet is asked who is there. Each line says what
-happened, and the pages show all of it.
+It runs what `holdfast dev` runs, with two workers, plus two agents. Customers send orders, some of
+them twice; the bank fails now and then, and one stock page always fails; every so often a worker is
+killed with -9, and the fleet is pinged. Each line says what happened, and the pages show all of it.
 
-The demo keeps its own list of the runs that were accepted, and looks up those that have not ended
-in time (`demo_tally`): `lost` counts runs of which neither a record nor a message is left.
+The demo keeps its own list of accepted runs, and looks up those that have not ended in time
+(`demo_tally`): `lost` counts runs with neither a record nor a message left.
 
-Everything is temporary, on free ports. It ends in order: traffic, processes, server.
+Everything is temporary, on free ports. It stops in order: traffic, processes, server.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ KILL_SECONDS = 20.0
 SHOW_SECONDS = 5.0
 """How often the totals are printed."""
 FLEET_SECONDS = 10.0
-"""How often the agents are asked: rarely, so that the lines about runs stay in sight."""
+"""How often the agents are pinged: rarely, so that the lines about runs stay visible."""
 PAUSE_SECONDS = 0.12
 """Between two orders: about eight a second keep two workers busy without filling the queue."""
 ITEMS = ("lamp", "chair", "kettle", "clock", "globe")
@@ -77,7 +76,8 @@ def demo(
 
 
 def sample_folder() -> Path:
-    """Where shop.py is: in the examples of a clone, or beside us in an installed package."""
+    """Where shop.py is: in the examples of a clone, or next to this file in an installed
+    package."""
     here = Path(__file__).resolve()
     for folder in (here.parents[3] / "examples", here.parent / "sample"):
         if (folder / "shop.py").exists():
@@ -144,7 +144,7 @@ class Demo:
         say(f"{time.monotonic() - self._began:6.1f}s  {text}")
 
     def _specs(self, app: Holdfast, samples: Path, port: int) -> list[Spec]:
-        """The processes of `holdfast dev`, with two workers, and the agents."""
+        """The processes of `holdfast dev` with two workers, plus the agents."""
         from holdfast.cli.dev import Plan
 
         paths = [str(samples), *filter(None, [os.environ.get("PYTHONPATH", "")])]
@@ -162,7 +162,7 @@ class Demo:
         self._server.kill()
 
     async def _play(self, app: Holdfast, watch: Watch, supervisor: Supervisor) -> None:
-        """Traffic and faults until it is time to stop; then the processes end in order."""
+        """Traffic and faults until it is time to stop; then stop the processes in order."""
         working = asyncio.create_task(supervisor.run())
         workers = [k for k in supervisor.keepers if k.spec.name.startswith("worker")]
         tasks = [
@@ -235,7 +235,7 @@ class Demo:
 
 
 async def _follow(tally: Tally, held: list[str], node: str) -> None:
-    """Wait until each run of a dead worker has ended or moved, and say how long that took."""
+    """Wait until each run of a dead worker has ended or moved, and print how long that took."""
     began = time.monotonic()
     while set(held) & set(tally.held_by(node)):
         await tally.changed()
@@ -247,7 +247,7 @@ async def _follow(tally: Tally, held: list[str], node: str) -> None:
 
 
 class Customers:
-    """Send orders until cancelled, and note each run that was accepted."""
+    """Sends orders until cancelled, and notes each accepted run."""
 
     def __init__(self, app: Holdfast, tally: Tally) -> None:
         self._app = app
@@ -255,7 +255,7 @@ class Customers:
         self._number = 0
 
     async def run(self) -> None:
-        """Send; what the server does not accept is not counted."""
+        """Send; orders that the server does not accept are not counted."""
         while True:
             self._number += 1
             try:

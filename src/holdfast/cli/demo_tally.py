@@ -1,12 +1,11 @@
 """What the demo counts: how many runs were accepted, how they ended, and whether one is missing.
 
-`Tally` does no I/O: it is given accepted runs and changed records. A run that was accepted stays
-open until its record says how it ended. `Watch` feeds it from the server: every write of a record
-is republished to whoever listens, and a run that has not ended in time is read again, because a
-listener may miss a message.
+`Tally` does no I/O: it is given accepted runs and changed records. An accepted run stays open until
+its record says how it ended. `Watch` feeds it from the server, which republishes every write of a
+record; a run that has not ended in time is read again, because a subscriber may miss a message.
 
 A run is lost when nothing waits in its job's queue and it has no record, twice in a row: between
-two questions its message may move from waiting until due to the queue.
+two reads its message may move from delayed to the queue.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ OVERDUE_SECONDS: Final = 12.0
 PUBLISHES: Final = {"charge": "order-paid"}
 """The event that a run of a job publishes when it is done."""
 OFTEN: Final = 10
-"""Of what happens all the time (retries, repeats), one line in this many is printed."""
+"""Of frequent events (retries, repeats), one in this many is printed."""
 
 
 @dataclass(slots=True)
@@ -50,7 +49,7 @@ class OpenRun:
     node: str = ""
     failures: int = 0
     missing: bool = False
-    """The last look found neither a record nor a message."""
+    """Whether the last lookup found neither a record nor a message."""
 
 
 class Tally:
@@ -80,7 +79,7 @@ class Tally:
         )
 
     def accept(self, run: str, job: str, due: float) -> None:
-        """A run was accepted: from now on it has to end some day."""
+        """Note an accepted run: from now on it must end eventually."""
         if run in self._ended:
             self.accepted += 1
             self.ended += 1
@@ -91,12 +90,12 @@ class Tally:
             self.accepted += 1
 
     def duplicate(self, run: str) -> None:
-        """A key was sent again and detected as a repeat."""
+        """Note that a key was sent again and detected as a repeat."""
         if self._count("duplicates"):
             self.say(f"{run} was sent again: detected, and not run twice")
 
     def change(self, run: str, record: RunRecord, now: float) -> bool:
-        """A record was written; True when the run has just ended."""
+        """Note a written record; True when the run has just ended."""
         if run in self._ended or record.job not in self._jobs:
             return False
         found = self.open.setdefault(run, OpenRun(record.job, now))
@@ -121,12 +120,13 @@ class Tally:
             self.say(f"{run} is a dead letter: {record.error}")
 
     def _count(self, name: str) -> bool:
-        """Count; True when it is worth a line."""
+        """Count an event; True when it should be printed."""
         self.counts[name] += 1
         return self.counts[name] % OFTEN == 1
 
     def missing(self, run: str) -> None:
-        """Neither a record nor a message was found; the second time in a row, the run is lost."""
+        """Note that neither record nor message was found; the second time in a row, the run is
+        lost."""
         found = self.open[run]
         if not found.missing:
             found.missing = True
@@ -141,7 +141,7 @@ class Tally:
         await self._changes.wait()
 
     def held_by(self, node: str) -> list[str]:
-        """The runs that a node is executing; `node` is a part of its id."""
+        """The runs that a node is executing; `node` is part of its id."""
         return [r for r, o in self.open.items() if o.state == "running" and node in o.node]
 
     def overdue(self, now: float, seconds: float) -> list[tuple[str, OpenRun]]:
@@ -187,7 +187,7 @@ class Watch:
             await self.look(0.0)
 
     async def look(self, overdue: float) -> None:
-        """Read again what should have ended."""
+        """Read again the runs that should have ended."""
         busy = {
             info.job
             for info in await Jobs(self.client).list()

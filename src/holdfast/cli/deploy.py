@@ -130,7 +130,7 @@ def _command_line() -> Any:
 
 
 def parse_command(words: Sequence[str]) -> str:
-    """What is wrong with the words after `holdfast`; nothing when they are a command."""
+    """What is wrong with the words after `holdfast`; empty when they are a command."""
     command, parent, name, rest = _command_line(), None, "holdfast", list(words)
     try:
         while True:

@@ -2,10 +2,10 @@
 
     embedded server ──► load the app ──► its processes ──► (a .py file changes) stop them ──► load …
 
-The app is loaded in a process of its own each time, so what runs is always what is on the disk. An
-app that cannot be loaded prints its traceback and waits for the next change; so does one whose
-processes keep failing. The server and its data outlive every restart. The order of the end is the
-reverse of the start: processes first, which give back what they hold, then the server.
+The app is loaded in a fresh process each time, so the running code is always that on disk. An app
+that cannot be loaded prints its traceback and waits for the next change; so does one whose
+processes keep failing. The server and its data outlive every restart. Shutdown reverses the start:
+first the processes, which give back what they hold, then the server.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def dev(
 
 
 def has_web() -> bool:
-    """Whether what the web needs is installed: it is an extra."""
+    """Whether the optional packages of the web are installed."""
     there = all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn"))
     if not there:
         note("the pages are not served: pip install 'holdfast[web]'")
@@ -103,7 +103,7 @@ def has_web() -> bool:
 
 
 def web_port_of(wanted: int | None) -> int:
-    """The port of the pages: as asked for, else the usual one if it is free."""
+    """The port of the pages: the given one, else the default if it is free."""
     from holdfast.server.process import free_ports
 
     if wanted:
@@ -122,7 +122,7 @@ def _flags(given: dict[str, str | None]) -> list[str]:
 
 @contextlib.contextmanager
 def _server(port: int | None, store: Path) -> Iterator[Server]:
-    """The embedded server; 4222 if it is free and nothing else was asked for."""
+    """The embedded server; on 4222 if that is free and no port was given."""
     from holdfast.server import PortInUse, Server
 
     _ignored_by_git(store)
@@ -154,7 +154,7 @@ def _ignored_by_git(store: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which processes an app needs beside the server."""
+    """Which processes an app needs besides the server."""
 
     target: str
     url: str
@@ -162,7 +162,7 @@ class Plan:
     processes: int
     flags: Sequence[str]
     web_port: int = 0
-    """Where the pages are served; 0: nowhere."""
+    """Where the pages are served; 0 if they are not."""
 
     def specs(self, groups: Iterable[str]) -> list[Spec]:
         """Workers for each group, the control roles and the pages; none for an app without jobs."""
@@ -198,7 +198,7 @@ class Plan:
         """One process of the `holdfast` command, on the embedded server."""
         from holdfast.worker.supervisor import Spec
 
-        # The flag wins over an address in the app's code, the variable serves what its code starts.
+        # The flag overrides a URL in the app's code; the variable is for what that code starts.
         command = [sys.executable, "-m", "holdfast", *arguments, *self.flags]
         given = {"HOLDFAST_NATS_URL": self.url, **(env or {})}
         return Spec(name, [*command, "--nats-url", self.url], given, announces)
@@ -229,7 +229,7 @@ def _python_files(folder: Path) -> Iterator[tuple[Path, int]]:
     for here, folders, files in os.walk(folder):
         folders[:] = [f for f in folders if not _is_skipped(Path(here), f)]
         for path in (Path(here, name) for name in files if name.endswith(".py")):
-            with contextlib.suppress(OSError):  # gone between listing and looking
+            with contextlib.suppress(OSError):  # removed between listing and reading
                 yield path, path.stat().st_mtime_ns
 
 
@@ -238,7 +238,7 @@ def _is_skipped(parent: Path, name: str) -> bool:
 
 
 class Dev:
-    """One session: the server is running already, the app's processes come and go."""
+    """One session: the server keeps running while the app's processes come and go."""
 
     def __init__(self, plan: Plan, server: Server, store: Path, changes: Changes | None) -> None:
         self._plan = plan
@@ -275,7 +275,7 @@ class Dev:
         threading.Thread(target=watch, daemon=True).start()
 
     async def _round(self) -> int | None:
-        """One life of the app's processes; the exit code if it was the last."""
+        """One run of the app's processes; returns the exit code if it was the last."""
         from holdfast.worker.supervisor import Supervisor
 
         specs = await self._load()
@@ -290,7 +290,7 @@ class Dev:
             await working
 
     async def _load(self) -> list[Spec]:
-        """The processes of the app as it is on the disk now; none when it cannot be loaded."""
+        """The processes of the app as it is on disk now; none when it cannot be loaded."""
         output = self._plan.folder / "app.json"
         command = [sys.executable, "-m", "holdfast.cli.loading", self._plan.target, str(output)]
         if await _finished(command, self._stop) != 0:
@@ -306,7 +306,7 @@ class Dev:
         return specs
 
     async def _until_over(self, working: asyncio.Task[int]) -> int | None:
-        """Wait for what ends this round."""
+        """Wait for something to end this round."""
         stop = asyncio.create_task(self._stop.wait())
         server = asyncio.create_task(self._server_ended.wait())
         waiting: set[asyncio.Task[Any]] = {stop, server}

@@ -58,7 +58,7 @@ async def doctor(
     from holdfast.status.doctor import examine
 
     log_to_stderr()
-    logging.getLogger("holdfast").setLevel(logging.CRITICAL)  # what is refused becomes a finding
+    logging.getLogger("holdfast").setLevel(logging.CRITICAL)  # refusals become findings
     connection = load(ConnectionConfig, **connection_given())
     records = load(RecordConfig)
     if fix:

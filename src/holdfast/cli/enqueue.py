@@ -124,7 +124,7 @@ def read_payload(given_text: str | None) -> bytes:
 
 
 def _bytes_of(text: str) -> bytes:
-    """An argument's own bytes, also where they are no text."""
+    """An argument's bytes, even if they are not valid text."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -162,7 +162,7 @@ def _at(text: str | None) -> float | None:
 
 
 async def _remark(client: Client, request: Request, enqueued: Enqueued) -> None:
-    """Say what the sender may not expect."""
+    """Print what the sender may not expect."""
     from holdfast.status.jobs import Jobs
 
     if enqueued.duplicate:
@@ -171,7 +171,7 @@ async def _remark(client: Client, request: Request, enqueued: Enqueued) -> None:
     try:
         groups = await Jobs(client).groups_of(request.spec.name)
     except BrokerError:
-        return  # the run is accepted: a remark that cannot be made is no error
+        return  # the run is accepted: failing to print a remark is no error
     if request.group not in groups:
         hint = f"; it is served in group {', '.join(groups)}: --group" if groups else ""
         note(

@@ -1,4 +1,4 @@
-"""`holdfast fleet`: send a command to many hosts, and see what they say.
+"""`holdfast fleet`: send a command to many hosts, and show what they return.
 
 Exit codes of `fleet run`: 0 all fine, 1 it could not be sent or was refused, 2 an agent failed, 3
 an agent did not answer, 4 both.
@@ -39,7 +39,7 @@ UsageError = cast("type[Exception]", typer.BadParameter.__base__)
 
 
 class RunCommand(TyperCommand):
-    """Wrong usage is "it could not be sent" here (1): 2 says that an agent failed."""
+    """Exits with 1 on wrong usage ("could not be sent"), because 2 means that an agent failed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments."""
@@ -135,7 +135,7 @@ async def run(
 
 
 def _form(format: str) -> str:
-    """How the answer is written: as --format says, or --json."""
+    """The output format, from --format or --json."""
     from holdfast.errors import InvalidInput
 
     if format not in FORMATS:
@@ -150,7 +150,7 @@ def _write(found: Any, form: str) -> None:
     import msgspec
     import yaml
 
-    plain = msgspec.json.decode(msgspec.json.encode(found))  # the same as --json says
+    plain = msgspec.json.decode(msgspec.json.encode(found))  # the same form as --json
     block(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True).rstrip("\n"))
 
 

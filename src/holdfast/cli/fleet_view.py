@@ -57,7 +57,7 @@ class View:
             note(f"{self._run} continues: 'holdfast fleet cancel {self._run}' stops it")
 
     def record(self, record: FleetRun) -> None:
-        """The run has begun, or changed."""
+        """Show that the run has started or changed."""
         self._run = record.run
         if not self._quiet and not self._told:
             self._told = True
@@ -69,7 +69,7 @@ class View:
             self._task = self._bar.add_task(named, total=len(record.targets))
 
     def returned(self, found: Return) -> None:
-        """An agent has returned."""
+        """Show an agent's return."""
         self._ok += found.ok
         self._failed += not found.ok
         if self._quiet:
@@ -86,7 +86,7 @@ class View:
             block(text)
 
     def end(self, record: FleetRun) -> None:
-        """The run has ended: who did not answer, and the sum."""
+        """Show the end of a run: who did not answer, and the totals."""
         if self._quiet:
             return
         missing = set(record.unreachable)
@@ -128,7 +128,7 @@ def shown(found: Return) -> str:
 
 
 def verdict(record: FleetRun, agent: str) -> tuple[str, str]:
-    """What is known of an agent that was not reached: it was silent, or refused."""
+    """What is known of an agent without a return: it was silent, or refused."""
     from holdfast.identity.commands import sentence
 
     why = record.refused.get(agent)
@@ -136,7 +136,7 @@ def verdict(record: FleetRun, agent: str) -> tuple[str, str]:
 
 
 def rows(record: FleetRun, returns: Mapping[str, Return]) -> list[tuple[str, str, str, str]]:
-    """Every target of a run with what became of it."""
+    """Every target of a run with its outcome."""
     unreachable, unsent = set(record.unreachable), set(record.unsent)
     found: list[tuple[str, str, str, str]] = []
     for agent in record.targets:

@@ -1,7 +1,7 @@
-"""Finding the user's app: `module:object`, as with uvicorn; without `:object` it is called `app`.
+"""Loading the user's app: `module:object`, as with uvicorn; without `:object` it is called `app`.
 
-The working directory is searched first. A mistake in the name is one sentence; an error inside the
-user's module is the user's own, so its traceback is shown, from the first line that is theirs.
+The working directory is searched first. A wrong name is reported in one sentence; an error inside
+the user's module is shown with its traceback, from the first line of the user's code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEFAULT_ATTRIBUTE = "app"
 
 
 class AppNotLoaded(ConfigError):
-    """There is no app of that name, or its module cannot be imported."""
+    """There is no app with that name, or its module cannot be imported."""
 
 
 def load_app(target: str) -> Holdfast:
@@ -47,7 +47,7 @@ def load_app(target: str) -> Holdfast:
 
 
 def describe(app: Holdfast) -> dict[str, Any]:
-    """What another process needs to know of an app without importing it."""
+    """What another process needs to know about an app without importing it."""
     jobs = [
         {
             "name": job.name,
@@ -97,7 +97,7 @@ def _is_part_of(missing: str | None, name: str) -> bool:
 
 
 def _place(error: BaseException) -> str:
-    """The user's line at which one of our own errors was raised."""
+    """The line of user code at which one of our errors was raised."""
     ours = str(Path(__file__).parents[1])
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [
@@ -107,7 +107,7 @@ def _place(error: BaseException) -> str:
 
 
 def _from_user_code(error: BaseException) -> BaseException:
-    """The error with its traceback cut down to what lies behind our own and importlib's frames."""
+    """The error with its traceback cut to the frames after ours and importlib's."""
     found = error.__traceback__
     while found is not None and _is_machinery(found.tb_frame.f_code.co_filename):
         found = found.tb_next

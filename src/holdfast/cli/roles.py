@@ -1,4 +1,4 @@
-"""What the commands that run a role share: their options, their logging, their start."""
+"""What the commands that run a role share: options, logging, startup."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AppArgument = Annotated[
     str, typer.Argument(metavar="APP", help="The app, as module:object (shop:app).")
 ]
 Made = Callable[..., Any]
-"""The way to make a role, inside its event loop. Typer evaluates annotations: it names no class."""
+"""Makes a role inside its event loop. Typer evaluates annotations, so this names no class."""
 LogLevel = Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error.")]
 LogFormat = Annotated[str | None, typer.Option("--log-format", help="text or json.")]
 ReadyFile = Annotated[
@@ -44,8 +44,8 @@ _EVERY_ROLE: dict[str, Any] = {
 def role_command(start: Callable[..., Made | int | None]) -> Callable[..., None]:
     """A command that runs a role, with the options that every role has.
 
-    `start` checks what was given and returns the way to make the role, or an exit code, or None
-    when there is nothing to run. It gets the health options as `served`, for its configuration.
+    `start` checks its arguments and returns what makes the role, an exit code, or None when there
+    is nothing to run. It gets the health options as `served`, for its configuration.
     """
     own = inspect.signature(start, eval_str=True)
 
@@ -74,7 +74,7 @@ def role_command(start: Callable[..., Made | int | None]) -> Callable[..., None]
 
 
 def start_logging(level: str | None, style: str | None) -> None:
-    """Log as flags, environment and file say."""
+    """Configure logging from flags, environment and file."""
     from holdfast.config import LogConfig, load
     from holdfast.telemetry import configure_logging
 
@@ -83,7 +83,7 @@ def start_logging(level: str | None, style: str | None) -> None:
 
 
 def app_and_connection(target: str | None) -> tuple[Holdfast | None, ConnectionConfig]:
-    """The app that was named, if any, and how to connect."""
+    """The named app, if any, and how to connect."""
     from holdfast.cli.loading import load_app
     from holdfast.config import ConnectionConfig, load
 

@@ -1,4 +1,4 @@
-"""`holdfast schedules …`: look at schedules, change them, and ask why a slot did or did not run."""
+"""`holdfast schedules …`: list and change schedules, and explain why a slot did or did not run."""
 
 from __future__ import annotations
 

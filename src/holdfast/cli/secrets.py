@@ -1,7 +1,7 @@
-"""`holdfast secrets`: the secrets of a tree of settings, and the keys that they are sealed with.
+"""`holdfast secrets`: the secrets in a tree of settings, and the keys that seal them.
 
-No value is ever an argument: it is asked for without showing it, read from standard input, or
-edited in a private file that is gone afterwards.
+No value is ever an argument: it is prompted for without echo, read from standard input, or edited
+in a private file that is removed afterwards.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def edit(file: FileArgument, seed: SeedOption = None) -> None:
 
 
 def _edited(name: str, values: dict[str, str]) -> dict[str, str]:
-    """The values after the editor; the file lies in memory where there is such a place."""
+    """The values after editing; the file is in memory where the system has such a place."""
     import shlex
     import subprocess
     import tempfile
@@ -191,7 +191,7 @@ def seal(
 
 
 def _remember(generation: int, seed: Path | None) -> None:
-    """Let 'holdfast auth agent' issue it from now on, where the seed lies beside the users."""
+    """Let 'holdfast auth agent' issue this generation, if the seed is in the users' folder."""
     from holdfast.identity.users import USERS, UserFolder
 
     folder = seed_file(seed).parent

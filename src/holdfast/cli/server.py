@@ -1,7 +1,7 @@
 """`holdfast server`: a real nats-server in the foreground, one node or a small cluster.
 
-The main thread waits on one queue, into which the signal handler puts the signal and a thread per
-node puts the node that ended: nothing is polled, and whichever comes first decides.
+The main thread waits on one queue; the signal handler puts signals there, and a thread per node
+puts a node that ended. Nothing is polled, and the first event decides.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 STORE = Path("holdfast-data")
 PORT = 4222
 MONITOR_OFFSET = 4000
-"""From a client port to its monitor port: 4222 has 8222, as everywhere with NATS."""
+"""From a client port to its monitor port: 4222 has 8222, the NATS convention."""
 LAST_PORT = 65_535
 SIZES = (1, 3, 5)
 LOOK_SECONDS = 0.5
@@ -128,7 +128,7 @@ def handle_signals(events: Events) -> None:
 
 
 def monitor_port_of(port: int, nodes: int) -> int:
-    """The usual port of the monitor; any free one when it is taken."""
+    """The conventional monitor port, or any free one if it is taken."""
     found = port + MONITOR_OFFSET
     return found if port and all(_is_free(found + n) for n in range(nodes)) else 0
 
@@ -149,12 +149,12 @@ def _users_config(folder: Path) -> Path:
     from holdfast.identity.users import UserFolder
 
     found = UserFolder(folder.resolve())
-    found.users()  # says what to do when there are none
+    found.users()  # raises with advice when there are none
     return found.config
 
 
 def _reload_on_change(path: Path, seen: str, nodes: Sequence[Server], taker: Taker) -> None:
-    """Look at a file, which is replaced as a whole, and let the servers read it again."""
+    """Watch a file that is replaced atomically, and make the servers reload it."""
     from holdfast.identity.takers import digest
     from holdfast.server import ServerError
 
@@ -176,7 +176,7 @@ def _reload_on_change(path: Path, seen: str, nodes: Sequence[Server], taker: Tak
 
 
 def _record(taker: Taker, seen: str, error: str = "") -> None:
-    """Let 'holdfast auth' see what was taken."""
+    """Record what was loaded, for 'holdfast auth'."""
     try:
         taker.write(seen, error)
     except OSError as problem:
@@ -212,7 +212,7 @@ def _tell(made: Server | Cluster, nodes: Sequence[Server], store: Path, fast: bo
 
 
 def flush() -> None:
-    """A reader at the other end of a pipe waits for these lines."""
+    """Flush, because a reader at the other end of a pipe waits for these lines."""
     import sys
 
     sys.stdout.flush()
@@ -224,7 +224,7 @@ def _watch(node: Server, events: Events) -> None:
 
 
 def _until_end(nodes: Sequence[Server], events: Events) -> int:
-    """Wait for a signal, or until no majority of the nodes is left."""
+    """Wait for a signal, or until the nodes lose their majority."""
     while True:
         event = events.get()
         if isinstance(event, int):

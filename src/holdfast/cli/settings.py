@@ -198,7 +198,7 @@ def seed_file(given_file: Path | None) -> Path:
 
 
 def issued_agents(seed: Path | None) -> list[str]:
-    """Agents whose credentials lie beside the seed: they may not have started yet."""
+    """Agents with credentials next to the seed: they may not have started yet."""
     from holdfast.identity.users import USERS, UserFolder
 
     folder = seed_file(seed).parent

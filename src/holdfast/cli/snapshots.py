@@ -3,20 +3,20 @@
     DIR/<stream>/backup.json     the stream's configuration, and its state when it was read
     DIR/<stream>/stream.tar.s2   its messages and consumers, as the server packs them
 
-The layout is meant to be that of the `nats` command line; exchange with it was not tried.
+The layout follows the `nats` command line's; exchanging backups with it was not tested.
 
-Guaranteed: a stream's folder has its final name only once it is whole. Each stream is as it was at
-one moment. Not guaranteed: that moment is the same for all. What causes runs is read first (slots,
-events), then the queue, then the records, and what runs leave behind last (dead letters, results).
-So whatever a record says to be done has its consequences in the backup, and what it says to be
-open has its message there, or an older one, which carries the run as well.
+Guaranteed: a stream's folder has its final name only once it is complete, and each stream is
+consistent as of one moment. Not guaranteed: that this moment is the same for all. What causes runs
+is read first (slots, events), then the queue, then the records, and what runs leave behind last
+(dead letters, results). So the effects of a run recorded as done are in the backup, and so is the
+message of one recorded as open, or an older one, which carries the run as well.
 
 The queue is read without the state of its consumers: that is packed after the messages, and could
-call a message acknowledged whose successor is not in the backup. They are made again, and deliver
-everything in the queue; what was done is known by its record.
+mark a message as acknowledged whose successor is not in the backup. Consumers are created again and
+deliver everything in the queue; finished runs are detected by their records.
 
-On failure nothing half-written counts: a stream that was not wholly received is removed by the
-server after a restore, and its folder is left with the name `<stream>.part` after a backup.
+On failure nothing partial counts: after a restore the server removes a stream that was not
+completely received; after a backup its folder keeps the name `<stream>.part`.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ META: Final = "backup.json"
 DATA: Final = "stream.tar.s2"
 CHUNK_BYTES: Final = 128 * 1024
 SILENCE_SECONDS: Final = 60.0
-"""Without a chunk for this long the server has given up, or lost the stream's leader."""
+"""With no chunk for this long, the server has given up or the stream has lost its leader."""
 HEARD_SECONDS: Final = 10.0
 WINDOW: Final = 16
-"""Chunks of a restore that may be unconfirmed."""
+"""Unconfirmed chunks in a restore: hides the round trip, bounds memory."""
 FURTHEST: Final = 100_000_000
-"""Most writes that raise epochs: they take about an hour."""
+"""Most writes used to raise epochs: they take about an hour."""
 _MORE: Final = 1000
 _WELL: Final = ("", "204")
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """What a backup knows of a stream."""
+    """What a backup knows about a stream."""
 
     config: dict[str, Any]
     state: dict[str, Any]
     consumers: list[dict[str, Any]] = []
-    """The configurations of consumers that are not in the data."""
+    """Configurations of consumers that are not in the data."""
 
     @property
     def messages(self) -> int:
@@ -72,7 +72,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 def belongs(names: Names, stream: str) -> bool:
-    """Whether a stream is of this namespace, a bucket or an object store among them."""
+    """Whether a stream belongs to this namespace, including buckets and object stores."""
     ns = names.namespace
     return stream.startswith((f"{ns.upper()}_", f"KV_{ns}_", f"OBJ_{ns}_"))
 
@@ -86,7 +86,7 @@ def rank(names: Names, stream: str) -> tuple[int, str]:
 
 
 async def streams_of(broker: Broker) -> list[str]:
-    """The streams of the namespace that are on the server, in the order of a backup."""
+    """The namespace's streams on the server, in backup order."""
     found: list[str] = []
     while True:
         page = await broker.api("STREAM.NAMES", {"offset": len(found)})
@@ -98,7 +98,7 @@ async def streams_of(broker: Broker) -> list[str]:
 
 
 def in_folder(names: Names, folder: Path) -> dict[str, Snapshot]:
-    """What a backup holds of the namespace; records come before queues, as they are restored."""
+    """The namespace's streams in a backup, in restore order: records before queues."""
     found = {}
     for path in folder.glob(f"*/{META}"):
         if path.parent.suffix == ".part" or not belongs(names, path.parent.name):
@@ -129,7 +129,7 @@ async def save(broker: Broker, stream: str, folder: Path) -> Snapshot:
 
 
 async def _consumers(broker: Broker, stream: str) -> list[dict[str, Any]]:
-    """The configurations of the jobs' consumers; a canary's ends with its worker."""
+    """The configurations of the jobs' consumers; a canary's is removed with its worker."""
     found = await Topology(broker, RecordConfig()).consumers(stream)
     return [info["config"] for info in found if parse_consumer(info.get("name", ""))]
 
@@ -178,7 +178,7 @@ async def _next(chunks: asyncio.Queue[Received | None], stream: str) -> Received
 
 
 async def load(broker: Broker, stream: str, folder: Path, replicas: int) -> int:
-    """Make one stream of what was saved; returns how many messages it has."""
+    """Create a stream from a backup; returns how many messages it has."""
     snapshot = msgspec.json.decode((folder / stream / META).read_bytes(), type=Snapshot)
     config = snapshot.config | {"num_replicas": replicas}
     begun = await broker.api(
@@ -201,7 +201,7 @@ async def load(broker: Broker, stream: str, folder: Path, replicas: int) -> int:
 
 
 async def _send(broker: Broker, target: str, read: Callable[[], bytes]) -> None:
-    """The chunks, some of them under way at a time; the server answers each."""
+    """Send the chunks, several in flight; the server confirms each."""
     await _send_first(broker, target, read())
     under_way: list[asyncio.Future[Received]] = []
     while chunk := read():
@@ -213,7 +213,7 @@ async def _send(broker: Broker, target: str, read: Callable[[], bytes]) -> None:
 
 
 async def _send_first(broker: Broker, target: str, chunk: bytes) -> None:
-    """The chunk that begins: our server may hear only now that another one listens for it."""
+    """Send the first chunk, retrying: our server may not yet know the listener on another one."""
     deadline = broker.clock.monotonic() + HEARD_SECONDS
     while True:
         future = await broker.send(target, chunk, timeout=SILENCE_SECONDS)
@@ -231,8 +231,8 @@ async def _confirmed(future: asyncio.Future[Received]) -> None:
 async def raise_epochs(broker: Broker, epoch: int) -> int:
     """Raise the revisions of the bucket of runs above `epoch`; returns the last one.
 
-    Each write is one revision, and the server has no shorter way. What is written is a marker of a
-    key that was deleted, which ends by itself.
+    Each write is one revision, and the server has no faster way. It writes the marker of a deleted
+    key, which expires on its own.
     """
     subject = kv_subject(broker.names.runs, EPOCHS_RAISED)
     headers = {H_KV_OPERATION: "PURGE", H_TTL: "1s"}

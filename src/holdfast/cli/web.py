@@ -69,7 +69,7 @@ def _say_address(url: str) -> None:
 
 
 def _module(name: str) -> ModuleType:
-    """A module of the web package, which needs more than the rest of Holdfast."""
+    """A module of the web package, whose dependencies are an extra."""
     import importlib
 
     from holdfast.errors import ConfigError

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from holdfast.worker.supervisor import Spec
 
 SOCKET_VARIABLE = "HOLDFAST_INTERNAL_SOCKET"
-"""Set by a supervisor for its processes: where to serve health. Not for users."""
+"""Set by a supervisor for its processes: where to serve health. Internal."""
 STOP_MARGIN_SECONDS = 10.0
-"""What a process may take beyond its grace period to give runs back and leave."""
+"""What a process may take beyond its grace period to give back runs and leave."""
 
 
 def register(app: Cli) -> None:
@@ -105,7 +105,7 @@ def _work(target: str, config: WorkerConfig, socket: str) -> int:
     try:
         return run_role(lambda: worker)
     except Exception:
-        # A hook of the user's, or a bug: either way somebody has to see where.
+        # A user's hook failed, or a bug: either way the traceback is needed.
         logging.getLogger("holdfast.worker").exception("the worker cannot continue")
         return 1
 

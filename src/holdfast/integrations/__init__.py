@@ -1,1 +1,1 @@
-"""Holdfast under other frameworks: their names and habits, our connection, leases and pull loop."""
+"""Holdfast under other frameworks: their names and conventions on our connection and leases."""

@@ -25,7 +25,7 @@ from holdfast.client import Client
 from holdfast.errors import ConfigError, NotFound, Unavailable
 
 TIMEOUT: Final = timedelta(seconds=60)
-"""For one request: enough for a file of 100 MB over a slow line."""
+"""Per request: enough for a file of 100 MB over a slow line."""
 RETRY_TIMEOUT: Final = timedelta(seconds=10)
 """How long a failed request is retried before the run fails, which then retries by its policy."""
 
@@ -81,7 +81,7 @@ class JetstreamObjects:
 
 
 class S3Objects:
-    """A bucket of S3, R2, MinIO or anything that speaks their protocol."""
+    """A bucket of S3, R2, MinIO or any other store with the S3 protocol."""
 
     def __init__(
         self, bucket: str, endpoint: str, key: str, secret: str, *, region: str = "auto"
@@ -112,7 +112,7 @@ class S3Objects:
         from obstore.exceptions import BaseError
 
         try:
-            # One request, as every store of this kind accepts up to 5 GB.
+            # One request, which every such store accepts up to 5 GB.
             await self._store.put_async(name, body, use_multipart=False)
         except (BaseError, OSError) as error:
             raise Unavailable(f"object {name} could not be stored: {error}") from None

@@ -1,1 +1,1 @@
-"""What operators see and do: runs, jobs, dead letters, and the audit of their actions."""
+"""What operators see and do: runs, jobs, dead letters, schedules, nodes, fleet, and the audit."""

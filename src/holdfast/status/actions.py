@@ -1,11 +1,11 @@
 """What operators can do: each action is defined here once, for the CLI, the API and the pages.
 
 An action is a function under the decorator `action`. Its docstring is the sentence that help texts
-and the API show; its role is who may do it on the web; its preview says what it would do, for a
-confirmation. Calling an action does it and then writes one line to the audit.
+and the API show; its role says who may do it on the web; its preview says what it would do, for a
+confirmation. Calling an action performs it and then writes one line to the audit.
 
-Guaranteed: an action that had an effect leaves one line, also when it was cut off halfway; one that
-was refused, or changed nothing, leaves none. Not guaranteed: that the line is stored (see `audit`).
+Guaranteed: an action that had an effect writes one line, even when interrupted halfway; one that
+was refused, or changed nothing, writes none. Not guaranteed: that the line is stored (see `audit`).
 
 Nothing heavy is imported at the top, because every start of the CLI reads its help from here.
 """
@@ -43,26 +43,26 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Role = Literal["operator", "admin"]
-"""Who may do it on the web: an admin also what cannot be undone. On the command line the NATS login
-decides."""
+"""Who may do it on the web; only an admin may do what cannot be undone. On the command line the
+NATS login decides."""
 
 Line = dict[str, Any]
-"""What an action tells the audit: members of `audit.AuditLine`. Empty: nothing was changed."""
+"""What an action reports to the audit: members of `audit.AuditLine`. Empty: nothing changed."""
 
 SELECT_MOST: Final = 100_000
-"""Dead letters that one action takes: their list is kept in memory."""
+"""Most dead letters for one action: their list is kept in memory."""
 
 NAMED: Final = 8
-"""Objects that a confirmation lists by name: more do not fit into a dialog."""
+"""Objects that a confirmation lists by name; more do not fit into a dialog."""
 
 
 class Operator:
-    """Somebody who acts through a client, and what they act on."""
+    """An operator who acts through a client, and the services they act on."""
 
     def __init__(self, client: Client, who: str = "") -> None:
         self.client = client
         self.who = who
-        """Their name in the audit; empty: the user of the operating system."""
+        """Their name in the audit; empty: the operating-system user."""
 
     @cached_property
     def audit(self) -> Audit:
@@ -120,7 +120,7 @@ class Operator:
 
 
 class Preview:
-    """What an action would do, to be confirmed."""
+    """What an action would do, shown for confirmation."""
 
     def __init__(self, title: str, *effects: str, listed: Sequence[str] = ()) -> None:
         self.title = title
@@ -144,16 +144,16 @@ class Action(Generic[P, R]):
         self.verb = verb
         self.role = role
         self.button = button
-        """What the button of its confirmation says."""
+        """The label of the confirmation's button."""
         self.danger = danger
-        """It cannot be undone."""
+        """Whether it cannot be undone."""
         self.doc = " ".join((call.__doc__ or "").split())
         """What it does, in one or two sentences."""
         self._call = call
         self._preview: Callable[Concatenate[Operator, P], Awaitable[Preview]] | None = None
 
     async def __call__(self, by: Operator, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Do it, and write it to the audit."""
+        """Perform the action and write it to the audit."""
         line: Line = {}
         try:
             return await self._call(by, line, *args, **kwargs)
@@ -169,7 +169,7 @@ class Action(Generic[P, R]):
         return preview
 
     async def preview(self, by: Operator, *args: P.args, **kwargs: P.kwargs) -> Preview:
-        """What it would do."""
+        """Describe what the action would do, without doing it."""
         if self._preview is None:
             return Preview(f"{self.button}?", self.doc)
         return await self._preview(by, *args, **kwargs)
@@ -182,7 +182,7 @@ ACTIONS: Final[dict[tuple[str, str], Action[..., Any]]] = {}
 def action(
     noun: str, verb: str, role: Role, button: str, *, danger: bool = False
 ) -> Callable[[Callable[Concatenate[Operator, Line, P], Awaitable[R]]], Action[P, R]]:
-    """Enter a function into the table."""
+    """Register a function in the table of actions."""
 
     def enter(call: Callable[Concatenate[Operator, Line, P], Awaitable[R]]) -> Action[P, R]:
         made = Action(noun, verb, role, button, danger, call)
@@ -198,13 +198,13 @@ def many(count: int, noun: str) -> str:
 
 
 def shortlist(names: Sequence[str]) -> list[str]:
-    """The first of many, and how many more there are."""
+    """The first `NAMED` names, then how many more there are."""
     more = len(names) - NAMED
     return [*names[:NAMED], *([f"… and {more} more"] if more > 0 else [])]
 
 
 def sentence(text: str) -> str:
-    """A text that starts with a capital letter and ends with a full stop."""
+    """Capitalize a text and end it with a full stop."""
     return f"{text[:1].upper()}{text[1:]}."
 
 

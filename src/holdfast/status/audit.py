@@ -1,8 +1,8 @@
 """The audit of what operators do: one record in the ledger stream for each action.
 
-Where there are logins an entry is signed by the one that wrote it, and readers name that login. An
-action is written down after it took place, with what it changed. When the ledger cannot be
-written the action stands all the same; a log line says that it is missing there.
+With logins in use, an entry is signed by the login that wrote it, and readers see that login. An
+entry is written after the action, with what it changed. If the ledger cannot be written, the action
+still stands; a log line says that its entry is missing.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ NAMED_MOST = 500
 """Runs named in one line, so that it fits into a message; the count is always complete."""
 
 FORGED, UNSIGNED = "forged", "unsigned"
-"""Shown in place of a login: the entry's signature is wrong, or it has none although this reader
-could verify one, as entries of earlier versions."""
+"""Shown in place of a login: the signature is wrong, or is missing although this reader could
+verify one (entries of earlier versions)."""
 
 _make_id = IdMaker()
 
@@ -50,8 +50,7 @@ class AuditLine(msgspec.Struct, omit_defaults=True, frozen=True):
     count: Count = 0
     detail: str = ""
     noun: str = ""
-    """What kind of thing it was done to, as `ACTIONS` names it; empty in lines of older versions,
-    and for logins."""
+    """The kind of object, as in `ACTIONS`; empty for logins and in lines of older versions."""
 
 
 LINE: Final = Codec[AuditLine](AuditLine, "a line of the audit")
@@ -66,7 +65,7 @@ class Audit:
         self.who = who or operator()
 
     async def write(self, verb: str, **what: Any) -> None:
-        """Write a line; `what` are members of `AuditLine`."""
+        """Write a line; `what` holds members of `AuditLine`."""
         subject = self._broker.names.log("operator", verb)
         if not self._may_write(subject):
             return
@@ -88,19 +87,20 @@ class Audit:
             log.warning("%s is done, but not written to the ledger: %s", verb, error)
 
     def _may_write(self, subject: str) -> bool:
-        """Whether this login's role includes the ledger; that of a client or a backup does not."""
+        """Whether this login's role may write to the ledger; a client's or a backup's may not."""
         file = self._broker.config.credentials_file
         grant = ROLES.get(load_credentials(file).role) if file else None
         return grant is None or any(covers(g, subject) for g in grant(self._broker.names).publish)
 
     async def actions(self, run: str = "", most: int = 1_000) -> list[AuditLine]:
-        """The newest actions, or those among them that name a run; newest first."""
+        """The newest actions, newest first; with `run`, only those that name it."""
         return (await self.page(run, most, look=most))[0]
 
     async def page(
         self, run: str = "", limit: int = 50, before: int = 0, look: int = 1_000
     ) -> tuple[list[AuditLine], int]:
-        """A page from a place in the ledger on, and where the next one starts; 0: none."""
+        """A page starting at a position in the ledger, and where the next one starts (0: no
+        more)."""
         found: list[AuditLine] = []
         looked, at = 0, 0
         subject = self._broker.names.log("operator", "*")
@@ -116,7 +116,7 @@ class Audit:
         return found, 0
 
     def _named(self, kept: Kept, declared: str) -> str:
-        """The login that signed an entry, and whom it says to act for."""
+        """The login that signed an entry, and the user it says it acted for."""
         guard = self._broker.guard
         try:
             sender = guard.identify(kept.headers, kept.subject, kept.body)
@@ -128,7 +128,7 @@ class Audit:
 
 
 def operator() -> str:
-    """Who is at the keyboard: the user of the operating system."""
+    """The operating-system user."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # a container may have no name for its user

@@ -1,8 +1,8 @@
 """Every check of `holdfast doctor`, and the stream changes that it may make.
 
 A check returns findings and changes nothing. A drifted stream is corrected only where nothing can
-be lost: what adds (subjects, features, replicas, a longer age). What the server refuses to change,
-or would remove messages that somebody chose to keep, is left to a person.
+be lost, that is, by adding: subjects, features, replicas, a longer age. Changes that the server
+refuses, or that would remove messages somebody chose to keep, are left to a person.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LOCAL: Final = ("127.", "localhost", "::1")
 
 
 async def encryption(site: Site) -> list[Finding]:
-    """What travels in the clear can be read, and logins with it."""
+    """Without TLS, payloads and logins can be read on the network."""
     if site.broker.encrypted:
         return [Finding("encryption", "ok", "the connection uses TLS")]
     if is_local(site.broker.config):
@@ -44,7 +44,7 @@ async def encryption(site: Site) -> list[Finding]:
 
 
 async def login(site: Site) -> list[Finding]:
-    """A server that asks for no login lets everybody do everything."""
+    """A server that requires no login lets anyone do anything."""
     config = site.broker.config
     if not site.broker.asks_login:
         local = is_local(config)
@@ -68,23 +68,23 @@ def is_local(config: ConnectionConfig) -> bool:
 
 
 SKEW_WARN_SECONDS: Final = 0.25
-"""More than clocks under NTP differ by."""
+"""Clocks under NTP differ by less than this."""
 SKEW_FAIL_SECONDS: Final = 1.0
-"""Schedulers with a larger difference do not fire."""
+"""Schedulers whose clock differs by more do not fire."""
 FULL_WARN: Final = 0.8
 FULL_FAIL: Final = 0.95
-"""Shares of the storage limit; a full store must be restarted to recover."""
+"""Fractions of the storage limit; a full store recovers only after a restart."""
 SMALLEST_PAYLOAD: Final = 4 * ENVELOPE_BYTES
 USUAL_PAYLOAD: Final = 1024 * 1024
-"""The server's default."""
+"""The server's default `max_payload`."""
 LARGEST_PAYLOAD: Final = 8 * 1024 * 1024
-"""What NATS advises not to exceed: larger messages delay all others on a connection."""
+"""NATS advises against more: larger messages delay all others on a connection."""
 
 _WANTED = ".".join(map(str, REQUIRED_VERSION))
 
 
 def version(site: Site) -> Finding:
-    """Old servers silently ignore what they do not know."""
+    """Old servers silently ignore options they do not know."""
     found = site.broker.server_version or "of an unknown version"
     if parse_version(found) >= REQUIRED_VERSION:
         return Finding("server version", "ok", f"nats-server {found}")
@@ -93,7 +93,7 @@ def version(site: Site) -> Finding:
 
 
 async def jetstream(site: Site) -> Finding:
-    """JetStream has to be there, on a level that knows schedules and batches."""
+    """JetStream must be enabled, at an API level that supports schedules and batches."""
     try:
         site.account = await site.broker.api("INFO")
     except (errors.Unavailable, errors.NotFound) as error:
@@ -109,7 +109,7 @@ async def jetstream(site: Site) -> Finding:
 
 
 async def permissions(site: Site) -> list[Finding]:
-    """Every family of subjects that Holdfast uses."""
+    """The login may use every family of subjects that Holdfast uses."""
     tried, refused = await refusals(site.broker, site.records)
     if not refused:
         return [Finding("permissions", "ok", f"all {tried} subjects that were tried are allowed")]
@@ -145,7 +145,7 @@ def _synced(found: Jetstream, size: int) -> Finding:
 
 
 async def payload(site: Site) -> list[Finding]:
-    """A message has to carry a body and the story of a dead letter."""
+    """A message must have room for a body and the headers of a dead letter."""
     limit = site.broker.max_message_bytes
     text = f"messages may have {limit:,} bytes"
     if limit < SMALLEST_PAYLOAD:
@@ -161,7 +161,7 @@ async def payload(site: Site) -> list[Finding]:
 
 
 async def storage(site: Site) -> list[Finding]:
-    """A full store accepts nothing, and does not recover without a restart."""
+    """A full store accepts nothing and recovers only after a restart."""
     found = [
         _filled(f"the store behind {one.url}", one.storage_bytes, one.storage_limit)
         for one in site.monitors
@@ -182,7 +182,7 @@ def _filled(what: str, used: int, limit: int) -> Finding:
 
 
 async def clock(site: Site) -> list[Finding]:
-    """Delays and schedules are due by the server's clock; ours should not tell another time."""
+    """Delays and schedules are due by the server's clock; the local one should agree with it."""
     if site.broker.names.jobs in site.missing:
         return [Finding("clock", "warn", "not compared with the server's: no stream tells it yet")]
     size = abs(await site.client.topology.measure_clock())
@@ -196,14 +196,14 @@ async def clock(site: Site) -> list[Finding]:
 
 
 MOST_LISTED = 10
-"""Unreadable records that are listed one by one."""
+"""Unreadable records listed individually; the rest are only counted."""
 
 MOST_RUNS: Final = 100_000
-"""Records that a check looks through: more of them take longer than anybody waits for it."""
+"""Records that a check reads: more would take longer than an operator waits."""
 
 
 async def replicas(site: Site) -> list[Finding]:
-    """As many copies as the cluster can keep."""
+    """Streams have as many replicas as the cluster can hold."""
     size, wanted = site.cluster_size, site.broker.config.replicas
     if size == 1:
         text = "one server: nothing runs while it is away, and a lost disk loses everything"
@@ -243,7 +243,7 @@ def _copies(info: dict[str, Any]) -> list[Finding]:
 
 
 async def streams(site: Site) -> list[Finding]:
-    """As Holdfast would create them; it never changes an existing one by itself."""
+    """Streams are configured as Holdfast would create them; it never changes one by itself."""
     differences = await site.client.topology.differences()
     found = [
         Finding(
@@ -288,14 +288,14 @@ async def jobs(site: Site) -> list[Finding]:
 
 
 async def registrations(site: Site) -> list[Finding]:
-    """Schedules that an app's code defines and that were not taken."""
+    """Schedules defined in an app's code that were not accepted."""
     bucket = Bucket(site.broker, site.broker.names.schedules)
     found = []
     if bucket.stream not in site.missing:
         async for entry in bucket.entries(REFUSALS):
             refusal = bucket.read(REFUSED.decode, entry)
             if refusal is None:
-                continue  # the check of records names it
+                continue  # reported by the check of records
             text = f"the schedules of app {refusal.app} are not registered: {refusal.reason}"
             todo = "rename them in the code, or remove those of the other app"
             found.append(Finding("schedules", "fail", text, f"{todo}: holdfast schedules list"))
@@ -320,7 +320,7 @@ async def stranded_runs(site: Site) -> list[Finding]:
 
 
 async def subscriptions(site: Site) -> list[Finding]:
-    """Consumers that collect events for a job which is served in another group by now."""
+    """Consumers that collect events for a job that is now served in another group."""
     names = site.broker.names
     if names.events in site.missing:
         return [Finding("subscriptions", "ok", "there are none yet")]
@@ -340,7 +340,7 @@ async def subscriptions(site: Site) -> list[Finding]:
 
 
 def stranded(client: Client) -> Stranded:
-    """Finds stranded runs, and judges no node by itself."""
+    """A finder of stranded runs that trusts node records instead of judging nodes itself."""
     bucket = Bucket(client.broker, client.broker.names.nodes)
 
     async def alive(node: str) -> bool:
@@ -354,7 +354,7 @@ def stranded(client: Client) -> Stranded:
 
 
 async def node_records(site: Site) -> list[Finding]:
-    """Nodes that say they live and have not been heard of."""
+    """Nodes recorded as alive that have been silent for too long."""
     found, alive = [], []
     for node, silent in await _nodes(site):
         if node.alive and silent > node.liveness.timeout_seconds:
@@ -379,7 +379,7 @@ async def node_records(site: Site) -> list[Finding]:
 
 
 async def records(site: Site) -> list[Finding]:
-    """Records that every process passes over because it cannot read them."""
+    """Records that every process skips because it cannot read them."""
     damaged = await UnreadableRecords(site.client).list()
     if not damaged:
         return [Finding("records", "ok", "every record can be read")]
@@ -394,7 +394,7 @@ async def records(site: Site) -> list[Finding]:
 
 
 async def _nodes(site: Site) -> list[tuple[NodeRecord, float]]:
-    """Every node's record, and for how long it has been silent by the server's clock."""
+    """Every node's record, and how long it has been silent by the server's clock."""
     bucket = Bucket(site.broker, site.broker.names.nodes)
     if bucket.stream in site.missing:
         return []
@@ -405,16 +405,16 @@ async def _nodes(site: Site) -> list[tuple[NodeRecord, float]]:
 
 _FIXED_FOR_EVER: Final = frozenset({"retention", "storage"})
 _TASTE: Final = frozenset({"max_age", "duplicate_window", "num_replicas", "max_consumers"})
-"""What an operator may have chosen otherwise: no promise breaks by it at once."""
+"""Settings an operator may deliberately have chosen; a difference breaks no promise at once."""
 
 
 def is_grave(difference: Difference) -> bool:
-    """Whether a promise rests on it."""
+    """Whether a guarantee depends on it."""
     return difference.key not in _TASTE
 
 
 def is_safe(difference: Difference) -> bool:
-    """Whether it can be put right without losing anything."""
+    """Whether it can be corrected without losing anything."""
     key, actual, wanted = difference.key, difference.actual, difference.wanted
     if not key or key in _FIXED_FOR_EVER:
         return False
@@ -426,7 +426,7 @@ def is_safe(difference: Difference) -> bool:
 
 
 def why_by_hand(difference: Difference) -> str:
-    """What to do about a difference that is not put right by itself."""
+    """What to do about a difference that is not corrected automatically."""
     if difference.key in _FIXED_FOR_EVER:
         return "a server never changes it: drain the jobs, delete the stream, restart the workers"
     if difference.key == "max_age":
@@ -435,7 +435,7 @@ def why_by_hand(difference: Difference) -> str:
 
 
 def changes(differences: Iterable[Difference]) -> dict[str, dict[str, Any]]:
-    """For each stream the members to change, of those that are safe."""
+    """For each stream, the members that are safe to change."""
     found: dict[str, dict[str, Any]] = {}
     for one in differences:
         if is_safe(one):
@@ -447,7 +447,7 @@ def changes(differences: Iterable[Difference]) -> dict[str, dict[str, Any]]:
 
 
 async def fix(topology: Topology) -> list[str]:
-    """Put right what is safe; returns the streams that were changed."""
+    """Correct what is safe; returns the streams that were changed."""
     planned = changes(await topology.differences())
     for stream, members in planned.items():
         await topology.update_stream(stream, members)

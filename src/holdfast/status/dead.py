@@ -4,8 +4,8 @@ A letter's id is its sequence in the dead-letter stream. `replay` sends letters 
 by the run's claim (`replaying`): however many operators replay a letter, it becomes one run. `drop`
 removes letters for good. Both take ids or a filter.
 
-A page looks at no more than `PAGE_LOOK` letters, and groups are made of the newest `GROUP_LOOK`, so
-that looking costs the same however many there are; totals come from the server and are complete.
+A page reads at most `PAGE_LOOK` letters, and groups cover the newest `GROUP_LOOK`, so the cost of a
+listing does not grow with their number; totals come from the server and are complete.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
     at: float
     size: int
     object: str = ""
-    """Where its body is, when no message could carry it with its story."""
+    """Where its body is stored, when body and headers together were too large for a message."""
     subject: str = ""
     headers: dict[str, str] = {}
     attempts: tuple[Attempt, ...] = ()
@@ -74,18 +74,18 @@ class Body(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class DeadFilter:
-    """Which letters; what is empty matches all."""
+    """Which letters to select; an empty member matches all."""
 
     job: str = ""
     group: str = ""
     reason: str = ""
     error: str = ""
-    """A part of the error's text, in any case."""
+    """Part of the error's text, ignoring case."""
     run: str = ""
     since: float = 0.0
     before: float = 0.0
     seen: Callable[[str], str] = field(default=str, compare=False)
-    """An error as the reader may see it: what is hidden from them cannot be searched either."""
+    """Masks an error for this reader: what they may not see, they cannot search either."""
 
     def matches(self, letter: DeadLetter) -> bool:
         return (
@@ -119,7 +119,7 @@ class DeadLetters:
         self._stream = client.broker.names.dead
         self._replayer = Replayer(client)
 
-    # ---- looking
+    # ---- reading
 
     async def list(self, wanted: DeadFilter | None = None, limit: int = 50) -> Sequence[DeadLetter]:
         """The newest letters that match."""
@@ -150,7 +150,7 @@ class DeadLetters:
         return await self._client.objects.get(name) if name else kept.body
 
     async def select(self, wanted: Selection, limit: int = SELECT_MOST) -> Sequence[DeadLetter]:
-        """The letters that ids or a filter name, oldest first; an unknown id is an error."""
+        """The letters selected by ids or a filter, oldest first; an unknown id is an error."""
         if isinstance(wanted, DeadFilter):
             return (await self.list(wanted, limit))[::-1]
         return [await self.show(id) for id in sorted(set(wanted))[:limit]]
@@ -169,8 +169,8 @@ class DeadLetters:
     ) -> Sequence[Replayed]:
         """Send letters again, at most `rate` per second (0: as fast as possible).
 
-        `edited` replaces the payload, of one letter only. `done` is filled as it proceeds, for a
-        caller that wants to know how far it came when it was cut off.
+        `edited` replaces the payload and needs a single letter. `done` is filled during the replay,
+        so an interrupted caller knows how far it got.
         """
         letters = await self.select(wanted, limit)
         if edited is not None and len(letters) != 1:
@@ -229,7 +229,7 @@ class DeadLetters:
 
 
 def check_id(id: int) -> int:
-    """A letter's id: a sequence number."""
+    """Check that a letter's id is a valid sequence number."""
     if not 0 < id < 2**63:
         raise InvalidInput(f"{id} is not the id of a dead letter: 'holdfast dead list' shows them")
     return id
@@ -239,7 +239,7 @@ def check_id(id: int) -> int:
 
 
 def read_letter(kept: Kept, names: Names) -> DeadLetter:
-    """A stored letter; headers that are missing or nonsense leave their members empty."""
+    """Parse a stored letter; missing or malformed headers leave their members empty."""
     headers = kept.headers
     group, job = names.parse_dead(kept.subject) or ("", "")
     return DeadLetter(
@@ -263,7 +263,7 @@ def read_letter(kept: Kept, names: Names) -> DeadLetter:
 
 
 def as_text(body: bytes) -> Body:
-    """Bytes to be shown: as text when they are text."""
+    """Bytes for display: as text if they are UTF-8."""
     try:
         return Body("utf-8", body.decode())
     except UnicodeDecodeError:
@@ -271,7 +271,7 @@ def as_text(body: bytes) -> Body:
 
 
 def _text(header: str) -> str:
-    """A text that was written as JSON, so that it fits into one line."""
+    """Decode a header that was written as JSON to fit on one line."""
     try:
         return TEXT.decode(header.encode("utf-8", "surrogateescape"))
     except Unreadable:
@@ -293,7 +293,7 @@ def _attempts(header: str) -> tuple[Attempt, ...]:
 
 
 PAGE_LOOK: Final = 2_000
-"""Letters that one page looks at: bounds the time until it is answered."""
+"""Letters that one page reads: bounds its response time."""
 
 
 class DeadPage(msgspec.Struct, frozen=True):
@@ -301,13 +301,13 @@ class DeadPage(msgspec.Struct, frozen=True):
 
     letters: list[DeadLetter]
     older: int
-    """The next page has what comes before this id; 0: this was the last."""
+    """The next page holds letters before this id; 0: this is the last page."""
 
 
 async def dead_page(
     client: Client, wanted: DeadFilter, limit: int = 50, before: int = 0, look: int = PAGE_LOOK
 ) -> DeadPage:
-    """The letters that match from a place on; fewer than `limit` when few of many match."""
+    """The letters that match from a position on; a page may be short when matches are rare."""
     names = client.broker.names
     subject = names.dead_letter(wanted.group or "*", wanted.job or "*")
     found: list[DeadLetter] = []
@@ -325,7 +325,7 @@ async def dead_page(
 
 
 GROUP_LOOK: Final = 1_000
-"""Letters that are grouped; also the most that a page may act on at once."""
+"""Letters that are grouped; also the most that a page can act on at once."""
 
 
 class DeadGroup(msgspec.Struct, frozen=True):
@@ -334,12 +334,12 @@ class DeadGroup(msgspec.Struct, frozen=True):
     group: str
     job: str
     kind: str
-    """The error with its numbers and quoted parts blanked."""
+    """The error with numbers and quoted parts blanked."""
     letters: tuple[DeadLetter, ...]
 
 
 class DeadGroups(msgspec.Struct, frozen=True):
-    """What was grouped, and what there is in all."""
+    """The grouped letters, and the totals."""
 
     groups: list[DeadGroup]
     looked: int
@@ -352,7 +352,7 @@ class DeadGroups(msgspec.Struct, frozen=True):
 
 
 async def dead_groups(client: Client, wanted: DeadFilter, look: int = GROUP_LOOK) -> DeadGroups:
-    """The newest letters that match, by job and kind; the largest group first."""
+    """The newest letters that match, by job and kind, largest group first."""
     letters = await DeadLetters(client).list(wanted, look)
     found: dict[tuple[str, str, str], list[DeadLetter]] = {}
     for letter in letters:

@@ -1,10 +1,10 @@
 """What production needs, checked one by one; each finding says what to do.
 
-`ok`, `warn`: it works, and something may surprise you; `fail`: runs can be lost, or nothing works
-at all. No check changes anything; a check that cannot be made says so as a warning. The first ones
-are the ground for the others: without a connection, or on a server that is too old, nothing else
-is asked, and a namespace is looked at only with every permission. Nothing waits long, for a server
-that forbids something says so at once.
+`ok`; `warn`: it works but may surprise you; `fail`: runs can be lost, or nothing works. Checks
+change nothing; one that cannot be made reports a warning. The first checks are preconditions:
+without a connection, or on a server that is too old, no others run, and the namespace is examined
+only with every permission. Nothing waits long, because a server reports a forbidden subject at
+once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.status import checks, probes
 from holdfast.status.probes import Check, Finding, Site
 
 PATIENCE_SECONDS: Final = 2.0
-"""For one answer: a server that is alive answers in milliseconds, and many are asked."""
+"""Per answer: a healthy server answers in milliseconds, and there are many requests."""
 
 SERVER_CHECKS: Final[dict[str, Check]] = {
     "login": checks.login,

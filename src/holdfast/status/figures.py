@@ -1,11 +1,11 @@
 """What only the server can count: lag, streams, storage, nodes; for metrics and autoscaling.
 
-The lag of a job is what waits for it and what is in flight, in its queue and in its subscriptions:
+The lag of a job is what waits and what is in flight, in its queue and in its subscriptions:
 `num_pending + num_ack_pending` of its consumers, which is also what KEDA's scaler reads from the
-server's monitor. Runs that are delayed or wait out a long retry are scheduled messages and count
-nowhere, so a job whose runs all wait for tomorrow scales to zero.
+server's monitor. Delayed runs and long retries are scheduled messages and are not counted, so a job
+whose runs are all due tomorrow scales to zero.
 
-`Figures.answer` serves it over HTTP, counted for each request; `Figures.run` updates the gauges. An
+`Figures.answer` serves it over HTTP, counted per request; `Figures.run` updates the gauges. An
 unreachable server is an error: an autoscaler must not take silence for "nothing to do".
 """
 
@@ -32,7 +32,7 @@ EVERY_SECONDS = 10.0
 
 
 class JobLag(msgspec.Struct, frozen=True):
-    """What one job has before it."""
+    """The lag of one job."""
 
     group: str
     job: str
@@ -40,14 +40,14 @@ class JobLag(msgspec.Struct, frozen=True):
     in_flight: int = 0
     redelivered: int = 0
     paused: int = 0
-    """How many of the waiting are held back by a pause: a worker for them would be idle."""
+    """How many of the waiting are held by a pause: a worker for them would be idle."""
 
     @property
     def lag(self) -> int:
         return self.waiting + self.in_flight
 
     def plus(self, info: dict[str, Any]) -> JobLag:
-        """With one of its consumers added, as the server describes it."""
+        """Add one of its consumers, as the server describes it."""
         waiting = int(info.get("num_pending", 0))
         return JobLag(
             self.group,
@@ -60,7 +60,7 @@ class JobLag(msgspec.Struct, frozen=True):
 
 
 async def lags(client: Client) -> list[JobLag]:
-    """The lag of every job; one that no worker ever served has what was sent to it."""
+    """The lag of every job; for one never served by a worker, what was sent to it."""
     names = client.broker.names
     found: dict[tuple[str, str], JobLag] = {}
     queued = set()
@@ -78,16 +78,16 @@ async def lags(client: Client) -> list[JobLag]:
 
 
 class Figures:
-    """Counts for one process's metrics, and answers autoscalers."""
+    """Sets one process's gauges and answers autoscalers."""
 
     def __init__(self, client: Client, telemetry: Telemetry) -> None:
         self._client = client
         self._telemetry = telemetry
 
     async def answer(self, path: str) -> dict[str, Any] | None:
-        """`/lag/<group>` and `/lag/<group>/<job>,<job>`: the sum over the jobs that are meant.
+        """`/lag/<group>` and `/lag/<group>/<job>,<job>`: the sum over these jobs.
 
-        `lag` is what a worker could do now: runs that a pause holds back are not in it.
+        `lag` is what a worker could do now: runs held by a pause are excluded.
         """
         if not path.startswith(PATH):
             return None
@@ -110,7 +110,7 @@ class Figures:
         }
 
     async def run(self) -> None:
-        """Renew the gauges until cancelled; what cannot be had keeps its old value."""
+        """Update the gauges until cancelled; a gauge that cannot be read keeps its old value."""
         await repeating(
             self.renew,
             clock=self._client.broker.clock,
@@ -120,7 +120,7 @@ class Figures:
         )
 
     async def renew(self) -> None:
-        """Ask once and set every gauge."""
+        """Query once and set every gauge."""
         await self._jobs()
         await self._streams()
         await self._nodes()

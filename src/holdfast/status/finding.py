@@ -27,7 +27,7 @@ from holdfast.names import DEFAULT_GROUP, H_OBJECT, check_run
 from holdfast.status.messages import Kept, by_sequence, last_of, newest, oldest, subject_counts
 
 SEARCH_MOST: Final = 100_000
-"""Messages that are searched for one run, before it counts as not found."""
+"""Messages searched for one run before it counts as not found: bounds the time of a lookup."""
 
 _SEQUENCE_RUN = re.compile(r"s(\d{1,18})-[0-9A-Za-z]+")
 
@@ -44,7 +44,7 @@ class Carrier:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Everything that is known of where a run is."""
+    """Everything known about where a run is."""
 
     run: str
     record: RunRecord | None
@@ -56,7 +56,7 @@ class Found:
 
 
 class Finder:
-    """Looks runs up in one namespace."""
+    """Looks up runs in one namespace."""
 
     def __init__(self, client: Client, search: int = SEARCH_MOST) -> None:
         self._client = client
@@ -65,9 +65,9 @@ class Finder:
         self._search = search
 
     async def find(self, run: str, hint: int = 0) -> Found:
-        """Where a run is; raises `RunNotFound` when there is no trace of it.
+        """Find a run; raises `RunNotFound` when there is no trace of it.
 
-        `hint`: where in the jobs stream its message was seen; saves the search when it holds.
+        `hint`: its message's last known place in the jobs stream; saves a search if still right.
         """
         check_run(run)
         record, revision = await self.record(run)
@@ -75,7 +75,7 @@ class Finder:
         waits = record is None or record.state == "failed"
         carrier = await self.carrier(run, group, job, hint) if waits else None
         if carrier is None and record is None and job:
-            carrier = await self.carrier(run)  # the id only looked like that of a keyed run
+            carrier = await self.carrier(run)  # the id only looked like a keyed run's
         if carrier:
             group, job = carrier.group, carrier.job
         letter = None
@@ -157,7 +157,7 @@ class Finder:
 
 
 def home_of(run: str) -> tuple[str, str]:
-    """Group and job of a keyed run, as its id tells; empty for any other."""
+    """Group and job encoded in a keyed run's id; empty for any other."""
     parts = run.split("/")
     if len(parts) == 2:
         return DEFAULT_GROUP, parts[0]
@@ -167,12 +167,12 @@ def home_of(run: str) -> tuple[str, str]:
 
 
 def replayed(record: RunRecord) -> bool:
-    """Sent again by an operator, and not claimed since."""
+    """Whether an operator sent it again and no worker has claimed it since."""
     return record.state == "failed" and record.token.startswith(MARK)
 
 
 def read_record(broker: Broker, run: str, body: bytes) -> RunRecord | None:
-    """A run's record, or None when it cannot be read, which is noted."""
+    """A run's record; None, and noted, when it cannot be read."""
     return broker.unreadable.read(runs.decode, broker.names.runs, run, body)
 
 
@@ -180,7 +180,7 @@ _ACK = "$JS.ACK."
 
 
 async def payload_of(client: Client, found: Found) -> tuple[bytes, dict[str, str]] | None:
-    """A run's payload and the sender's own headers; None when they are gone."""
+    """A run's payload and the sender's headers; None when they are gone."""
     record = found.record
     if record and (record.body or record.body_object):
         name = record.body_object
@@ -204,7 +204,7 @@ async def _message(client: Client, found: Found) -> Kept | None:
 
 
 def place_of(reply: str) -> tuple[str, int] | None:
-    """Stream and sequence of a message, from where it is acknowledged.
+    """Stream and sequence of a message, from its ack subject.
 
     `$JS.ACK.<stream>.<consumer>.<delivered>.<sequence>…`, or with domain and account in front.
     """

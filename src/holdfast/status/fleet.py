@@ -1,7 +1,7 @@
 """Agents and fan-out runs as an operator sees them.
 
-An agent is known by its facts, which stay; it is online while its record exists, which expires by
-itself. `forget` removes an agent that will not come back, so that no target matches it.
+An agent's facts are kept; it is online while its record exists, which expires on its own. `forget`
+removes an agent that will not come back, so that no target matches it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class FleetInfo(msgspec.Struct, frozen=True):
 
 
 class FleetStatus:
-    """Reads and steers the fan-out runs of a namespace."""
+    """Reads and cancels the fan-out runs of a namespace."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -94,7 +94,7 @@ class FleetStatus:
         return sorted(chosen, key=lambda r: r.created, reverse=True)[:most]
 
     async def active(self) -> Sequence[FleetInfo]:
-        """The runs that have not ended, oldest first, with what has been returned so far."""
+        """The runs that have not ended, oldest first, with the returns so far."""
         prefix = active_key("")
         try:
             runs = [e.key[len(prefix) :] async for e in self._bucket.entries(prefix.rstrip("."))]
@@ -111,11 +111,11 @@ class FleetStatus:
         return sorted(found, key=lambda r: r.created)
 
     async def show(self, run: str) -> tuple[FleetRun, dict[str, Return]]:
-        """A run's record and the returns that are stored."""
+        """A run's record and its stored returns."""
         return await self.fleet.read(run), await self.fleet.returns(run)
 
     async def history(self, run: str) -> Sequence[LedgerEntry]:
-        """What became of a run, oldest first: who dispatched, adopted, cancelled and ended it."""
+        """A run's history, oldest first: who dispatched, adopted, cancelled and ended it."""
         broker = self._client.broker
         subject = broker.names.log("fleet", check_run(run))
         found = direct_batch(broker, broker.names.ledger, subject)
@@ -134,7 +134,7 @@ class FleetStatus:
         ]
 
     async def cancel(self, run: str, who: str = "") -> FleetRun:
-        """Stop a run, wherever it is."""
+        """Cancel a run in whatever state it is."""
         return await self.fleet.cancel(run, who)
 
 
@@ -148,7 +148,7 @@ class AgentInfo(msgspec.Struct, frozen=True):
     id: str
     online: bool
     last_seen: float
-    """When the server last stored something of it."""
+    """When the server last stored anything from it."""
     host: str
     os: str
     address: str
@@ -169,7 +169,7 @@ class Agents:
     async def list(
         self, target: str = "*", *, online: bool = False, seen: Callable[[Any], Any] | None = None
     ) -> Sequence[AgentInfo]:
-        """The agents that a target means, by id.
+        """The agents that match a target, by id.
 
         `seen` reduces facts to what the reader may see: what is hidden cannot be searched either.
         """
@@ -186,7 +186,7 @@ class Agents:
                     found.append(self._info(agent, said, entry, records.get(agent)))
             return sorted(found, key=lambda a: a.id)
 
-        # In a thread: patterns and facts are foreign, and a fleet is large.
+        # In a thread: patterns and facts are untrusted, and a fleet can be large.
         return [info for info in await asyncio.to_thread(chosen) if info.online or not online]
 
     async def show(self, agent: str) -> tuple[AgentInfo, dict[str, Any]]:
@@ -213,30 +213,30 @@ class Agents:
         await self._records.delete(agent)
 
     async def _answers(self, agent: str) -> bool:
-        """Whether anybody listens under its name: a record may outlive a login that was revoked."""
+        """Whether anything listens under its name: a record may outlive a revoked login."""
         broker = self._client.broker
         try:
             await broker.request(broker.names.node(agent, "ping"), timeout=PING_SECONDS)
         except errors.Unavailable:
             return False
         except errors.OutcomeUnknown:
-            return True  # somebody listens and is slow
+            return True  # listening, but slow
         return True
 
     async def _entries(self, bucket: Bucket) -> dict[str, Entry]:
         try:
             return {entry.key: entry async for entry in bucket.entries()}
         except errors.NotFound:
-            return {}  # no dispatcher has been here yet
+            return {}  # no dispatcher has run yet
 
     def _said(self, entry: Entry) -> dict[str, Any]:
-        """An agent's facts; none when they cannot be read, so that it is listed all the same."""
+        """An agent's facts; empty when they cannot be read, so that it is still listed."""
         return self._facts.read(FACTS.decode, entry) or {}
 
     def _info(
         self, agent: str, said: dict[str, Any], facts: Entry, entry: Entry | None
     ) -> AgentInfo:
-        """One whose record cannot be read is shown as offline."""
+        """An agent whose record cannot be read is shown as offline."""
         record = self._records.read(nodes.decode, entry) if entry else None
         age = self._client.broker.server_now() - entry.stored if entry else 0.0
         if record is None:

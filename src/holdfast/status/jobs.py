@@ -2,15 +2,15 @@
 
 A job is known once a worker has served it (its consumers exist) or something was sent to it.
 `pause` stops the server from delivering to the job's queue and its events; what is running
-continues. The pause is a property of the consumers and is also recorded beside them, so that a
-consumer that is created again starts paused.
+continues. The pause is set on the consumers and also stored separately, so that a consumer that is
+created again starts paused.
 
 `purge` removes runs that wait or are delayed, without losing one that has started or leaving a
-record behind. It pauses deliveries first, so that "not handed to anybody" stays true meanwhile. A
-run that has been tried before is cancelled by compare-and-swap before its message is removed: a
-crash in between leaves a message that the next worker drops, never a record that waits forever.
-Only messages that existed at the start are removed; events stay, because every job that subscribes
-shares them. A purged key still counts as a repeat until the server's window of message ids is over.
+record behind. It pauses deliveries first, so that no run is delivered meanwhile. A run that has
+been tried before is cancelled by compare-and-swap before its message is removed: a crash in between
+leaves a message that the next worker drops, never a record that waits forever. Only messages that
+existed at the start are removed; events stay, because all subscribed jobs share them. A purged key
+still counts as a repeat until the server's deduplication window has passed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from holdfast.status.finding import Finder
 from holdfast.status.messages import delete, next_of, oldest, subject_counts
 
 PAUSE_SECONDS: Final = 600.0
-"""Longer than a purge takes; a purge that dies stops the job for this long at most."""
+"""Longer than a purge takes; a purge that dies blocks the job for at most this long."""
 _CHUNK: Final = 100
-"""Requests in flight at a time."""
+"""Requests in flight at once: enough to hide the round trip without flooding the server."""
 
 
 class Purger:
-    """Removes waiting and parked runs of one job at a time."""
+    """Removes waiting and delayed runs, one job at a time."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -48,7 +48,7 @@ class Purger:
         self._finder = Finder(client)
 
     async def waiting(self, group: str, job: str) -> int:
-        """Remove what waits in a job's queue; returns how many."""
+        """Remove the runs waiting in a job's queue; returns how many."""
         subject = self._names.job(group, job)
         async with self._paused(group, job) as info:
             start = int(info["delivered"]["stream_seq"]) + 1 if info else 1
@@ -60,7 +60,7 @@ class Purger:
         return await self._remove(self._names.later(group, job, "*", "*"), 1, whole=True)
 
     async def _remove(self, subject: str, start: int, *, whole: bool) -> int:
-        """Cancel the records and remove the messages, at once when all of the subject goes."""
+        """Cancel records and remove messages; with `whole`, purge the subject in one request."""
         sequences: list[int] = []
         tried: list[str] = []
         async for kept in oldest(self._broker, self._names.jobs, subject, start):
@@ -83,7 +83,7 @@ class Purger:
         return await delete(self._broker, self._names.jobs, sequence)
 
     async def _cancel_record(self, run: str) -> None:
-        """A waiting run's record ends with its message; any other record is not our business."""
+        """End the record of a waiting run along with its message; leave any other record alone."""
         record, revision = await self._finder.record(run)
         if record is None or record.state != "failed":
             return
@@ -94,13 +94,13 @@ class Purger:
         try:
             await self._client.runs.put(run, runs.encode(ended), expected=revision, ttl=ttl)
         except Conflict:
-            return  # it has just moved on
+            return  # it has just changed
 
     @asynccontextmanager
     async def _paused(self, group: str, job: str) -> AsyncIterator[dict[str, Any] | None]:
-        """The queue's consumer, as it stands while the server delivers nothing.
+        """Pause the queue's consumer, and yield it as it is while nothing is delivered.
 
-        The pause ends by itself, so that a purge that dies stops the job for a while only.
+        The pause expires, so that a purge that dies blocks the job only for a while.
         """
         topology, stream, name = self._client.topology, self._names.jobs, consumer(group, job)
         try:
@@ -137,9 +137,9 @@ class JobInfo(msgspec.Struct, frozen=True):
     group: str
     job: str
     waiting: int = 0
-    """Runs and events that no worker was handed yet."""
+    """Runs and events not yet delivered to a worker."""
     in_flight: int = 0
-    """Handed to a worker and not acknowledged: running, or waiting out a short retry."""
+    """Delivered and not acknowledged: running, or waiting out a short retry."""
     parked: int = 0
     """Not due yet: delayed runs and long retries."""
     dead: int = 0
@@ -194,7 +194,7 @@ class _Counts:
     parked: dict[tuple[str, str], int]
     dead: dict[tuple[str, str], int]
     paused: set[tuple[str, str]]
-    """Jobs that are written down as paused."""
+    """Jobs recorded as paused."""
 
 
 class Jobs:
@@ -206,10 +206,10 @@ class Jobs:
         self._names = client.broker.names
         self._pauses = Bucket(client.broker, client.broker.names.schedules)
 
-    # ---- looking
+    # ---- reading
 
     async def list(self, job: str = "", group: str = "") -> Sequence[JobInfo]:
-        """Every known job, or those of a name or group."""
+        """Every known job, or those with a name or in a group."""
         consumers = await self._consumers()
         counts = await self._counts()
         known = {(c.group, c.job) for c in consumers} | counts.paused
@@ -277,18 +277,18 @@ class Jobs:
         )
 
     async def groups_of(self, job: str) -> Sequence[str]:
-        """The groups in which a worker has ever served a job of that name."""
+        """The groups in which a worker has ever served a job with this name."""
         return sorted({c.group for c in await self._consumers() if c.job == job})
 
     async def unserved(self, job: str, group: str) -> str:
         """A hint for a sender if no worker has ever served the job; otherwise empty.
 
-        Sending to it is no mistake in itself: its worker may be about to start.
+        Sending to it is no error: its worker may be about to start.
         """
         try:
             return await self._unserved(job, group)
         except BrokerError:
-            return ""  # the run is stored: a hint that cannot be given is no error
+            return ""  # the run is stored: failing to give a hint is no error
 
     async def _unserved(self, job: str, group: str) -> str:
         try:
@@ -318,7 +318,7 @@ class Jobs:
         self, verb: Literal["pause", "resume"], job: str, group: str
     ) -> Sequence[JobInfo]:
         targets = set(await self.targets(job, group))
-        for target in targets:  # first: consumers that are made meanwhile are made so
+        for target in targets:  # first, so that consumers created meanwhile start paused
             await self._write_down(verb, *target)
         switch = self._client.topology.pause if verb == "pause" else self._client.topology.resume
         for one in await self._consumers():
@@ -327,7 +327,7 @@ class Jobs:
         return [i for i in await self.list(job, group) if (i.group, i.job) in targets]
 
     async def pause_again(self, paused: Set[tuple[str, str]]) -> None:
-        """Pause the consumers of these jobs that are not."""
+        """Pause those consumers of these jobs that are not paused."""
         for one in await self._consumers():
             if (one.group, one.job) in paused and not one.paused:
                 await self._client.topology.pause(one.stream, one.name)
@@ -350,7 +350,7 @@ class Jobs:
     ) -> Sequence[Purged]:
         """Remove runs that wait in the queue or are delayed; returns how many of each.
 
-        `done` is filled as it proceeds, for a caller that was cut off.
+        `done` is filled during the purge, so an interrupted caller knows how far it got.
         """
         purger = Purger(self._client)
         done = [] if done is None else done
@@ -361,11 +361,11 @@ class Jobs:
         return done
 
     async def targets(self, job: str, group: str) -> Sequence[tuple[str, str]]:
-        """The jobs that are meant; unknown and ambiguous ones are refused."""
+        """The jobs selected; unknown and ambiguous ones are refused."""
         return [(info.group, info.job) for info in await self.meant(job, group)]
 
     async def meant(self, job: str, group: str) -> Sequence[JobInfo]:
-        """The same, with their numbers."""
+        """The jobs selected, with their counts."""
         if not job and not group:
             raise InvalidInput("name a job, or a group for all of its jobs")
         every = await self.list()
@@ -384,7 +384,7 @@ class Jobs:
 
 
 def check_which(text: str) -> Which:
-    """Which runs to purge, as a user wrote it."""
+    """Parse which runs to purge."""
     for which in get_args(Which):
         if text == which:
             return cast(Which, which)

@@ -1,15 +1,15 @@
-"""Lists of runs, page by page: one way for the CLI, the API and the pages.
+"""Lists of runs, page by page: one implementation for the CLI, the API and the pages.
 
 A run is its record; before its first attempt it has none and is only a message: `queued`, or
 `delayed` until it is due. A list shows both, newest change first.
 
-Each page costs the same, however many runs there are: it looks at no more than `LOOK` records and
-messages. When fewer than asked for match, it says how far it has looked, and its cursor continues
-from there, so a filter that matches one run in 100,000 is answered in parts and not by a long walk.
+Each page costs the same, however many runs there are: it reads at most `LOOK` records and messages.
+When fewer than requested match, it says how far it has read, and its cursor continues from there,
+so a filter that matches one run in 100,000 is answered in parts instead of by one long scan.
 
-A process that lists often has an index (`run_index`): with it no record is read from the server,
-and all of them are looked at. Nodes write in each heartbeat which runs they hold, so a filter for
-running runs asks there first and finds one that started long ago at once.
+A process that lists often has an index (`run_index`); then no record is read from the server and
+all of them are searched. Each heartbeat names the runs that the node holds, so a filter for running
+runs reads those first and finds one that started long ago at once.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from holdfast.status.run_index import RunIndex
 
 LOOK: Final = 2_000
-"""Records and messages that one page looks at: bounds the time until it is answered."""
+"""Records and messages that one page reads: bounds its response time."""
 HELD_MOST: Final = 1_000
-"""Running runs that are read by what nodes hold: more than a page can show."""
+"""Running runs looked up through node heartbeats: more than a page can show."""
 _CHUNK: Final = 100
-"""Reads in flight at a time, to find out which messages have a record."""
+"""Reads in flight at once, when checking which messages have a record."""
 
 STATES: Final = (
     "queued",
@@ -67,7 +67,7 @@ class RunInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     started: float = 0.0
     ended: float = 0.0
     due: float = 0.0
-    """When a delayed run, or the next attempt of a failed one, is to start."""
+    """When a delayed run, or the next attempt of a failed one, is due."""
     attempts: int = 0
     failures: int = 0
     crashes: int = 0
@@ -81,14 +81,14 @@ _EXACT: Final = ("job", "group", "state", "node")
 
 @dataclass(frozen=True, slots=True)
 class RunFilter:
-    """Which runs; what is empty matches all."""
+    """Which runs to list; an empty member matches all."""
 
     job: str = ""
     group: str = ""
     state: str = ""
     node: str = ""
     prefix: str = ""
-    """How the run's id, or its key, begins."""
+    """Prefix of the run's id or key."""
     since: float = 0.0
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ class RunFilter:
         )
 
     def predicate(self) -> Callable[[RunInfo], bool]:
-        """`matches`, without what was not asked for: for very many runs."""
+        """`matches`, compiled without the empty members: for large numbers of runs."""
         tests = [_equals(n, getattr(self, n)) for n in _EXACT if getattr(self, n)]
         if self.prefix:
             tests.append(_begins(self.prefix))
@@ -124,7 +124,7 @@ def _equals(name: str, value: str) -> Callable[[RunInfo], bool]:
 
 
 def _begins(prefix: str) -> Callable[[RunInfo], bool]:
-    """Whether a run's id, or its key, begins so."""
+    """Match runs whose id or key starts with `prefix`."""
     key = f"/{encode(prefix)}"
 
     def begins(info: RunInfo) -> bool:
@@ -138,23 +138,23 @@ def _begins(prefix: str) -> Callable[[RunInfo], bool]:
 
 
 Found = tuple[RunInfo, int]
-"""A run, and where in its stream it was found."""
+"""A run and its sequence in the stream where it was found."""
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True):
-    """Where a page ended: the records and messages before these are still to be looked at."""
+    """Where a page ended: records and messages before these positions are still to be read."""
 
     records: int = 0
     queued: int = 0
     delayed: int = 0
 
     def text(self) -> str:
-        """As it travels in an address."""
+        """Encode it for a URL."""
         return f"{self.records}-{self.queued}-{self.delayed}"
 
     @classmethod
     def read(cls, text: str) -> Cursor:
-        """What `text` made, or the newest page for nothing."""
+        """Decode a cursor; an empty text means the newest page."""
         parts = text.split("-") if text else ["0", "0", "0"]
         digits = all(p.isascii() and p.isdigit() and len(p) < 19 for p in parts)
         if len(parts) != 3 or not digits:
@@ -169,15 +169,15 @@ class RunPage(msgspec.Struct, frozen=True):
     older: str
     """The cursor of the next page; empty when there is none."""
     looked: int
-    """How many records and messages were looked at."""
+    """How many records and messages were read."""
     back_to: float
-    """The time of the oldest among them; 0 when everything was looked at."""
+    """The time of the oldest one read; 0 when everything was read."""
     places: dict[str, int] = {}
     """Where in the jobs stream the queued ones are: saves a search when one is opened."""
 
 
 class _Walk:
-    """One source, walked back a bounded way."""
+    """One source, read backwards up to a bound."""
 
     def __init__(self, before: int) -> None:
         self.before = before
@@ -192,7 +192,7 @@ class _Walk:
         self.looked += 1
 
     def next(self, taken: set[str]) -> int:
-        """Where to continue: after the last one shown, or where the walk stopped; 1: at the end."""
+        """Where to continue: after the last one shown, or where reading stopped; 1 at the end."""
         left = [sequence for info, sequence in self.found if info.run not in taken]
         if left:
             return max(left) + 1
@@ -242,7 +242,7 @@ class RunPages:
         walk.ended = True
 
     def _indexed(self, index: RunIndex, walk: _Walk, wanted: RunFilter, limit: int) -> bool:
-        """Walk through the index, all the way; True when older records are on the server only."""
+        """Search the whole index; True when older records exist only on the server."""
         found, walk.looked = index.select(wanted, limit, walk.before)
         walk.found = [(info, sequence) for sequence, info in found]
         if len(found) >= limit:
@@ -250,11 +250,11 @@ class RunPages:
             return False
         walk.ended = not index.floor
         walk.at = walk.before = min(walk.before or index.floor, index.floor)
-        walk.looked = 0 if index.floor else walk.looked  # the server's are bounded by themselves
+        walk.looked = 0 if index.floor else walk.looked  # the server's records have their own bound
         return bool(index.floor)
 
     async def _messages(self, walk: _Walk, subject: str, wanted: RunFilter, limit: int) -> None:
-        """Runs that are only a message yet; those with a record are listed by it."""
+        """Add runs that are only a message so far; runs with a record are listed by that."""
         chunk: list[Found] = []
         async for kept in newest(self._broker, self._names.jobs, subject, walk.before):
             if self._enough(walk, kept, wanted, limit):
@@ -270,7 +270,7 @@ class RunPages:
         walk.found += await self._without_record(chunk)
 
     def _enough(self, walk: _Walk, kept: Kept, wanted: RunFilter, limit: int) -> bool:
-        """Whether a walk ends before this one; `since` ends it for good."""
+        """Whether to stop before this message; `since` stops the scan for good."""
         if kept.stored < wanted.since:
             walk.ended = True
             return True
@@ -286,7 +286,7 @@ class RunPages:
         return [one for one, entry in zip(found, entries, strict=True) if entry is None]
 
     async def _held(self, wanted: RunFilter) -> list[RunInfo]:
-        """Running runs, by what the nodes say they hold."""
+        """Running runs that the nodes report holding."""
         ids = [run async for run in self._held_ids(wanted)]
         entries = await asyncio.gather(*(self._client.runs.get(run) for run in ids[:HELD_MOST]))
         found = []
@@ -324,7 +324,7 @@ def _merged(walks: list[_Walk], held: list[RunInfo], limit: int) -> RunPage:
 
 
 def of_record(run: str, record: RunRecord, changed: float) -> RunInfo:
-    """A recorded run in a list."""
+    """The list entry of a recorded run."""
     return RunInfo(
         run,
         record.state,
@@ -345,7 +345,7 @@ def of_record(run: str, record: RunRecord, changed: float) -> RunInfo:
 
 
 def of_message(kept: Kept, names: Names) -> RunInfo | None:
-    """A run that is only a message yet, in a list."""
+    """The list entry of a run that is only a message so far."""
     where = names.parse_job(kept.subject) or names.parse_later(kept.subject)
     if where is None:
         return None

@@ -1,11 +1,11 @@
-"""Stored messages as an operator looks at them: listed newest first, read one by one, deleted.
+"""Stored messages as an operator sees them: listed newest first, read one by one, deleted.
 
-Reads are direct gets, which any replica may answer: they inform and never decide. Nothing here
-makes a consumer, so looking costs the server no state and takes no message from a worker.
+Reads are direct gets, which any replica may answer: advisory only, never a basis for a decision.
+Nothing here creates a consumer, so reading costs the server no state and takes no message from a
+worker.
 
-Listing newest first walks back through the sequence numbers in windows that begin small and grow,
-the more the sparser a stream is: the first page of a long stream costs as little as that of a short
-one.
+Listing newest first reads back through the sequence numbers in windows that start small and grow,
+faster the sparser the stream, so the first page costs about the same for a stream of any length.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from holdfast.broker.kv import direct_batch, direct_page
 from holdfast.model.message import due_of, number_of, read_heading, user_headers
 
 PAGE: Final = 1_000
-"""Messages of one request: a page of any list fits into one."""
+"""Messages per request: a page of any list fits into one."""
 FIRST: Final = 128
-"""The first window of a walk back: most who walk want a screenful."""
+"""The first window: most callers want one screenful."""
 CROWDED: Final = 5_000
-"""A window with more messages than this is made smaller, to keep memory bounded."""
+"""A window with more messages than this is shrunk, to bound memory."""
 
 _FRACTION = re.compile(r"\.(\d{1,9})")
 
 
 class Kept(NamedTuple):
-    """A message that a stream keeps."""
+    """A message stored in a stream."""
 
     sequence: int
     subject: str
@@ -48,17 +48,17 @@ class Kept(NamedTuple):
 
     @property
     def run(self) -> str:
-        """The run that it carries."""
+        """The run it carries."""
         return read_heading(self.headers, self.sequence, self.stored_ns).run
 
     @property
     def stamp(self) -> int:
-        """The number of the message: 1 unless it was published again."""
+        """The message number: 1 unless it was published again."""
         return number_of(self.headers)
 
     @property
     def due(self) -> float:
-        """When a delayed or parked message is to be delivered; 0 for any other."""
+        """When a delayed or parked message is due; 0 for any other."""
         return due_of(self.headers)
 
     @property
@@ -79,7 +79,7 @@ def _kept(message: Received) -> Kept:
 
 
 def _nanoseconds(text: str) -> int:
-    """The server's time exactly, because run ids are made of it."""
+    """The server's time, exact because run ids are derived from it."""
     fraction = _FRACTION.search(text)
     whole = _FRACTION.sub("", text).replace("Z", "+00:00")
     digits = fraction[1].ljust(9, "0") if fraction else "0"
@@ -117,7 +117,7 @@ async def newest(broker: Broker, stream: str, subject: str, before: int = 0) -> 
 async def _between(
     broker: Broker, stream: str, subject: str, low: int, high: int
 ) -> list[Kept] | None:
-    """The messages of a window of sequences; None when there are too many to hold."""
+    """The messages in a range of sequences; None when there are too many to hold."""
     found: list[Kept] = []
     while True:
         page = await direct_page(broker, stream, subject, low, min(PAGE, high - low + 1))
@@ -140,7 +140,7 @@ async def last_of(broker: Broker, stream: str, subject: str) -> Kept | None:
 
 
 async def next_of(broker: Broker, stream: str, subject: str, start: int) -> Kept | None:
-    """The first stored message of a subject from a sequence on."""
+    """The first stored message of a subject at or after a sequence."""
     return await _direct(broker, stream, {"seq": start, "next_by_subj": subject})
 
 
@@ -154,7 +154,7 @@ async def _direct(broker: Broker, stream: str, request: dict[str, Any]) -> Kept 
 
 
 async def stream_state(broker: Broker, stream: str) -> dict[str, Any]:
-    """A stream's counts, as its leader knows them."""
+    """A stream's counts, from its leader."""
     info = await broker.api(f"STREAM.INFO.{stream}")
     state: dict[str, Any] = info["state"]
     return state
@@ -179,7 +179,7 @@ async def delete(broker: Broker, stream: str, sequence: int) -> bool:
     """Delete one message; False when it does not exist."""
     try:
         await broker.api(f"STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": True})
-    except errors.BrokerError:  # the server has several ways to say that it does not exist
+    except errors.BrokerError:  # the server has several errors for "no such message"
         if await by_sequence(broker, stream, sequence) is None:
             return False
         raise

@@ -1,7 +1,6 @@
-"""Nodes as an operator sees them: which are alive, and what became of the others.
+"""Nodes as an operator sees them: which are alive, and what happened to the others.
 
-A node's record says how it is now; its history comes from the ledger, which outlives the node and
-every process that reads it.
+A node's record holds its current state; its history comes from the ledger, which outlives the node.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from holdfast.status.messages import newest
 DRAIN_SECONDS = 2.0
 """A live node answers in milliseconds."""
 RECENT_MOST = 1_000
-"""Transitions that a page shows."""
+"""Transitions shown on a page."""
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
@@ -45,7 +44,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
     jobs: tuple[str, ...]
     metrics: dict[str, float]
     trouble: str = ""
-    """What is wrong with a node that lives, in words."""
+    """What is wrong with a live node, in words."""
 
     @classmethod
     def of(cls, record: NodeRecord, now: float) -> NodeInfo:
@@ -70,7 +69,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
 
 
 class Nodes:
-    """Reads and steers the nodes of a namespace."""
+    """Reads and drains the nodes of a namespace."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -80,7 +79,7 @@ class Nodes:
     async def list(
         self, *, role: str = "", group: str = "", state: str = "", ended: bool = False
     ) -> list[NodeInfo]:
-        """Nodes by role, group and id; those that have ended only when asked for."""
+        """Nodes by role, group and id; ended ones only on request."""
         now = self._broker.server_now()
         found = [record async for _, record in self._bucket.records(nodes.decode)]
         chosen = [
@@ -94,7 +93,7 @@ class Nodes:
         return sorted(chosen, key=lambda n: (n.role, n.group, n.id))
 
     async def show(self, node: str) -> tuple[NodeInfo | None, Sequence[Transition]]:
-        """A node and its history, also when only the history is left."""
+        """A node and its history, even when only the history is left."""
         check_name(node, "node")
         entry = await self._bucket.get(node)
         now = self._broker.server_now()
@@ -116,7 +115,7 @@ class Nodes:
         ]
 
     def _step(self, place: object, body: bytes) -> Transition | None:
-        """A step of a history, or None when it cannot be read, which is noted."""
+        """A transition; None, and noted, when it cannot be read."""
         notes, ledger = self._broker.unreadable, self._broker.names.ledger
         return notes.read(nodes.decode_transition, ledger, str(place), body)
 
@@ -159,7 +158,7 @@ class Nodes:
 
 
 def by_role(nodes: Sequence[NodeInfo]) -> list[tuple[str, Counter[str]]]:
-    """How many nodes of each role are in which state; those that have ended are left out."""
+    """How many nodes of each role are in each state, without those that have ended."""
     found: dict[str, Counter[str]] = {}
     for node in nodes:
         if node.state not in ("NOT_RUNNING", "INACTIVE"):

@@ -1,12 +1,12 @@
-"""What `holdfast doctor` looks at: the server and namespace, their monitors, and our permissions.
+"""What `holdfast doctor` examines: the server and namespace, their monitors, and our permissions.
 
-A monitoring endpoint tells how a server syncs and how large the cluster is. It is plain HTTP and
+A monitoring endpoint reports how a server syncs and how large the cluster is. It is plain HTTP and
 often closed to the outside, so failing to reach it is no error.
 
-Permissions are tried, one subject of every family that Holdfast uses, with a message that changes
-nothing: one into a stream expects another stream, so it is refused instead of stored; a request to
-the API is empty, or about something that does not exist. The server reports a forbidden subject at
-once and in order, so a single round trip at the end answers for all of them, without a timeout.
+Permissions are tested on one subject of every family that Holdfast uses, with a message that has no
+effect: one to a stream expects another stream, so it is refused instead of stored; an API request
+is empty, or names something that does not exist. The server reports forbidden subjects at once and
+in order, so one round trip at the end covers all of them, without a timeout.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Site:
     client: Client
     records: RecordConfig
     liveness: LivenessConfig | None = None
-    """What nodes would get that are started with this configuration."""
+    """The settings that nodes started with this configuration would use."""
     account: dict[str, Any] = field(default_factory=dict)
-    """What JetStream says about our account."""
+    """JetStream's account info."""
     asked: Sequence[str] = ()
-    """The monitors that were asked, also those that did not answer."""
+    """The monitors queried, including those that did not answer."""
     monitors: Sequence[Jetstream] = ()
 
     missing: Sequence[str] = ()
@@ -67,7 +67,7 @@ class Site:
 
     @property
     def cluster_size(self) -> int:
-        """How many nodes the cluster has; 1 for a server that stands alone."""
+        """How many servers the cluster has; 1 without a cluster."""
         seen = max((found.cluster_size for found in self.monitors), default=1)
         return max(seen, self.broker.known_servers if self.broker.cluster_name else 1)
 
@@ -76,16 +76,16 @@ Check = Callable[[Site], Awaitable[list[Finding]]]
 
 
 def few(texts: Sequence[str]) -> str:
-    """The first of many, and how many more there are."""
+    """The first few, then how many more there are."""
     shown = ", ".join(texts[:_NAMED])
     return shown if len(texts) <= _NAMED else f"{shown} and {len(texts) - _NAMED} more"
 
 
 CLIENT_PORT: Final = 4222
 MONITOR_PORT: Final = 8222
-"""The usual ports: a server on another client port is assumed to have kept the distance."""
+"""The default port; for another client port the same offset from 4222 is assumed."""
 ANSWER_SECONDS: Final = 2.0
-"""A closed firewall drops packets silently, so every monitor may take this long."""
+"""A firewall may drop packets silently, so every monitor may take this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +97,12 @@ class Jetstream:
     sync_seconds: float
     storage_bytes: int
     storage_limit: int
-    """What it may use on its disk; 0: not said."""
+    """How much disk it may use; 0 if unknown."""
     cluster_size: int
 
 
 def derived_urls(servers: Sequence[str]) -> list[str]:
-    """Where the monitors of these servers probably are: 8222 for 4222, and so on."""
+    """The likely monitor URLs of these servers: 8222 for 4222, and so on."""
     found = []
     for server in servers:
         parts = urlsplit(server)
@@ -113,7 +113,7 @@ def derived_urls(servers: Sequence[str]) -> list[str]:
 
 
 async def ask(url: str) -> Jetstream | None:
-    """JetStream's state and configuration from one monitor; None when it cannot be had."""
+    """JetStream's state and configuration from one monitor; None when unavailable."""
     try:
         found = await asyncio.to_thread(_get, f"{url.rstrip('/')}/jsz?config=true")
     except (OSError, http.client.HTTPException, ValueError):
@@ -162,28 +162,28 @@ _CONSUMER_REQUESTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One subject to try."""
+    """One subject to test."""
 
     verb: str
     """`publish` or `subscribe`."""
     subject: str
     family: str
-    """The pattern to allow when it is refused."""
+    """The pattern to allow if it is refused."""
     purpose: str
     optional: bool = False
-    """It works without, more slowly."""
+    """Whether Holdfast works without it, only more slowly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A family of subjects that may not be used, wholly or in part."""
+    """A family of subjects that is refused, wholly or in part."""
 
     verb: str
     family: str
     purpose: str
     subjects: tuple[str, ...]
     optional: bool = False
-    """It works without, more slowly."""
+    """Whether Holdfast works without it, only more slowly."""
 
 
 def probes(names: Names, records: RecordConfig, inbox: str) -> list[Probe]:
@@ -205,7 +205,7 @@ def probes(names: Names, records: RecordConfig, inbox: str) -> list[Probe]:
 
 
 def _detecting(inbox: str) -> list[Probe]:
-    """What a coordinator uses to notice a death sooner, and to empty a dead worker's inbox."""
+    """What a coordinator uses to detect a death sooner, and to empty a dead worker's inbox."""
     own = inbox.rpartition(".")[0]
     prefix = f"{CORE_INBOX}.{PROBE}" if own.startswith(f"{CORE_INBOX}.") else own
     family = PULL_INBOXES if prefix != own else pull_inbox(own, ">")
@@ -229,7 +229,7 @@ def _requests(patterns: dict[str, str], stream: str) -> Iterable[Probe]:
 
 
 def _control(names: Names) -> list[Probe]:
-    """A subject that is tried both ways is tried under two names: the server's word has but one."""
+    """Subjects tested both ways get two names, because refusals are recorded by subject alone."""
     cancels, verbs = names.cancel("*"), names.node("*", "*")
     runs = names.changed(names.runs, PROBE)
     return [
@@ -242,7 +242,7 @@ def _control(names: Names) -> list[Probe]:
 
 
 async def refusals(broker: Broker, records: RecordConfig) -> tuple[int, list[Refusal]]:
-    """How many subjects were tried, and the families that the server refused."""
+    """How many subjects were tested, and the families that the server refused."""
     tried = probes(broker.names, records, broker.new_inbox())
     subscriptions = [
         await broker.subscribe(probe.subject, _ignore)
@@ -269,7 +269,7 @@ async def refusals(broker: Broker, records: RecordConfig) -> tuple[int, list[Ref
 
 
 def _needed(config: ConnectionConfig, names: Names) -> Callable[[Probe], bool]:
-    """What the login's role needs; all of it for one that is not of `holdfast auth`."""
+    """Select what the login's role needs; everything for a login not made by `holdfast auth`."""
     role = load_credentials(config.credentials_file).role if config.credentials_file else ""
     if role not in ROLES:
         return lambda _: True

@@ -1,17 +1,17 @@
 """Sending a given-up run again, so that any number of operators make one run of it.
 
 First the record moves to `failed` with the next message number, by compare-and-swap; then the
-message is published under the id `<run>.<number>.<mark>`. The rule is `model.replay`. Whoever
-crashes, or hears nothing, between the two steps leaves a record with the mark of a replay;
-replaying the same letter again publishes that message, and the server or the claim drops a repeat.
-The mark in the id keeps it apart from a message with that number that a worker had parked before it
-died, and that was dropped when it came to a dead run: the replay is not taken for its repeat.
+message is published under the id `<run>.<number>.<mark>`. The rule is `model.replay`. A crash, or a
+lost answer, between the two steps leaves a record with the mark of a replay; replaying the same
+letter again publishes that message, and the server or the claim drops a repeat. The mark makes the
+id differ from that of a message with the same number that a worker parked before it died and that
+was dropped because the run was dead: the replay is not mistaken for its repeat.
 
 A run without a record (it expired, or its job is `at_least_once` and never had one) gets one that
-expires by itself: it only has to tell two operators apart and to survive a crash between the two
-steps. The claim of a worker replaces it and takes its TTL away. A worker of an `at_least_once` job
-makes no claim at a first delivery; it never looks at the record, which then lapses. When the
-message waits in the queue for longer than that, the claim simply finds no record, as at first.
+expires on its own: it only has to arbitrate between operators and survive a crash between the two
+steps. A worker's claim replaces it and removes its TTL. A worker of an `at_least_once` job makes no
+claim at a first delivery and never reads the record, which then expires. If the message waits in
+the queue for longer than that, the claim finds no record, as for a new run.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from holdfast.status.finding import Finder
 from holdfast.status.messages import Kept
 
 TRIES: Final = 20
-"""Lost compare-and-swaps before giving up: more than people who replay one letter at once."""
+"""Lost compare-and-swaps before giving up: more than operators replay one letter at once."""
 ROOMY_NUMBER: Final = 10**15
-"""As long as the number of any message, to measure one before its number is known."""
+"""As long as any message number, to measure a message before its number is known."""
 GONE: Final = "gone"
-"""The reason of a dead letter that has no payload: the message of its run was gone."""
+"""The reason of a dead letter without a payload: its run's message no longer existed."""
 PAYLOAD_GONE: Final = "its payload is gone: enqueue it again"
 
 
@@ -48,7 +48,7 @@ def is_gone(letter: Kept) -> bool:
 def foreign_refusal(broker: Broker, letter: Kept) -> str:
     """Why a message of a taskiq queue cannot be sent again; empty when it can.
 
-    Its subject is only text in a header: it must not be one of the server's or of the namespace.
+    Its subject comes from a header, so it must not be one of the server's or of the namespace.
     """
     subject = letter.headers.get(H_SUBJECT, "")
     reserved = subject.startswith(("$", f"{broker.names.namespace}."))
@@ -56,7 +56,7 @@ def foreign_refusal(broker: Broker, letter: Kept) -> str:
 
 
 async def resend(broker: Broker, letter: Kept, body: bytes) -> str:
-    """Send a message of a taskiq queue back there; the server drops the second of two repeats."""
+    """Send a message back to its taskiq queue; the server drops a repeat."""
     why = foreign_refusal(broker, letter)
     if not why:
         id = f"replay.{broker.names.namespace}.{letter.sequence}-{letter.stored_ns}"
@@ -74,7 +74,7 @@ class Replayer:
         self._token = secrets.token_hex(6)
 
     async def refusal(self, letter: Kept) -> str:
-        """Why a letter would be refused as things stand now; empty when it would not."""
+        """Why replaying a letter would be refused now; empty when it would not."""
         if H_QUEUE in letter.headers:
             return foreign_refusal(self._broker, letter)
         if is_gone(letter):
@@ -84,7 +84,7 @@ class Replayer:
         return decision.why if isinstance(decision, Refused) else ""
 
     async def replay(self, letter: Kept, group: str, job: str, body: bytes) -> str:
-        """Send it again; returns why not, or nothing."""
+        """Send it again; returns why not, or an empty text."""
         if H_QUEUE in letter.headers:
             return await resend(self._broker, letter, body)
         if is_gone(letter) and not body:
@@ -122,7 +122,7 @@ class Replayer:
         ttl = self._ttl(base) if record is None or record.state == "failed" else None
         try:
             await self._client.runs.put(run, body, expected=revision, ttl=ttl)
-        except (Conflict, OutcomeUnknown):  # read again: an applied write bears the mark
+        except (Conflict, OutcomeUnknown):  # read again: an applied write has the mark
             return False
         return True
 
@@ -139,7 +139,7 @@ class Replayer:
         )
 
     def _check_size(self, message: RunMessage) -> None:
-        """Before anything is written: what cannot be published must not look as if it were."""
+        """Check before any write: a message too large to publish must not be recorded as sent."""
         size = len(message.body) + header_bytes(message.headers)
         if size > self._broker.max_message_bytes:
             raise PayloadTooLarge(size, self._broker.max_message_bytes)

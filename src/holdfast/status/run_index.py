@@ -1,12 +1,12 @@
-"""The records of runs in memory, kept current by what the server repeats of each write.
+"""The records of runs in memory, kept current by the server's republished writes.
 
-For a process that lists runs often, as the web does: a filter that one run in 100,000 matches is
-answered at once and completely. It begins with the first list, loads in the background, and is used
-once it is complete; until then, and in every other process, lists are read from the server.
+For a process that lists runs often, as the web does: a filter that matches one run in 100,000 is
+answered at once and completely. It starts with the first list, loads in the background, and is used
+once complete; until then, and in every other process, lists are read from the server.
 
-It informs and never decides. Records leave it when the server would have removed them, by the TTL
-that each was written with. It holds the newest `MOST`; older ones are read from the server. After a
-break of the connection it is loaded again, because changes may have been missed.
+Advisory only: never a basis for a decision. A record leaves when its TTL expires, as on the server.
+The index holds the newest `MOST`; older ones are read from the server. After a lost connection it
+is loaded again, because changes may have been missed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from holdfast.status.listing import RunFilter, RunInfo, of_record
 log = logging.getLogger("holdfast.status")
 
 MOST: Final = 200_000
-"""Records that are kept: bounds the memory of the process."""
+"""Records kept: bounds the memory of the process."""
 PAGE: Final = 200
-"""Records decoded in one go, so that a request in between does not wait long."""
+"""Records decoded in one go: bounds how long a concurrent request waits."""
 SWEEP_SECONDS: Final = 30.0
-"""How often expired records are removed; until then they are passed over."""
+"""How often expired records are removed; until then reads skip them."""
 AGAIN_SECONDS: Final = 2.0
-"""Between two attempts to load."""
+"""Pause before loading again after a failure: pages fall back to the server meanwhile."""
 REST_SECONDS: Final = 0.005
 """The shortest pause between two pages of loading."""
 _UNITS: Final = (("ms", 0.001), ("h", 3600.0), ("m", 60.0), ("s", 1.0))
@@ -59,14 +59,14 @@ class RunIndex:
     def __init__(self, client: Client, most: int = MOST) -> None:
         self.complete = False
         self.floor = 0
-        """What is below this sequence was left out; 0: nothing was."""
+        """Records below this sequence were left out; 0 if none were."""
         self._client = client
         self._broker = client.broker
         self._most = most
         self._known: dict[str, Known] = {}
         """By run, in the order of their last write."""
         self._fresh: dict[str, Known | None] = {}
-        """What changed while the others are loaded; None: it is gone."""
+        """Changes heard while loading; None for a removed record."""
         self._task: asyncio.Task[None] | None = None
         self._subscription: Any = None
         self._forget: Callable[[], None] = lambda: None
@@ -78,12 +78,11 @@ class RunIndex:
     # ---- life
 
     def start(self) -> None:
-        """Begin to load, unless that was done; returns at once."""
+        """Start loading, once; returns at once."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="holdfast-run-index")
 
     async def close(self) -> None:
-        """End it."""
         self.complete = False
         self._forget()
         if self._task is not None:
@@ -104,7 +103,7 @@ class RunIndex:
             self.complete = False
 
     async def _load(self) -> None:
-        """Listen first, then read: what changes meanwhile is heard, and counts."""
+        """Subscribe first, then read, so that concurrent changes are heard; those win."""
         self._stale.clear()
         self._known, self._fresh, self.floor = {}, {}, 0
         if self._subscription is None:
@@ -173,7 +172,7 @@ class RunIndex:
     def select(
         self, wanted: RunFilter, limit: int, before: int = 0
     ) -> tuple[list[tuple[int, RunInfo]], int]:
-        """The newest records that match before a sequence (0: of all), and how many were seen.
+        """The newest matching records before a sequence (0: from the end), and how many were read.
 
         Fewer than `limit` means that the index has no more.
         """
@@ -194,7 +193,7 @@ class RunIndex:
 
 
 def _known(broker: Broker, run: str, body: bytes, headers: Headers) -> Known | None:
-    """What is kept of a write; None when it removes, or is not ours."""
+    """The index entry of a write; None when it removes the record, or is not a run's."""
     if headers.get(H_KV_OPERATION) or H_MARKER in headers:
         return None
     record = read_record(broker, run, body)
@@ -208,7 +207,7 @@ def _known(broker: Broker, run: str, body: bytes, headers: Headers) -> Known | N
 
 
 def _seconds(ttl: str) -> float:
-    """A TTL as it was written (`90000ms`, `1h`); without one, infinity."""
+    """Parse a TTL header (`90000ms`, `1h`); infinity without one."""
     for unit, factor in _UNITS:
         if ttl.endswith(unit):
             with contextlib.suppress(ValueError):

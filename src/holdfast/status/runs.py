@@ -33,15 +33,15 @@ from holdfast.status.messages import Kept, delete
 from holdfast.status.stranded import Stranded
 
 CLAIM_SECONDS: Final = 2.0
-"""How long a worker may take from a delivery to its claim before there is none to wait for."""
+"""How long a worker may take from a delivery to its claim; after that no claim is expected."""
 
 
 class RunDetail(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All about one run."""
+    """Everything about one run."""
 
     info: RunInfo
     where: str
-    """A sentence: where it is, and what will happen to it."""
+    """A sentence: where it is, and what happens next."""
     record: RunRecord | None = None
     dead_letter: int = 0
 
@@ -56,10 +56,10 @@ class Runs:
         self._finder = Finder(client)
         self._dead = DeadLetters(client)
 
-    # ---- looking
+    # ---- reading
 
     async def list(self, wanted: RunFilter | None = None, limit: int = 50) -> Sequence[RunInfo]:
-        """The runs that match, newest change first: page after page until there are `limit`."""
+        """The runs that match, newest change first, read page by page up to `limit`."""
         pages, cursor = RunPages(self._client), ""
         found: dict[str, RunInfo] = {}
         while True:
@@ -70,7 +70,7 @@ class Runs:
                 return sorted(found.values(), key=lambda info: info.updated, reverse=True)
 
     async def find(self, run: str) -> Found:
-        """Where a run is; raises `RunNotFound` when there is no trace of it."""
+        """Find a run; raises `RunNotFound` when there is no trace of it."""
         return await self._finder.find(run)
 
     async def show(self, run: str) -> RunDetail:
@@ -78,7 +78,7 @@ class Runs:
         return await self.describe(await self.find(run))
 
     async def describe(self, found: Found) -> RunDetail:
-        """The same of a run that was found already."""
+        """Describe a run that is already found."""
         letter = found.letter.sequence if found.letter else 0
         return RunDetail(self._info(found), await self._where(found), found.record, letter)
 
@@ -131,7 +131,7 @@ class Runs:
     # ---- acting
 
     async def cancel(self, wanted: str | Found) -> bool:
-        """Cancel a run wherever it is; False when it had ended already."""
+        """Cancel a run in whatever state it is; False when it had already ended."""
         found = wanted if isinstance(wanted, Found) else await self.find(wanted)
         run = found.run
         if found.record is None and found.carrier is None:
@@ -140,12 +140,12 @@ class Runs:
             await self._need_record_or_queue(run, found.carrier)
         cancelled = await self._client.cancel(run, found.group, found.job)
         if cancelled and found.carrier and not found.carrier.later:
-            # Jobs that keep no records do not look at this one: without a message they need not.
+            # Jobs that keep no records do not read this one; without a message they need not.
             await delete(self._broker, self._names.jobs, found.carrier.kept.sequence)
         return cancelled
 
     async def _need_record_or_queue(self, run: str, carrier: Carrier) -> None:
-        """A run that a worker was handed can only be cancelled through its record."""
+        """Refuse a run in flight that has no record: only its record could cancel it."""
         clock = self._broker.clock
         deadline = clock.monotonic() + CLAIM_SECONDS
         while await self._handed_out(carrier) and await self._client.runs.get(run) is None:
@@ -166,7 +166,7 @@ class Runs:
         return int(info["delivered"]["stream_seq"]) >= carrier.kept.sequence
 
     async def retry(self, wanted: str | Found) -> str:
-        """Send a run again, or its next attempt at once; returns a sentence about it."""
+        """Send a run again, or start its next attempt now; returns a sentence about it."""
         found = wanted if isinstance(wanted, Found) else await self.find(wanted)
         record, carrier = found.record, found.carrier
         state = record.state if record else ("dead" if found.letter and not carrier else "queued")
@@ -203,10 +203,10 @@ class Runs:
         )
 
     async def _attempt_now(self, found: Found, carrier: Carrier) -> str:
-        """Publish the waiting message once more under the next number, due at once.
+        """Publish the waiting message again under the next number, due at once.
 
-        It is published before the old one is removed: after a crash between the two the run has
-        two messages, of which the claim drops the older one.
+        It is published before the old one is removed: after a crash in between the run has two
+        messages, of which the claim drops the older one.
         """
         record = found.record
         assert record is not None

@@ -1,7 +1,7 @@
-"""What became of a slot, and what comes next: why something did or did not run.
+"""What happened to a slot, and what comes next: why something did or did not run.
 
-`why` answers for every instant, also one without a record: because it is part of a series that was
-skipped, in a pause, before the rule counted, in the future, or so old that its record has expired.
+`why` answers for every instant, including one without a record: it was part of a skipped series, in
+a pause, before the rule took effect, is in the future, or is so old that its record has expired.
 
 `outcomes` shows the newest slots with their runs. A slot's record says whether its run was sent;
 whether it succeeded is in the run's record, which expires a day after the run has ended. After that
@@ -33,11 +33,11 @@ from holdfast.status.finding import read_record
 from holdfast.status.messages import newest
 
 MOST_NEXT = 1_000
-"""Slots to come that one request computes."""
+"""Future slots that one request computes: bounds its time."""
 LATE_SECONDS = 5.0
-"""A slot that is due for less than this may just be on its way."""
+"""A slot due for less than this may just be on its way."""
 COMING_MOST = 7
-"""Slots to come that the overview shows."""
+"""Future slots shown on the overview."""
 
 _SKIPPED = {
     "catch_up": "it was missed, and catch_up={catch_up!r} does not make up for it",
@@ -51,7 +51,7 @@ _SKIPPED = {
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """What became of one slot, as a sentence and as facts."""
+    """What happened to one slot, as a sentence and as facts."""
 
     schedule: str
     time: str
@@ -103,7 +103,7 @@ class SlotHistory:
     # ---- why
 
     async def why(self, name: str, at: float | None = None) -> Why:
-        """What became of the slot at a time, or of the newest one."""
+        """What happened to the slot at a time, or to the newest one."""
         schedule = await self._schedules.show(name)
         await self._client.topology.measure_clock()
         if at is None:
@@ -129,7 +129,7 @@ class SlotHistory:
         return found
 
     def _moment(self, schedule: Schedule, at: float) -> int:
-        """The instant that is meant: to the second, or by its minute."""
+        """The slot's instant for a given time: to the second, or by its minute."""
         everything = _without_since(schedule)
         found = next_after(everything, int(at) - 1)
         if found == int(at):
@@ -188,7 +188,7 @@ def _judge(
 
 
 def explain(schedule: Schedule, slot: Slot) -> str:
-    """What became of a recorded slot, in a sentence."""
+    """What happened to a recorded slot, in a sentence."""
     if slot.state == "skipped":
         text = _SKIPPED[slot.reason].format(
             catch_up=schedule.catch_up, limit=schedule.limit, overlap=schedule.overlap
@@ -221,7 +221,7 @@ def _without_since(schedule: Schedule) -> Schedule:
 
 
 class Due(msgspec.Struct, frozen=True, order=True):
-    """A slot to come."""
+    """A future slot."""
 
     at: float
     name: str
@@ -230,7 +230,7 @@ class Due(msgspec.Struct, frozen=True, order=True):
 
 
 def coming(schedules: Sequence[Schedule], now: float) -> list[Due]:
-    """The next slots of all schedules, the first one first."""
+    """The next slots of all schedules, earliest first."""
     found = []
     for schedule in schedules:
         moment = next_after(schedule, now) if schedule.active else None
@@ -241,7 +241,7 @@ def coming(schedules: Sequence[Schedule], now: float) -> list[Due]:
 
 
 def overdue_since(schedules: Sequence[Schedule], watermark: float, now: float) -> float:
-    """For how long a slot that nobody recorded has been due; 0: none is."""
+    """How long an unrecorded slot has been due; 0 if there is none."""
     worst = 0.0
     for schedule in schedules:
         if schedule.active:

@@ -1,20 +1,20 @@
 """Stranded runs: those whose record waits for a message that does not exist.
 
-A run that failed waits for its next message; one whose holder is gone waits for its redelivery. If
-that message is gone (the queue's stream was deleted or purged by hand, or a backup was restored
-whose queue is older than its records), nobody will ever deliver it. Coordinators look for such
-runs, `holdfast doctor` shows them, a restore repairs what it brought back.
+A failed run waits for its next message; one whose holder is gone waits for its redelivery. If that
+message is gone (the queue's stream was deleted or purged by hand, or a restored backup has a queue
+older than its records), it will never be delivered. Coordinators look for such runs, `holdfast
+doctor` shows them, and a restore repairs those it brought back.
 
-A run is stranded when its record has not moved for a while, nothing of it is parked, and it is not
-in the queue of its job; then the record is read once more, from the leader, and must be the same.
-Messages are stored before the record that expects them, and removed after it has moved on, so
-whatever exists is seen. A queue that is too long to be searched proves nothing.
+A run is stranded when its record has not changed for a while, it has no parked message, and none in
+its job's queue; then the record is read once more, from the leader, and must be unchanged. Messages
+are stored before the record that expects them and removed after it has changed, so an existing
+message is always seen. A queue too long to search proves nothing.
 
-Repaired in this order: an older message of the run that still exists carries it; a dead letter that
-was being replayed, or the schedule of a slot, has the payload to send again; else the payload is
-gone, and the run ends as dead, with a letter that says so. Its key is free then: what is sent
-under it afterwards is a new run. Each repair is a compare-and-swap: any number may repair, and a
-run that moved meanwhile is left alone.
+Repairs, in this order: an older message of the run that still exists carries it; a dead letter
+being replayed, or the schedule of a slot, supplies the payload to send again; otherwise the payload
+is gone, and the run ends as dead, with a letter that says so. Its key is then free: what is sent
+under it afterwards is a new run. Each repair is a compare-and-swap: any number of processes may
+repair, and a run that changed meanwhile is left alone.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from holdfast.status.replaying import GONE, is_gone
 log = logging.getLogger("holdfast.stranded")
 
 QUIET_SECONDS: Final = 30.0
-"""A record must not have moved for this long: replicas that answer reads lag by far less."""
+"""A record must be unchanged for this long: replicas that answer reads lag by far less."""
 SEARCH_MOST: Final = 100_000
-"""Messages of one job's queue that are searched; longer ones take half a minute and more."""
+"""Messages of one job's queue that are searched; more would take half a minute or longer."""
 
 _ENDED: Final = tuple(b'{"state":"%s"' % state.encode() for state in sorted(runs.TERMINAL))
-"""How the records of ended runs begin: they need not be read to be passed over."""
+"""How the encoded records of ended runs start: they are skipped without decoding."""
 
 Job = tuple[str, str]
 Alive = Callable[[str], Awaitable[bool]]
@@ -85,8 +85,8 @@ class Case(NamedTuple):
 class Stranded:
     """Finds and repairs stranded runs of one namespace.
 
-    It remembers where it stopped listing, so that a later look reads only records that were written
-    since; what waits is kept in memory.
+    It remembers where it stopped listing, so that a later look reads only newer writes; waiting
+    records are kept in memory.
     """
 
     def __init__(self, client: Client, alive: Alive) -> None:
@@ -98,12 +98,12 @@ class Stranded:
         self._next = 1
         self._waiting: dict[str, Waiting] = {}
         self._known: dict[str, bool] = {}
-        """Which holders live, as found by this search."""
+        """Which holders are alive, as found by this search."""
 
     # ---- finding
 
     async def look(self, quiet: float | None = None) -> list[Case]:
-        """Every run that is stranded, of those whose record has not moved for `quiet` seconds."""
+        """Every stranded run whose record has not changed for `quiet` seconds."""
         await self._list()
         before = self._broker.server_now() - (QUIET_SECONDS if quiet is None else quiet)
         return await self._judge({r: w for r, w in self._waiting.items() if w.stored <= before})
@@ -128,14 +128,14 @@ class Stranded:
         for run, waiting in missing.items():
             job = waiting.record.group, waiting.record.job
             if job not in queued:
-                continue  # not searched: nothing is known
+                continue  # not searched, so nothing is known
             found = max(queued[job].get(run, 0), parked.get(run, 0))
             if found < waiting.record.message and await self._stands(run, waiting):
                 cases.append(Case(run, waiting.record, waiting.revision, found))
         return [c for c in cases if not (c.message and c.record.state == "running")]
 
     async def _list(self) -> None:
-        """Take in the records that were written since the last look."""
+        """Read the records written since the last look."""
         bucket = self._client.runs
         info = await self._broker.api(f"STREAM.INFO.{bucket.stream}")
         if info.get("created", "") != self._created:
@@ -164,7 +164,7 @@ class Stranded:
             self._waiting[run] = Waiting(record, revision, stored)
 
     async def _is_ours(self, run: str, record: RunRecord) -> bool:
-        """Whether it is a message that the run waits for, and one in the queue of its job."""
+        """Whether the run waits for a message, and for one in its job's queue."""
         acked = record.once or record.body
         if record.state == "running" and (acked or await self._lives(record.node)):
             return False
@@ -186,7 +186,7 @@ class Stranded:
         return False
 
     async def _parked(self) -> dict[str, int]:
-        """The newest parked message of each run, as the stream's leader knows it."""
+        """The newest parked message of each run, from the stream's leader."""
         found: dict[str, int] = {}
         pattern = self._names.later("*", "*", "*", "*")
         for subject in await subject_counts(self._broker, self._names.jobs, pattern):
@@ -221,14 +221,14 @@ class Stranded:
         return found
 
     async def _stands(self, run: str, waiting: Waiting) -> bool:
-        """Whether the record is still the one that was listed; asked of the leader."""
+        """Whether the record, read from the leader, is still the one that was listed."""
         entry = await self._client.runs.get(run)
         return entry is not None and entry.revision == waiting.revision
 
     # ---- repairing
 
     async def repair(self, case: Case) -> str:
-        """Bring a stranded run back, or to its end; returns what was done, or nothing."""
+        """Repair a stranded run; returns what was done, or an empty text."""
         try:
             if case.message:
                 return await self._expect(case, case.message)
@@ -236,7 +236,7 @@ class Stranded:
                 return done
             return await self._end(case)
         except Conflict:
-            return ""  # it has moved on: it was not stranded, or somebody else repaired it
+            return ""  # it has changed: not stranded, or repaired by another process
 
     async def _expect(self, case: Case, message: int) -> str:
         changed = msgspec.structs.replace(case.record, message=message)
@@ -266,7 +266,7 @@ class Stranded:
             case.run,
             bytes(schedule.payload),
             schedule.headers,
-            number=record.message + 1,  # the server may still know the id of the one that is gone
+            number=record.message + 1,  # the server may still remember the lost message's id
             failures=record.failures,
             created=record.created,
         )

@@ -1,9 +1,9 @@
 """A run's history from its acceptance to what it caused, as an ordered list of steps.
 
-The record tells the attempts, the dead-letter stream how it was given up, the ledger what operators
-did, the events stream what it published, and other records' causes what that led to. What has
-expired meanwhile is missing from it; nothing is guessed. The last two are searched
-among the newest `SEARCH_MOST` only.
+Attempts come from the record, how it was given up from the dead-letter stream, operators' actions
+from the ledger, what it published from the events stream, and what that led to from the causes in
+other records. Expired parts are missing; nothing is guessed. Events and causes are searched only
+among the newest `SEARCH_MOST`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ async def trace(client: Client, run: str, search: int = SEARCH_MOST) -> Trace:
 
 
 async def story(client: Client, found: Found, search: int = SEARCH_MOST) -> Trace:
-    """The history of a run that was found; what it led to is searched among the newest `search`."""
+    """The history of a run that was found; its effects are searched among the newest `search`."""
     run, record = found.run, found.record
     steps = _from_record(record) if record else _from_message(found)
     letters = [letter async for letter in _letters(client, found, search)]
@@ -111,7 +111,7 @@ def _from_record(record: RunRecord) -> list[Step]:
 
 
 def _in_order(steps: list[Step]) -> list[Step]:
-    """Steps whose order is certain: clocks that differ by a little do not change it."""
+    """Sort steps, keeping known orders: small clock differences do not change them."""
     latest, ordered = 0.0, []
     for step in steps:
         latest = max(latest, step.at)

@@ -1,12 +1,12 @@
 """Records that cannot be read: finding them in every bucket and in the ledger, removing them.
 
-Which key of which bucket holds which kind of record is said once, in `decoders`. Looking decodes
-what it finds and keeps nothing; removing never needs to read. A record that can be read is not
-removed here: its own command does that, with the checks that belong to it.
+`decoders` says which kind of record each key of each bucket holds. Listing decodes what it finds
+and keeps nothing; removing never needs to decode. A readable record is not removed here: its own
+command does that, with the right checks.
 
-Not looked at: the payloads of runs and events, which are the user's and become dead letters when
-they do not fit; buckets of programs, whose types only the program knows; more than `LOOKED` records
-of one bucket, newest first.
+Not covered: payloads of runs and events, which belong to the user and become dead letters when they
+do not fit; buckets of programs, whose types only the program knows; and records beyond the newest
+`LOOKED` of a bucket.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from holdfast.status.audit import LINE
 from holdfast.status.messages import by_sequence, delete, newest
 
 LOOKED: Final = 20_000
-"""Records of one bucket: `holdfast doctor` answers within seconds, however many there are."""
+"""Records read per bucket: keeps `holdfast doctor` to seconds, however many there are."""
 LISTED: Final = 1_000
-"""Records that one listing shows."""
+"""Records shown by one listing."""
 
 Decode = Callable[[str, bytes], object]
 """Decodes the record of a key, or raises `Unreadable`; keys of other kinds are ignored."""
@@ -56,14 +56,14 @@ class Damaged(msgspec.Struct, frozen=True):
     bucket: str
     """The bucket, or the ledger."""
     key: str
-    """The key; of a message in the ledger its sequence."""
+    """The key; for a message in the ledger, its sequence."""
     reason: str
     size: int
     stored: float
 
     @property
     def remedy(self) -> str:
-        """The command that removes it, quoted for a shell: anybody may have chosen the key."""
+        """The command that removes it, quoted for a shell: the key may come from anyone."""
         option = "-- " if self.key.startswith("-") else ""
         return f"holdfast unreadable remove {option}{self.bucket} {shlex.quote(self.key)}"
 
@@ -88,7 +88,7 @@ class UnreadableRecords:
         return found
 
     def _may_read(self, bucket: str) -> bool:
-        """Not every login reads every bucket: an operator has no business with sessions."""
+        """Whether this login may read a bucket; an operator, for one, may not read sessions."""
         file = self._broker.config.credentials_file
         grant = ROLES.get(load_credentials(file).role) if file else None
         stream = bucket if bucket == self._names.ledger else kv_stream(bucket)
@@ -110,10 +110,10 @@ class UnreadableRecords:
                 if looked >= LOOKED:
                     return
         except (NotFound, Unavailable):
-            return  # nobody has needed that bucket yet
+            return  # the bucket has not been created yet
 
     async def remove(self, bucket: str, key: str) -> None:
-        """Remove a record that cannot be read; one that can be read is refused."""
+        """Remove a record that cannot be read; a readable one is refused."""
         decode = decoders(self._names).get(bucket)
         if decode is None:
             known = ", ".join(decoders(self._names))
@@ -132,12 +132,12 @@ class UnreadableRecords:
             raise NotFound(f"bucket {bucket.name} has no record {key!r}")
         _refuse_readable(decode, entry.key, entry.value)
         if bucket.name == self._names.returns:
-            await bucket.delete(entry.key)  # a second write to a return is refused, a marker too
+            await bucket.delete(entry.key)  # returns refuse a second write, even a marker
         else:
             await bucket.remove(entry.key, expected=revision)
 
     async def _remove_stray(self, bucket: Bucket, key: str) -> None:
-        """A read of such a key finds others, so the listing says whether it exists."""
+        """Remove by listing: reading such a key would match others."""
         if key not in {entry.key async for entry in bucket.entries()}:
             raise NotFound(f"bucket {bucket.name} has no record {key!r}")
         await bucket.remove_stray(key)
@@ -175,7 +175,7 @@ def _refuse_readable(decode: Decode, key: str, body: bytes) -> None:
 
 
 def decoders(names: Names) -> Mapping[str, Decode]:
-    """What reads each bucket's records, by bucket; the ledger is a stream."""
+    """The decoder of each bucket's records, by bucket; the ledger is a stream."""
     return {
         names.runs: _plain(run.decode),
         names.nodes: node.decode_at,
@@ -234,7 +234,7 @@ def _settings(key: str, body: bytes) -> object:
         return _settled(lambda: settings.claimed(body))
     if key.startswith("manifest."):
         return _settled(lambda: settings.decode(settings.Manifest, body, "the manifest"))
-    return None  # a file is what its hash says
+    return None  # a file is verified by its hash
 
 
 def _of_settings(kind: type[Any]) -> Decode:

@@ -1,8 +1,8 @@
 """`create_app`: the API and the pages as one ASGI app; `Queue`: send runs from your own routes.
 
-`holdfast web` runs the app; `mount` puts it into another FastAPI app. It needs a way to recognise
-users: tokens, the `authenticate` of the app around it, or `open_to_all` for a process that only its
-own machine can reach. Without one of them it is refused, because anybody could do anything.
+`holdfast web` runs the app; `mount` puts it into another FastAPI app. It needs a way to
+authenticate users: tokens, the host app's `authenticate`, or `open_to_all` for a process that only
+its own machine can reach. Without one it refuses to start, because anyone could do anything.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def create_app(
     with_pages: bool = True,
     stop: Callable[[], None] | None = None,
 ) -> FastAPI:
-    """The web app; whatever is not given comes from the environment and `holdfast.toml`.
+    """The web app; options not given come from the environment and `holdfast.toml`.
 
     `with_pages=False` serves only the API.
     """

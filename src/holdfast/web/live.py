@@ -185,7 +185,7 @@ def _start(now: float, seconds: int, parts: int) -> tuple[int, int]:
 
 
 class Feed:
-    """What one process hears, and tells to its pages."""
+    """Listens for one process, and notifies its pages."""
 
     def __init__(self, client: Client) -> None:
         self.rates = Rates()

@@ -1,14 +1,13 @@
 """Secrets in what is shown: members, headers and texts that look like one are masked for viewers.
 
 It goes by names (`password`, `api_key`, `Authorization`, …), by what follows them in a text
-(`password=…`, `--password …`, an object, a quoted text), and by form: logins in addresses, PEM
-blocks, well-known tokens. It is a fence and not a vault: what must stay secret does not belong in a
-payload.
+(`password=…`, `--password …`, an object, a quoted text), and by form: logins in URLs, PEM blocks,
+well-known tokens. It is best effort: what must stay secret does not belong in a payload.
 
-Guaranteed: every function here is linear in what it is given, because the text is foreign and the
-web process has one event loop; none recurses, however deep a value is; a text that was cut anywhere
-is masked up to its cut; masking twice changes nothing. `answer` and `page` mask whatever they send
-to a viewer once more, so a route that forgets to does not leak.
+Guaranteed: every function here runs in linear time, because the text is untrusted and the web
+process has one event loop; none recurses, however deep a value is; truncated text is masked up to
+its end; masking twice changes nothing. `answer` and `page` mask everything they send to a viewer
+once more, so a route that forgets to mask does not leak.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from typing import Any, Final
 
 MASK: Final = "•••"
 LONGEST_BODY: Final = 1024 * 1024
-"""What of a body is masked and shown: the largest message of a server with its defaults."""
+"""How much of a body is masked and shown: the largest message of a server with defaults."""
 REMEMBERED_NAME: Final = 64
-"""A longer name is judged each time: foreign names must not fill the memory."""
+"""Longer names are not cached: untrusted names must not fill the memory."""
 
 # ---- names
 
@@ -74,7 +73,7 @@ _LOGIN_FLAGS: Final = frozenset({"-u", "--user", "--proxy-user", "--userpwd"})
 def masked(value: Any) -> Any:
     """A JSON value with its secrets masked; any depth."""
     whole: list[Any] = [value]
-    open_ = [whole]  # lists and objects whose members are still as they were
+    open_ = [whole]  # lists and objects whose members are not masked yet
     while open_:
         place: Any = open_.pop()
         pairs = place.items() if isinstance(place, dict) else enumerate(place)
@@ -91,7 +90,7 @@ def masked(value: Any) -> Any:
 
 
 def _masked_members(members: dict[Any, Any]) -> dict[Any, Any]:
-    """An object with the members masked that their names call secret: one level."""
+    """Mask the members of an object whose names are secret: one level."""
     named = any(
         isinstance(value, str) and str(key).lower() in _NAMING and is_secret(value)
         for key, value in members.items()
@@ -104,9 +103,9 @@ def _masked_members(members: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _masked_words(words: Sequence[Any], *, pair: bool) -> list[Any]:
-    """A list with the words masked that the words before them call secret: one level.
+    """Mask the words of a list that the words before them mark as secret: one level.
 
-    `pair`: it is in a list itself, so two members may be a header's name and value.
+    `pair`: the list is inside a list, so two members may be a header's name and value.
     """
     found = list(words)
     if pair and len(found) == 2 and isinstance(found[0], str) and is_secret(found[0]):
@@ -157,7 +156,7 @@ _HOOK: Final = re.compile(
     r"(hooks\.slack\.com/[a-z]{1,20}+/|discord(?:app)?\.com/api/webhooks/|api\.telegram\.org/bot)"
     r"[^\s\"'<>`]++"
 )
-"""Addresses that are passwords themselves: who knows them may post."""
+"""URLs that are credentials themselves: anyone who knows one may post to it."""
 _RUN: Final = re.compile(r"[\w.-]{20,}+", re.ASCII)
 _TOKEN: Final = re.compile(
     r"(?<![A-Za-z0-9])(?:hft_|eyJ|gh[pousr]_|github_pat_|glpat-|xox[abeprs]-|[sr]k[-_]|AKIA|ASIA"
@@ -170,7 +169,7 @@ _TOKEN_LENGTH: Final = 16
 def masked_text(text: str) -> str:
     """A text with what looks like a secret masked: `password=…`, logins in addresses, tokens."""
     if _PLAIN.fullmatch(text):
-        return text  # too short and too plain: most texts in a list
+        return text  # too short and plain: most texts in a list
     if "\\u00" in text:
         text = _ESCAPED.sub(_unescaped, text)
     if "BEGIN" in text:
@@ -183,7 +182,7 @@ def masked_text(text: str) -> str:
 
 
 def _unescaped(match: re.Match[str]) -> str:
-    """A letter that JSON may write as `\\u0070`: a name must not hide that way."""
+    """A character that JSON may write as `\\u0070`: a name must not hide that way."""
     letter = chr(int(match[1], 16))
     return letter if letter.isalnum() or letter in "_-" else match[0]
 
@@ -203,7 +202,7 @@ def _without_pem(text: str) -> str:
 
 
 def _without_values(text: str) -> str:
-    """The text with what stands behind a secret name masked."""
+    """Mask the values after secret names."""
     parts, at, place, named = [], 0, 0, False
     while found := _KEY.search(text, place):
         place = found.end()
@@ -231,7 +230,7 @@ def _without_values(text: str) -> str:
 
 
 def _takes_next(text: str, name: str, gap: str | None, place: int) -> bool:
-    """Whether the next word is the secret of this one: `--password x`, `-u a:b`, `password 'x'`."""
+    """Whether the next word is this one's secret: `--password x`, `-u a:b`, `password 'x'`."""
     if gap is None:
         return False
     if name in _LOGIN_FLAGS:
@@ -247,7 +246,7 @@ def _logs_in(text: str, name: str, place: int) -> bool:
 
 
 def _value(text: str, start: int, whole_line: bool) -> tuple[int, int, str]:
-    """Where the value that begins at `start` ends, and the quotes around it."""
+    """Where the value that starts at `start` ends, and the quotes around it."""
     if scheme := _SCHEME.match(text, start):
         start = scheme.end()
     if opening := _OPENING.match(text, start):
@@ -263,9 +262,9 @@ def _value(text: str, start: int, whole_line: bool) -> tuple[int, int, str]:
 
 
 def _quoted(text: str, start: int, opening: re.Match[str]) -> tuple[int, int, str]:
-    """A quoted value; one that is not closed lasts to the end of the text."""
+    """A quoted value; without a closing quote it extends to the end of the text."""
     quote = opening[1]
-    if len(quote) > 1:  # inside a text that is quoted itself
+    if len(quote) > 1:  # inside a quoted text
         end = text.find(quote, opening.end())
     else:
         inner = _TO_QUOTE[quote].match(text, opening.end())
@@ -276,7 +275,7 @@ def _quoted(text: str, start: int, opening: re.Match[str]) -> tuple[int, int, st
 
 
 def _closed(text: str, start: int) -> int:
-    """Where the brackets that open at `start` are closed; the end of the text if nowhere."""
+    """Where the brackets opened at `start` close; the end of the text if they do not."""
     depth, place = 0, start
     while found := _BRACKETS.search(text, place):
         place = found.end()
@@ -291,7 +290,7 @@ def _closed(text: str, start: int) -> int:
 
 
 def _without_logins(text: str) -> str:
-    """Addresses without the user and password in them."""
+    """Remove users and passwords from URLs."""
     parts, at, place = [], 0, 0
     while found := _ADDRESS.search(text, place):
         place = found.end()
@@ -299,7 +298,7 @@ def _without_logins(text: str) -> str:
         if "@" not in found[1]:
             if _PORT.fullmatch(found[1]):
                 continue
-            # No host and port: the password may have a slash or a question mark in it.
+            # No host and port: the password may contain a slash or a question mark.
             later = _LATER_LOGIN.match(text, place)
             if later is None:
                 continue
@@ -321,7 +320,7 @@ def _without_token(match: re.Match[str]) -> str:
 
 
 def masked_body(text: str) -> str:
-    """A result, an event or the like as text, masked; laid out differently only if it must be."""
+    """A result, an event or the like as text, masked; reformatted only if necessary."""
     try:
         value = json.loads(text)
         clean = masked(value)
@@ -331,7 +330,7 @@ def masked_body(text: str) -> str:
 
 
 def masked_bytes(data: bytes, parameters: Sequence[str] | None = ()) -> str:
-    """A body as a viewer may read it; what is not text has no names to go by, and is masked."""
+    """A body as a viewer may read it; binary data has no names to go by and is masked entirely."""
     try:
         text = data[:LONGEST_BODY].decode(
             "utf-8", "strict" if len(data) <= LONGEST_BODY else "ignore"
@@ -342,10 +341,10 @@ def masked_bytes(data: bytes, parameters: Sequence[str] | None = ()) -> str:
 
 
 def masked_payload(text: str, parameters: Sequence[str] | None) -> str:
-    """A run's payload, masked. `parameters` are the names of its job's; None: not known here.
+    """A run's payload, masked. `parameters` are its job's parameter names; None if unknown.
 
-    The payload of a job with one parameter is that value alone, without its name. Where the name
-    is not known, such a payload is masked as a whole.
+    The payload of a job with one parameter is that value alone, without its name. If the name is
+    unknown, such a payload is masked entirely.
     """
     if parameters is None:
         bare = bool(text.strip()) and text.lstrip()[:1] != "{"

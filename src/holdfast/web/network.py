@@ -144,7 +144,7 @@ class Limiter:
         self._left: dict[str, tuple[float, float]] = {}
 
     def wait(self, key: str) -> float:
-        """Count a request; returns 0 if it may go on, else the seconds to wait."""
+        """Count a request; returns 0 if it is allowed, else the seconds to wait."""
         if not self._rate:
             return 0.0
         now = self._now()

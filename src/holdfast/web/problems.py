@@ -141,7 +141,7 @@ _PAGE_DETAILS: Final = {
     404: "This page does not exist. Choose another from the menu.",
     405: "This page cannot be requested this way. Go back and try again.",
 }
-"""For people, to whom the API's description means nothing."""
+"""Wording for people, who do not read the API's description."""
 
 
 async def _on_validation(_: Request, error: Exception) -> Response:

@@ -47,7 +47,7 @@ LOGIN_BURST: Final = 10
 """Enough for a team behind one address; tokens are random, so this only limits load."""
 LOGIN_RATE: Final = 1 / 6
 LOGIN_BYTES: Final = 16 * 1024
-"""Anybody may send a login, and a token is short."""
+"""Logins need no authentication, and a token is short."""
 BURST_SECONDS: Final = 4
 """How many seconds' worth of requests may come at once: a page loads several files."""
 CLOSE: Final = {"Connection": "close"}
@@ -121,7 +121,7 @@ class Guard:
         request.state.user = None
 
     async def _refusal(self, request: Request) -> Response | None:
-        """The answer to a request that is refused; None if it may go on."""
+        """The answer to a refused request; None if it is allowed."""
         self._check_host(request)
         self._check_origin(request)
         self._check_length(request)

@@ -1,8 +1,8 @@
-"""A web process: the app on a socket, with the life of every other role.
+"""A web process: the app on a socket, with the lifecycle of every other role.
 
     bind ──► connect ──► serve ──► (signal, drain) close the streams ──► leave ──► exit
 
-It refuses to listen where others can reach it unless it knows who is asking.
+It refuses to listen where others can reach it unless it can authenticate users.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class WebServer(Role):
         await ending.enter_async_context(self._services.lifespan())
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """Serve; notice when the services cannot continue."""
+        """Serve, and fail when the services cannot continue."""
         return {"web": self._serve(), "services": self._services_failed()}
 
     async def _serve(self) -> None:
@@ -94,13 +94,13 @@ class WebServer(Role):
         await asyncio.shield(self._services.failed)
 
     def _close_streams(self) -> None:
-        """End the streams of open pages, which would never end by themselves."""
+        """End the streams of open pages, which never end otherwise."""
         feed = getattr(self.app.state, "feed", None)
         if feed is not None:
             feed.close()
 
     def trouble(self) -> list[str]:
-        """What the services cannot bring back."""
+        """What the services cannot restore."""
         return self._services.upkeep.problems
 
     def describe(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class WebServer(Role):
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn without signal handlers: signals are the process's affair."""
+    """Uvicorn without signal handlers: the process handles signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -122,7 +122,7 @@ def _uvicorn(config: WebConfig, app: FastAPI) -> uvicorn.Config:
         lifespan="off",  # the services outlive the last request
         access_log=False,
         log_config=None,
-        log_level="error",  # anybody can send invalid HTTP: do not log each one
+        log_level="error",  # anyone can send invalid HTTP: do not log each one
         http=connection_class(config),
         ws="none",
         server_header=False,

@@ -1,6 +1,6 @@
 """What API and pages share: one connection, and what each user may do through it.
 
-A web process holds no truth: everything is in NATS. It may be killed and restarted, and any number
+A web process keeps no state: everything is in NATS. It may be killed and restarted, and any number
 may run side by side.
 
 It connects when the app starts, or, where no lifespan runs (a mounted app), on the first request.
@@ -88,7 +88,7 @@ class Access(Operator):
 
     @cached_property
     def run_pages(self) -> RunPages:
-        """Lists of runs; from memory once that is loaded."""
+        """Lists of runs; from memory once the index is loaded."""
         self.services.run_index.start()
         return RunPages(self.client, index=self.services.run_index)
 
@@ -138,7 +138,7 @@ class Services:
 
     @property
     def body_limit(self) -> int:
-        """The largest request body: a message, which JSON may double, and some more."""
+        """The largest request body: a message, which JSON may double, plus `BODY_SPARE`."""
         most = self.broker.max_message_bytes if self._open else 1024 * 1024
         return 2 * most + BODY_SPARE
 

@@ -1,9 +1,9 @@
-"""JSON in and out of the API: the same record types read, check, write and describe it.
+"""JSON in and out of the API: the same record types parse, validate, encode and document it.
 
 Payloads pass through byte for byte. Answers carry an ETag: a client that sends `If-None-Match` gets
 an empty 304 when nothing has changed.
 
-In an address, the `/` of a run id is written `~`, which no run id contains.
+In a URL, the `/` of a run id is written `~`, which no run id contains.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 JSON: Final = "application/json"
 MOST: Final = 500
-"""Items on one page of a list: larger pages would hold up other requests."""
+"""Items per page of a list: larger pages would hold up other requests."""
 REF: Final = "#/components/schemas/{name}"
 PROBLEMS: Final = {
     400: "The request is malformed.",
@@ -67,7 +67,7 @@ _shapes: list[Any] = [Details]
 
 
 def run_of(part: str) -> str:
-    """The run id of a part of an address; `InvalidName` if it is none."""
+    """Parse a run id from a URL segment; `InvalidName` if it is none."""
     return check_run(part.replace("~", "/"))
 
 
@@ -200,7 +200,7 @@ def does(action: Action[..., Any], kind: Any, status: int = 200) -> dict[str, An
 
 
 def takes(kind: Any) -> dict[str, Any]:
-    """Describe the body a route takes, for its decorator."""
+    """Describe the body that a route takes, for its decorator."""
     content = {JSON: {"schema": _ref(kind)}}
     return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
 

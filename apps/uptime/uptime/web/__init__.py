@@ -1,4 +1,4 @@
-"""The pages and the API, as a FastAPI application; any number may run, for all state is on NATS."""
+"""The pages and the API as a FastAPI app; any number may run, because all state is in NATS."""
 
 from uptime.web.application import create_app
 

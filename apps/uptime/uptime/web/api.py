@@ -33,7 +33,7 @@ def cache_of(request: Request) -> Cache:
 
 
 def manager(request: Request) -> None:
-    """Let only those pass who may manage checks."""
+    """Admit only users who may manage checks."""
     if not request.app.state.gate.knows(request):
         raise Denied("show the token: Authorization: Bearer …", 401)
 
@@ -52,13 +52,13 @@ async def read_json(request: Request) -> Json:
 
 
 async def forget(request: Request, id: str = "") -> None:
-    """After a change, the next who asks sees it."""
+    """Make a change visible to the next reader."""
     names = ["status"] + ([f"detail.{id}"] if id else [])
     await cache_of(request).forget(*names)
 
 
 def taking(model: type[BaseModel]) -> Json:
-    """For the description of the API: what a request's body is."""
+    """Describe a request's body, for the API's description."""
     schema = model.model_json_schema()
     return {"requestBody": {"content": {"application/json": {"schema": schema}}, "required": True}}
 

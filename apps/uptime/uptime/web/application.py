@@ -1,4 +1,4 @@
-"""`create_app`: routes, errors, and what surrounds every request."""
+"""`create_app`: routes, errors, and the checks around every request."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _add_errors(app: FastAPI) -> None:
         return _problem(request, str(error), status)
 
     async def away(request: Request, error: Exception) -> Response:
-        log.warning("%s %a: %a", request.method, request.url.path, str(error))  # foreign text
+        log.warning("%s %a: %a", request.method, request.url.path, str(error))  # untrusted text
         return _problem(request, "The store does not answer right now: try again soon.", 503)
 
     async def http(request: Request, error: Exception) -> Response:

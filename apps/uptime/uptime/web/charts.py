@@ -1,4 +1,4 @@
-"""Pictures as numbers: where bars and lines are; the templates draw them as SVG."""
+"""Charts as coordinates of bars and lines; the templates draw them as SVG."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NICE = (1, 2, 5)
 
 
 def bars(days: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    """One bar for each day: its colour and its words."""
+    """One bar per day: its colour and its label."""
     return [_bar(Day(*day), number) for number, day in enumerate(days)]
 
 
@@ -82,5 +82,5 @@ def nice_ceiling(value: float) -> int:
 
 
 def clock(at: int, around: int) -> str:
-    """A time of day; with seconds where they tell something."""
+    """A time of day; with seconds where they matter."""
     return datetime.fromtimestamp(at, UTC).strftime("%H:%M" if around >= 600 else "%H:%M:%S")

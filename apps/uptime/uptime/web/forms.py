@@ -1,4 +1,4 @@
-"""Between a form's texts and a check's members."""
+"""Converts between form fields and a check's members."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NUMBERS = ("interval", "failures", "recoveries", "slow_ms", "redirects", "warn_
 
 
 def check_from(form: dict[str, str]) -> dict[str, Any]:
-    """A check's members, as the API would get them."""
+    """A check's members, as the API would receive them."""
     found: dict[str, Any] = {name: form[name] for name in ("id", *_TEXTS) if name in form}
     for name in _NUMBERS:
         if name in form:
@@ -26,7 +26,7 @@ def check_from(form: dict[str, str]) -> dict[str, Any]:
 
 
 def fields_of(check: Check | None) -> dict[str, str]:
-    """A form's texts: of a check, or of a new one."""
+    """Form fields of a check, or of a new one."""
     base = check or Check(id="new", name="new", target="https://example.org")
     found = {name: str(getattr(base, name)) for name in (*_TEXTS, *_NUMBERS)}
     found["timeout"] = f"{base.timeout:g}"
@@ -43,7 +43,7 @@ def _number(name: str, text: str) -> int:
 
 
 def _pairs(name: str, text: str) -> dict[str, str]:
-    """`Name: value`, one on a line."""
+    """Parse `Name: value` lines."""
     found = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         key, colon, value = line.partition(":")

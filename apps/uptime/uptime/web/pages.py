@@ -1,4 +1,4 @@
-"""The pages: rendered here, complete without a script; the script only renews what is shown."""
+"""The pages: rendered here, complete without a script; the script only refreshes them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _moment(seconds: int) -> str:
 
 
 def _lasting(seconds: float) -> str:
-    """A length of time in its two largest units."""
+    """A duration in its two largest units."""
     parts = []
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
         count, seconds = divmod(max(0, int(seconds)), size)
@@ -70,7 +70,7 @@ def error_page(request: Request, text: str, status: int) -> Response:
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """A form's fields; of one that occurs twice the last one counts."""
+    """A form's fields; if one occurs twice, the last value counts."""
     if not request.headers.get("content-type", "").startswith("application/x-www-form-urlencoded"):
         raise Refusal("send a form", 415)
     text = (await request.body()).decode("utf-8", "replace")
@@ -80,11 +80,11 @@ async def read_form(request: Request) -> dict[str, str]:
 Form = Annotated[dict[str, str], Depends(read_form)]
 
 
-# ---- for everybody
+# ---- public
 
 
 def _cached(request: Request, page: HTMLResponse, seconds: float) -> Response:
-    """With an ETag: who has this page already is told so."""
+    """Add an ETag: 304 for a client that already has this page."""
     tag = f'"{hashlib.sha256(bytes(page.body)).hexdigest()[:24]}"'
     headers = {
         "ETag": tag,
@@ -152,7 +152,7 @@ async def logout() -> Response:
 
 
 def _inside(path: str) -> str:
-    """A path of ours to go on to: nothing that a browser could take for another server's."""
+    """A path of ours to continue to; never one that a browser could take for another site."""
     safe = path.startswith("/") and not path.startswith("//") and "\\" not in path
     return path if safe and path.isprintable() else "/checks"
 

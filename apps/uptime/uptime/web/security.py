@@ -1,13 +1,13 @@
-"""Who may do what, and what a browser may be talked into.
+"""Authentication, and protection against requests that a browser is tricked into.
 
-* Reading the status is for everybody. Everything else needs the token when there is one: as a
-  bearer token, or through the login page as a signed cookie. Off loopback there must be one.
-* Host: on loopback only loopback's own names (a foreign name that points here is somebody's
-  attempt to talk to us through a browser); `UPTIME_HOSTS` says which others.
+* Reading the status is public. Everything else needs the token when there is one: as a bearer
+  token, or through the login page as a signed cookie. Off loopback a token is required.
+* Host: on loopback only loopback's own names (another name that points here is DNS rebinding);
+  `UPTIME_HOSTS` adds others.
 * A change must come from our own pages or from no page at all: the Origin is ours, or there is none
-  and the browser does not say that it comes from elsewhere. Cookies are SameSite=Strict besides.
-* Whoever shows ten wrong tokens within a minute, by login or as a bearer, waits; others do not.
-* Bodies are small. Answers carry a policy that allows nothing from anywhere else.
+  and the browser does not say that it comes from elsewhere. Cookies are also SameSite=Strict.
+* An address with ten wrong tokens within a minute, by login or bearer, must wait; others need not.
+* Bodies are small. Answers carry a policy that allows nothing from other origins.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _HEADERS = {
 
 
 class Denied(Exception):
-    """The request is refused before anything was looked at."""
+    """The request is refused before anything is read."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class Denied(Exception):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is reached from this machine only."""
+    """Whether an address to listen on is reachable from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -60,7 +60,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Gate:
-    """Decides on each request."""
+    """Admits or refuses each request."""
 
     def __init__(self, config: Config, host: str) -> None:
         if not config.token and not is_loopback(host):
@@ -91,19 +91,19 @@ class Gate:
         if (origin is not None and _host_of(origin) != host) or site not in ("same-origin", "none"):
             raise Denied("a change must come from this server's own pages", 403)
 
-    # ---- who
+    # ---- authentication
 
     @property
     def open(self) -> bool:
-        """Whether there is no token: everybody on this machine may change things."""
+        """Whether there is no token: anyone on this machine may change things."""
         return not self._token
 
     def knows(self, request: Request) -> bool:
-        """Whether the request comes from somebody who may manage checks."""
+        """Whether the request comes from a user who may manage checks."""
         if self.open or self._is_session(request.cookies.get(COOKIE, "")):
             return True
         known: bool | None = getattr(request.state, "knows_token", None)
-        if known is None:  # one guess for each request, however often this is asked
+        if known is None:  # count one guess per request, however often this is called
             request.state.knows_token = False
             kind, _, given = request.headers.get("authorization", "").partition(" ")
             known = kind.lower() == "bearer" and self._is_token(request, given.strip())
@@ -111,7 +111,7 @@ class Gate:
         return known
 
     def _is_token(self, request: Request, given: str) -> bool:
-        """Whether this is the token; who has guessed too often is not told."""
+        """Whether this is the token; always False after too many wrong guesses."""
         address = address_of(request)
         if self._guesses.too_many(address):
             raise Denied("too many wrong tokens: wait a minute", 429)
@@ -139,7 +139,7 @@ class Gate:
 
 
 class Guesses:
-    """Wrong tokens of the last minute, by address: one who guesses locks nobody else out."""
+    """Wrong tokens of the last minute, by address, so that guessing locks out nobody else."""
 
     def __init__(self) -> None:
         self._wrong: dict[str, list[float]] = {}
@@ -151,7 +151,7 @@ class Guesses:
         return len(recent) >= FAILURES
 
     def wrong(self, address: str) -> None:
-        """Count a wrong token; the address that has been quiet for longest may be forgotten."""
+        """Count a wrong token; may forget the address that has been quiet longest."""
         recent = self._wrong.pop(address, [])[1 - FAILURES :]
         self._wrong[address] = [*recent, time.monotonic()]
         if len(self._wrong) > MOST_ADDRESSES:
@@ -159,7 +159,7 @@ class Guesses:
 
 
 def address_of(request: Request) -> str:
-    """Who asks: an address, or the /64 of one, all of which its owner has."""
+    """The client's address; for IPv6 its /64, which belongs to one owner."""
     text = request.client.host if request.client else ""
     try:
         address = ipaddress.ip_address(text)
@@ -171,7 +171,7 @@ def address_of(request: Request) -> str:
 
 
 def _host_of(origin: str) -> str:
-    """The host that an Origin names; nothing for one that is no address at all."""
+    """The host in an Origin; empty if it is not a URL."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:
@@ -184,7 +184,7 @@ def _name(host: str) -> str:
 
 
 def protect(headers: MutableHeaders) -> None:
-    """Add what every answer carries."""
+    """Add the headers that every answer carries."""
     for name, value in _HEADERS.items():
         headers[name] = value
     headers.setdefault("Cache-Control", "no-store")

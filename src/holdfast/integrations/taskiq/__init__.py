@@ -1,11 +1,11 @@
-"""taskiq with Holdfast's resilience: the names and arguments of taskiq-nats, other insides.
+"""taskiq with Holdfast's resilience: the names and arguments of taskiq-nats, reimplemented.
 
     ResilientPullBroker            for PullBasedJetStreamBroker
     ResilientNATSScheduleSource    for NATSKeyValueScheduleSource
     ResilientNATSResultBackend     for NATSObjectStoreResultBackend
     K8sScheduler                   for TaskiqScheduler, in two replicas
     HAScheduleSource               any schedule source, in more than one scheduler
-    LeaderElection                 what they rest on, usable by itself
+    LeaderElection                 what these build on, usable alone
     DeadLetters                    what the broker gave up: list, send again, drop
 
 Needs `pip install holdfast[taskiq]`.

@@ -1,9 +1,9 @@
 """Messages that have arrived and wait for taskiq's receiver.
 
-The receiver asks only when it has a free place, so what waits here was pulled early: at most the
-batch, or a tenth of a second of recent speed if that is more, so that short functions never wait
-for the server. When functions turn long, what exceeds the batch and has waited for a second is
-given back, so that other workers get it.
+The receiver asks only when it has free capacity, so messages here were pulled early: at most the
+batch, or a tenth of a second of recent throughput if that is more, so that short functions never
+wait for the server. When functions become long, messages beyond the batch that have waited for a
+second are given back, so that other workers get them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from holdfast.clock import Clock
 from holdfast.integrations.taskiq.deliveries import Deliveries
 
 WINDOW_SECONDS: Final = 0.1
-"""Longer than a round trip to a distant server, so the next batch arrives before this one is used
+"""Longer than a round trip to a distant server: the next batch arrives before this one is used
 up."""
 MOST: Final = 500
-"""What a worker that dies holds of others' work: redelivered after `ack_wait`."""
+"""Bounds what a dying worker holds of others' work until redelivery after `ack_wait`."""
 STALE_SECONDS: Final = 1.0
-"""How long messages may wait behind a function that turned long, before others get them."""
+"""How long messages may wait behind a function that became long, before others get them."""
 
 
 class Buffer:
-    """What one listener has pulled and not handed on."""
+    """What one listener has pulled and not yet handed on."""
 
     def __init__(self, deliveries: Deliveries, batch: int, clock: Clock) -> None:
         self.arrived: deque[Delivery] = deque()
@@ -51,7 +51,7 @@ class Buffer:
         return self.arrived.popleft()
 
     def want(self) -> int:
-        """How many more to pull; none until half of the room is free."""
+        """How many more to pull; 0 until half of the buffer is free."""
         now = self._clock.monotonic()
         if now - self._since >= WINDOW_SECONDS:
             pace = int(self._taken * WINDOW_SECONDS / (now - self._since))
@@ -63,7 +63,7 @@ class Buffer:
 
     @property
     def low(self) -> bool:
-        """Whether half of the room is free."""
+        """Whether half of the buffer is free."""
         return len(self.arrived) <= self._room // 2
 
     async def wait(self) -> None:
@@ -77,7 +77,7 @@ class Buffer:
         self._wake.set()
 
     async def keep_small(self) -> None:
-        """Give back what waits for too long."""
+        """Give back messages that have waited too long."""
         while True:
             await self._clock.sleep(STALE_SECONDS)
             self.want()

@@ -1,8 +1,8 @@
-"""How the arguments of taskiq-nats become one of our connections.
+"""Turns the arguments of taskiq-nats into a Holdfast connection.
 
 `servers` and the keyword arguments are those of the NATS client; its callbacks are called as
-before, next to our own. One thing is fixed: nothing is buffered while disconnected, because a
-message that leaves minutes later may act on something that has changed hands.
+before, next to ours. One thing is fixed: nothing is buffered while disconnected, because a message
+sent minutes later may act on something that has a new owner.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from holdfast.names import DEFAULT_NAMESPACE
 from holdfast.retrying import PATIENCE_SECONDS, retrying
 
 CONNECT_SECONDS: Final = 10.0
-"""taskiq restarts a worker that does not start, so a server that is away is noticed soon."""
+"""taskiq restarts a worker that does not start, so an unreachable server should fail soon."""
 STEP_SECONDS: Final = 5.0
-"""For a write or read that a caller waits for: longer than the election of a stream's leader."""
+"""For a write or read that a caller waits for: longer than electing a stream's leader."""
 
 Servers = str | Sequence[str]
 T = TypeVar("T")
@@ -46,7 +46,7 @@ async def connect(
     broker = Broker(config, name=name, options=options)
     try:
         await broker.open(check=check)
-    except NotConnected as error:  # the address is the caller's, not one of our variables
+    except NotConnected as error:  # the URL is the caller's, not one of our variables
         text = str(error).replace("set HOLDFAST_NATS_URL", "give another address (servers)")
         raise NotConnected(text) from None
     return broker
@@ -61,7 +61,7 @@ async def surely(
 
 
 class Connected:
-    """What has one connection between `startup` and `shutdown`."""
+    """Has one connection between `startup` and `shutdown`."""
 
     _broker: Broker | None = None
 
@@ -79,7 +79,7 @@ class Connected:
         options: Mapping[str, Any],
         **given: Any,
     ) -> Broker:
-        """Connect and prepare what is needed; disconnect again if that fails."""
+        """Connect and prepare; disconnect again if that fails."""
         broker = self._broker = await connect(servers, options, **given)
         try:
             await surely(broker, lambda: prepare(broker), "starting", PATIENCE_SECONDS)

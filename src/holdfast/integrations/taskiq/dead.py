@@ -1,10 +1,10 @@
 """Dead letters of taskiq queues, stored with those of Holdfast's own jobs.
 
 `holdfast dead` and the pages show them: the queue's stream as group, the task as job (`a.b:c` is
-`a_b_c`). A letter keeps the untouched bytes and labels; replaying it sends them to the queue again.
+`a_b_c`). A letter keeps the original bytes and labels; replaying it sends them to the queue again.
 `DeadLetters` does the same from Python.
 
-Earlier versions kept them in a stream of their own, which `DeadLetters` still reads.
+Earlier versions kept them in a separate stream, which `DeadLetters` still reads.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ class DeadLetter:
     task: str
     task_id: str
     subject: str
-    """Where it was sent to; `replay` sends it there again."""
+    """Where it was sent; `replay` sends it there again."""
     reason: str
-    """`failed`, `invalid` (unreadable) or `crashed` (started again and again, and never ended)."""
+    """`failed`, `invalid` (unreadable) or `crashed` (started repeatedly, never ended)."""
     error: str
     traceback: str
     labels: dict[str, str]
@@ -174,5 +174,5 @@ class DeadLetters(Connected):
         await self.drop(letter)
 
     async def drop(self, letter: DeadLetter) -> None:
-        """Remove a letter for good; that it is gone already is fine."""
+        """Remove a letter for good; no error if it is already gone."""
         await delete(self.connection, letter.stream, letter.id)

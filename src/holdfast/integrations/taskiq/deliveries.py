@@ -50,20 +50,20 @@ from holdfast.telemetry import Tally, Telemetry
 log = logging.getLogger("holdfast.taskiq")
 
 REMEMBERED: Final = 20_000
-"""Messages finished here that are recognised: what a few seconds of full speed can finish between
-an acknowledgement that the server lost and its next delivery."""
+"""Finished messages that are recognised: what a few seconds at full speed can finish between an
+acknowledgement that the server lost and the next delivery."""
 GATHER_SECONDS: Final = 0.005
-"""How long an acknowledgement may wait for others to go with: a write costs more than all else."""
+"""How long an acknowledgement may wait to be sent with others: each write is costly."""
 UNSTORED_SECONDS: Final = 5.0
-"""When a message comes back whose dead letter could not be stored: after a leader was elected."""
+"""Redelivery delay when a dead letter could not be stored: longer than an election takes."""
 CRASHES: Final = 10
-"""Starts that never ended after which a message is taken for one that kills its worker. More than
-the restarts that bad luck brings, few enough that such a message does not stop a fleet for long."""
+"""Starts without an end after which a message is assumed to kill its worker: more than unlucky
+restarts cause, few enough that such a message does not stop a fleet for long."""
 CLOSE_SECONDS: Final = 5.0
 """How long a shutdown waits for dead letters and counts that are being written."""
 
 Place = tuple[int, int]
-"""Where and when the stream stored a message: unique for ever."""
+"""Where and when the stream stored a message: unique forever."""
 
 
 class Held:
@@ -98,17 +98,17 @@ class Held:
         self.final = False
         """No further attempt, whatever the policy says."""
         self.resent = False
-        """Somebody sent the same request again: a retry middleware, or the function itself."""
+        """The same request was sent again by a retry middleware or by the function itself."""
         self.retries: object = None
-        """The label in which retry middlewares count, before they saw this message."""
+        """The label in which retry middlewares count, before they changed it."""
 
 
 class HeldMessage(AckableMessage):
-    """What a receiver gets. Reading `ack` tells in which asyncio task it is handled."""
+    """What a receiver gets. Reading `ack` reveals which asyncio task handles it."""
 
     @classmethod
     def of(cls, data: bytes, bind: Callable[[], Any]) -> HeldMessage:
-        """Made without pydantic's checks, once per message: the bytes are bytes."""
+        """Built without pydantic's validation, which would cost time for every message."""
         made = cls.__new__(cls)
         object.__setattr__(made, "__dict__", {"data": data, "bind": bind})
         object.__setattr__(made, "__pydantic_fields_set__", {"data"})
@@ -143,7 +143,7 @@ class Deliveries:
         self._handled: dict[asyncio.Task[Any], Held] = {}
         self._finished: dict[Place, None] = {}
         self._unsent: dict[str, bytes] = {}
-        """By reply subject: answers to be sent soon, or as soon as the connection is back."""
+        """Answers by reply subject, to be sent soon, or once reconnected."""
         self._said = 0.0
         self._gathering: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
@@ -155,7 +155,7 @@ class Deliveries:
     # ---- taking
 
     def hold(self, delivery: Delivery) -> None:
-        """It has arrived: from now on it is extended."""
+        """Note an arrived message: from now on it is extended."""
         held = Held(delivery)
         known = self._held.get(held.place)
         if known is not None:
@@ -180,7 +180,7 @@ class Deliveries:
         return HeldMessage.of(delivery.body, lambda: self._bind(held))
 
     def _bind(self, held: Held) -> Any:
-        """The receiver has begun: remember in which asyncio task, and hear of its end."""
+        """The receiver has started: note its asyncio task, and watch for its end."""
         task = asyncio.current_task()
         if task is not None and task not in self._handled:
             self._handled[task] = held
@@ -188,7 +188,7 @@ class Deliveries:
         return lambda: self.settle(held)
 
     def current(self) -> Held | None:
-        """What the calling asyncio task is about."""
+        """The message that the calling asyncio task handles."""
         task = asyncio.current_task()
         return self._handled.get(task) if task is not None else None
 
@@ -204,14 +204,14 @@ class Deliveries:
         return found.started - found.failed > CRASHES
 
     async def start(self, held: Held) -> None:
-        """A function is about to be called for what was delivered before: count that."""
+        """Count the start of a function for a redelivered message."""
         try:
             await self._queue.count(held.delivery, failed=False)
         except BrokerError as error:
             log.debug("a start was not counted: %s", error)
 
     async def fail(self, held: Held) -> None:
-        """An attempt has failed: count it, once."""
+        """Count a failed attempt, once."""
         if held.failed:
             return
         step = "counting a failed attempt"
@@ -278,7 +278,7 @@ class Deliveries:
     async def _give_up(
         self, held: Held, reason: str, why: str, error: BaseException | None = None
     ) -> None:
-        """A dead letter first, then the ack; what cannot be stored comes back later."""
+        """Store a dead letter, then ack; if it cannot be stored, the message comes back later."""
         self._forget(held, finished=True)
         if await self.keep_copy(held, reason, why, error):
             await self._say(held.delivery.reply, ACK)
@@ -299,7 +299,7 @@ class Deliveries:
         return True
 
     async def server_gave_up(self, delivery: Delivery, message: TaskiqMessage | None) -> None:
-        """The server will not deliver it again, and whoever had it last never ended it."""
+        """The server will not deliver it again, and its last holder never ended it."""
         held = Held(delivery)
         if any(delivery.sequence == known for known, _ in (*self._held, *self._finished)):
             return
@@ -310,7 +310,7 @@ class Deliveries:
             await self._broker.api(f"STREAM.MSG.DELETE.{self._queue.stream}", request)
 
     async def give_back(self, delivery: Delivery) -> None:
-        """Nobody here has begun with it: let others have it."""
+        """Return a message that was not started, so that others get it."""
         held = self._held.get((delivery.sequence, delivery.stored_ns))
         if held is not None and not held.taken and not self._is_last(delivery):
             await self._give_back(held)
@@ -323,7 +323,7 @@ class Deliveries:
         await self._say(held.delivery.reply, nak_body(wait))
 
     async def _hand_over(self, held: Held) -> None:
-        """Give back what the server would not deliver again: as a new message, if not started."""
+        """Return what the server would not deliver again: as a new message, if not started."""
         delivery = held.delivery
         if held.executing:
             why = "its worker stopped in the last delivery that the consumer's max_deliver allows"
@@ -350,7 +350,7 @@ class Deliveries:
         return held.place in self._held
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        """The receiver has ended: what it did not acknowledge was not done."""
+        """The receiver has ended: a message it did not acknowledge was not done."""
         held = self._handled.pop(task, None)
         if held is None or not self.is_held(held):
             return
@@ -364,7 +364,7 @@ class Deliveries:
     # ---- answering
 
     async def _say(self, reply: str, words: bytes) -> None:
-        """Tell the server: at once when it is quiet, together with others when it is busy."""
+        """Answer the server: at once when quiet, together with others when busy."""
         self._unsent[reply] = words
         now = self._broker.clock.monotonic()
         if now - self._said > GATHER_SECONDS:
@@ -374,7 +374,7 @@ class Deliveries:
             self._gathering = loop.call_later(GATHER_SECONDS, self._reconnected)
 
     async def _flush(self) -> None:
-        """Send all answers; while disconnected, as soon as the connection is back."""
+        """Send all answers; while disconnected, wait for the connection."""
         self._gathering = None
         self._said = self._broker.clock.monotonic()
         unsent, self._unsent = self._unsent, {}

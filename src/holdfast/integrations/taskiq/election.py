@@ -1,14 +1,14 @@
 """`LeaderElection`: one of several processes leads, and knows when it must stop.
 
-Holdfast's election (`ownership.election`) with its own connection, for code that has none. What it
-guarantees and what not is said there; in short: a leader stops itself before its lease can expire,
-a process that is gone is replaced within about half a second, one that leaves hands over within
-milliseconds, and nobody may rely on being the *only* one who believes to lead.
+Holdfast's election (`ownership.election`) with its own connection, for code that has none. That
+module states the guarantees; in short: a leader stops itself before its lease can expire, a process
+that is gone is replaced within about half a second, one that leaves hands over within milliseconds,
+and no process may rely on being the *only* one that believes it leads.
 
     async with LeaderElection("nats://localhost:4222", "reports") as election:
         await election.wait_until_leader()
 
-Several users may share one election (each source of a scheduler does): the last to shut it down
+Several users may share one election (each source of a scheduler does): the last one to shut down
 ends it.
 """
 
@@ -36,9 +36,9 @@ from holdfast.telemetry import Telemetry
 log = logging.getLogger("holdfast.taskiq")
 
 ROLE_SECONDS: Final = 30.0
-"""How long to wait for a role at the start: the lease of a process that is gone expires earlier."""
+"""How long to wait for a role at startup: the lease of a dead process expires sooner."""
 LOOK_SECONDS: Final = 0.01
-"""Between two looks at the role at the start, which takes a few round trips."""
+"""Polling interval at startup, where finding the role takes a few round trips."""
 
 
 class LeaderElection(Connected):
@@ -55,10 +55,10 @@ class LeaderElection(Connected):
         handle_sigterm: bool = False,
         **connect_options: Any,
     ) -> None:
-        """`leader_key` names the role: candidates with the same one compete.
+        """`leader_key` names the role: candidates with the same key compete.
 
         `handle_sigterm`: SIGTERM and SIGINT cancel the asyncio task that calls `startup`, so that
-        it shuts down cleanly; and a connection that is closed for good ends the process.
+        it shuts down cleanly; and a permanently closed connection ends the process.
         """
         self.leader_key = leader_key
         self.node = new_node_id("taskiq")
@@ -82,7 +82,7 @@ class LeaderElection(Connected):
 
     @property
     def holder(self) -> str:
-        """The node that leads, as last heard; empty when nobody is known to."""
+        """The node that leads, as last heard; empty if unknown."""
         return self._election.holder if self._election else ""
 
     @property
@@ -123,7 +123,7 @@ class LeaderElection(Connected):
         await self.shutdown()
 
     async def startup(self) -> None:
-        """Connect, take part, and return when a role is known."""
+        """Connect, become a candidate, and return once the role is known."""
         self._users += 1
         if self._users > 1:
             return
@@ -174,7 +174,7 @@ class LeaderElection(Connected):
         handle_signals(stop)
 
     async def resign(self) -> None:
-        """Hand over now and stay out; the connection stays."""
+        """Hand over now and stop being a candidate; the connection stays."""
         if self._election:
             await self._election.resign()
 
@@ -201,7 +201,7 @@ class LeaderElection(Connected):
             listener()
 
     async def _answer(self, message: Received) -> None:
-        """Candidates ping the leader to see whether its process still exists."""
+        """Answer a candidate's ping: it checks whether the leader's process still exists."""
         if message.reply:
             await self.connection.publish(message.reply, b"{}")
 
@@ -210,7 +210,7 @@ class LeaderElection(Connected):
         self.give_up("the connection to NATS is closed for good")
 
     async def _keep(self, broker: Broker) -> None:
-        """A bucket that somebody deletes is created again."""
+        """Create the bucket again if it is deleted."""
         upkeep = Upkeep(Topology(broker, RecordConfig()), core=False, buckets=["leases"])
         try:
             await upkeep.run()
@@ -218,7 +218,7 @@ class LeaderElection(Connected):
             self.give_up(str(error))
 
     def give_up(self, why: str) -> None:
-        """End this process, if it handles signals: whatever started it starts another."""
+        """End this process, if it handles signals: its supervisor starts another."""
         self._changed()
         if self._handle_sigterm:
             log.critical("%s, ending this process", why)

@@ -45,14 +45,14 @@ from holdfast.retrying import repeating
 log = logging.getLogger("holdfast.taskiq")
 
 LOOK_SECONDS: Final = 1.0
-"""How often the leader tries again what it could not send: taskiq's own pace."""
+"""How often the leader retries what it could not send: taskiq's own interval."""
 CONFIRM_SECONDS: Final = 3.0
-"""After this long a process that does not lead asks whether a slot was sent."""
+"""After this long a process that does not lead checks whether a slot was sent."""
 REPEAT_SECONDS: Final = 100.0
-"""How long a marked slot is sent again under its message id. The server recognises a repeat for
-two minutes; after that it could be stored twice."""
+"""How long a marked slot is sent again under its message id. The server recognises a repeat for two
+minutes; after that it could be stored twice."""
 FINISH_SECONDS: Final = 5.0
-"""How long a shutdown waits for what is being sent: a send gives up after that."""
+"""How long a shutdown waits for sends in progress: a send gives up after that."""
 
 Prefer = Literal["duplicate", "gap"]
 
@@ -64,9 +64,9 @@ class _Due:
     task: ScheduledTask
     slot: Slot
     since: float
-    """Since when it waits, on the monotonic clock; anew whenever the leader makes progress."""
+    """When it started to wait, on the monotonic clock; reset when the leader makes progress."""
     sent: float = 0.0
-    """The last slot sent, as last seen."""
+    """The last slot sent, as last read."""
 
 
 @dataclass
@@ -106,12 +106,12 @@ class HAScheduleSource(ScheduleSource):
         self._repeatable = False
         self._names: dict[str, str] = {}
         self._known: dict[str, float] = {}
-        """By schedule: since when this process knows it."""
+        """When this process first saw each schedule."""
         self._due: dict[str, _Due] = {}
         self._sent: dict[str, float] = {}
-        """What this process sent last, should the record be lost."""
+        """What this process sent last, in case the record is lost."""
         self._marking: dict[str, tuple[ScheduledTask, Slot]] = {}
-        """Slots that are being marked first: if the answer is lost, they may be ours to send."""
+        """Slots being marked before sending: if the answer is lost, they may be ours to send."""
         self._at_work: dict[str, asyncio.Task[None]] = {}
         self._trouble = ""
         self._upkeep: Upkeep | None = None
@@ -139,14 +139,14 @@ class HAScheduleSource(ScheduleSource):
 
     @property
     def overdue_seconds(self) -> float:
-        """How long the oldest slot that is due has not been sent, by anybody."""
+        """How long the oldest due slot has been unsent by any process."""
         now = self.election.connection.clock.monotonic()
         return max((now - due.since for due in self._due.values()), default=0.0)
 
     # ---- life
 
     async def startup(self) -> None:
-        """Start the source, and take part in the election."""
+        """Start the source, and join the election."""
         await self.source.startup()
         try:
             await self.election.startup()
@@ -187,7 +187,7 @@ class HAScheduleSource(ScheduleSource):
         await self.source.shutdown()
 
     async def finish(self) -> None:
-        """Begin nothing more, and let what is being sent end."""
+        """Start no more sends, and let those in progress end."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -200,7 +200,7 @@ class HAScheduleSource(ScheduleSource):
         if self._at_work:
             await asyncio.wait(list(self._at_work.values()), timeout=FINISH_SECONDS)
 
-    # ---- as the source does
+    # ---- delegated to the source
 
     async def get_schedules(self) -> list[ScheduledTask]:
         """The source's schedules."""
@@ -245,7 +245,7 @@ class HAScheduleSource(ScheduleSource):
         await maybe_awaitable(self.source.post_send(task))
 
     def note(self, task: ScheduledTask) -> Slot:
-        """A schedule is due."""
+        """Note that a schedule is due."""
         name = self._names.get(task.schedule_id)
         if name is None:
             name = identities([task], by_content=self._by_content)[task.schedule_id]
@@ -263,7 +263,7 @@ class HAScheduleSource(ScheduleSource):
         return self.election.connection.clock.utc()
 
     async def _may_send(self, slot: Slot) -> bool:
-        """For a scheduler that is not attached: send or hold back, and nothing is made up."""
+        """Without an attached scheduler: send or hold back; missed slots are not made up."""
         self._due.pop(slot.schedule, None)
         if not self.election.is_leader:
             return False
@@ -279,14 +279,14 @@ class HAScheduleSource(ScheduleSource):
     # ---- sending
 
     async def _look(self) -> None:
-        """Send what waits, if this process leads; otherwise ask whether it was sent."""
+        """Send what waits, if this process leads; otherwise check whether it was sent."""
         for name in [*self._marking, *self._due]:
             self._begin(name)
         if not self.election.is_leader:
             await self._confirm()
 
     def _begin(self, name: str) -> None:
-        """Send the due slots of a schedule, in a task of its own."""
+        """Send the due slots of a schedule in a separate task."""
         wanted = self.election.is_leader or name in self._marking
         if self._send is None or name in self._at_work or not wanted:
             return
@@ -331,7 +331,7 @@ class HAScheduleSource(ScheduleSource):
             await self._record(slot)
 
     async def _send_marked(self, task: ScheduledTask, slot: Slot) -> None:
-        """Send a slot that is this process's alone, whoever leads meanwhile."""
+        """Send a slot that this process has marked, even if another leads by now."""
         clock = self.election.connection.clock
         deadline = clock.monotonic() + REPEAT_SECONDS
         self._sent[slot.schedule] = slot.at

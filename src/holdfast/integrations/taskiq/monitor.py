@@ -1,7 +1,7 @@
-"""What a taskiq process shows: a file while it is ready, and a port for health and metrics.
+"""What a taskiq process exposes: a file while it is ready, and a port for health and metrics.
 
 The port answers as that of every Holdfast role does (`holdfast.health`). `taskiq worker` runs
-several processes of one configuration: each takes the next free port, counted from the given one.
+several processes with one configuration: each takes the next free port, from the given one up.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from holdfast.telemetry import Telemetry
 log = logging.getLogger("holdfast.taskiq")
 
 LOOK_SECONDS: Final = 0.25
-"""A probe looks every few seconds: it sees what was true a moment ago."""
+"""Probes look every few seconds, so a state this old is fresh enough."""
 PORTS: Final = 32
 """How many ports are tried: more than the workers that one `taskiq worker` runs."""
 
 
 class Monitor:
-    """Tells whether one process works, from `start` to `stop`."""
+    """Reports whether one process works, from `start` to `stop`."""
 
     def __init__(
         self, ready_file: str, port: int, telemetry: Telemetry, look: Callable[[], list[str]]
     ) -> None:
-        """`look` gives the problems that keep the process from being ready, and updates gauges."""
+        """`look` returns what keeps the process from being ready, and updates gauges."""
         self._ready = ReadyFile(ready_file)
         self._port = port
         self._telemetry = telemetry
@@ -70,7 +70,7 @@ class Monitor:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def stop(self) -> None:
-        """Not ready from now on."""
+        """Stop being ready."""
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

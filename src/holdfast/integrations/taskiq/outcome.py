@@ -41,7 +41,7 @@ _WIRE: Final = Codec[_Wire](_Wire, "a taskiq message")
 
 
 class OutcomeMiddleware(TaskiqMiddleware):
-    """First of the middlewares, so that it hears of errors after all others have reacted."""
+    """The first middleware, so that it sees errors after all others have reacted."""
 
     def __init__(self, deliveries: Deliveries) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class OutcomeMiddleware(TaskiqMiddleware):
     async def on_error(
         self, message: TaskiqMessage, result: TaskiqResult[Any], exception: BaseException
     ) -> None:
-        """Note a failure that nobody else takes care of; no result while attempts are left."""
+        """Note a failure that nothing else handles; no result while attempts are left."""
         held = self._deliveries.current()
         if held is None or self._is_settled(held, message, result, exception):
             return
@@ -91,7 +91,7 @@ class OutcomeMiddleware(TaskiqMiddleware):
         """Whether a retry middleware sends it again, now or through a schedule source.
 
         A send passes through the broker. One through a source does not; then the middleware has
-        counted the retry in the labels of the very message that it got.
+        counted the retry in the labels of the message it received.
         """
         counted = message.labels.get(RETRIES_LABEL) != held.retries
         resent = held.resent or (counted and self._retries_by_schedule())
@@ -106,7 +106,7 @@ class OutcomeMiddleware(TaskiqMiddleware):
 
 
 class WatchingFormatter(TaskiqFormatter):
-    """The broker's formatter, and what came of reading each message."""
+    """The broker's formatter, noting the outcome of reading each message."""
 
     def __init__(self, broker: AsyncBroker, deliveries: Deliveries) -> None:
         self.inner = broker.formatter
@@ -132,7 +132,7 @@ class WatchingFormatter(TaskiqFormatter):
         return found
 
     def _quickly(self, message: bytes) -> TaskiqMessage:
-        """As taskiq's default in a third of the time; it still reads what is unusual."""
+        """As taskiq's default in a third of the time; unusual messages fall back to it."""
         try:
             wire = _WIRE.decode(message)
         except Unreadable:

@@ -1,8 +1,8 @@
-"""Values as they are stored: JSON, and what taskiq-nats had pickled before, if told to read it.
+"""Stored values: JSON, and on request what taskiq-nats pickled before.
 
-taskiq-nats pickles what `model_dump(mode="json")` gives: dicts, lists, texts, numbers. A pickle of
-these names no class and no function. So the one that is read here may not name any, and a pickle
-that does, which is how a pickle executes code, is refused before anything of it is called.
+taskiq-nats pickles what `model_dump(mode="json")` returns: dicts, lists, texts, numbers. Such a
+pickle names no class or function. So any pickle that does, which is how a pickle executes code, is
+refused before anything in it is called.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class PlainSerializer(TaskiqSerializer):
 
 
 def is_pickle(value: bytes) -> bool:
-    """Whether bytes are a pickle of protocol 2 or newer: no JSON begins like that."""
+    """Whether bytes are a pickle of protocol 2 or newer: no JSON starts that way."""
     return value[:1] == b"\x80"
 
 
 def readable(serializer: TaskiqSerializer, value: bytes) -> Any:
-    """What was stored; whatever is wrong with it is `Unreadable`."""
+    """Decode a stored value; any failure is `Unreadable`."""
     try:
         return serializer.loadb(value)
     except Unreadable:

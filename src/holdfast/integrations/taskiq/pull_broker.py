@@ -47,14 +47,14 @@ from holdfast.telemetry import Telemetry
 log = logging.getLogger("holdfast.taskiq")
 
 LOOK_SECONDS: Final = 1.0
-"""How often the connection is looked at, and the floor written down: what one lost consumer may
-repeat of other workers' work."""
+"""How often the connection is checked and the floor stored: bounds what a lost consumer may repeat
+of other workers' work."""
 EXTEND_SECONDS: Final = 10.0
 """The longest time between two extensions, however long `ack_wait` is."""
 RETRY: Final = Backoff.exponential(first="1s", last="1m", attempts=3)
 """taskiq's retry middlewares make three attempts by default."""
 ADVISORY: Final = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
-"""Where the server says that it has given a message up."""
+"""Where the server announces that it has given up a message."""
 
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
 
@@ -236,7 +236,7 @@ class ResilientPullBroker(Connected, AsyncBroker):
             await broker.unsubscribe(listening)
 
     async def _tend(self, pull: Pull, buffer: Buffer) -> None:
-        """Pull, extend what is held, write the floor down; end the process when pulling fails."""
+        """Pull, extend what is held, store the floor; end the process when pulling fails."""
         clock = self.connection.clock
         steps = (
             pull.run(),
@@ -283,7 +283,7 @@ class ResilientPullBroker(Connected, AsyncBroker):
             )
             await self._deliveries.server_gave_up(lost, self._read(lost.body))
         except NotFound:
-            return  # it was acknowledged, or removed
+            return  # acknowledged or removed
         except BrokerError as error:
             log.error("message %d was given up by the server and is not kept: %s", sequence, error)
 

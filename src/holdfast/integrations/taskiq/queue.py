@@ -38,7 +38,7 @@ NANO: Final = 1_000_000_000
 ACK_WAIT_SECONDS: Final = 30.0
 """The server's default."""
 LOOK_SECONDS: Final = 1.0
-"""How long a question about a stream or consumer waits: one asked during an election is lost."""
+"""Timeout of a request about a stream or consumer: one sent during an election is lost."""
 KEPT_DAYS: Final = 30
 """How long the facts about a queue are kept: as long as a dead letter."""
 
@@ -49,7 +49,7 @@ class Attempts(msgspec.Struct, frozen=True):
     """The attempts at one message since its second delivery."""
 
     message: str
-    """Which message of that sequence: a stream that was deleted begins at 1 again."""
+    """Which message with that sequence: a recreated stream starts at 1 again."""
     started: Count = 0
     failed: Count = 0
     started_in: Count = 0
@@ -58,7 +58,7 @@ class Attempts(msgspec.Struct, frozen=True):
 
 
 class Floor(msgspec.Struct, frozen=True):
-    """Up to where a stream was acknowledged."""
+    """Up to where a stream is acknowledged."""
 
     stream_created: str
     sequence: Count
@@ -69,7 +69,7 @@ FLOOR: Final[Codec[Floor]] = Codec(Floor, "floor of a taskiq queue")
 
 
 def as_config(given: object) -> Config:
-    """A configuration of the NATS client, or a dict of the server's names, as a dict."""
+    """A NATS client's configuration, or a dict with the server's names, as a dict."""
     if given is None:
         return {}
     if isinstance(given, dict):
@@ -102,11 +102,11 @@ class Queue:
         self.stream: str = self._stream_config["name"]
         self.consumer: str = name
         self.ack_wait = ACK_WAIT_SECONDS
-        """How long the server waits for a sign of life, as its consumer says."""
+        """The consumer's `ack_wait`: how long the server waits for a sign of life."""
         self.max_deliver = 0
-        """After how many deliveries the server gives a message up; 0: never."""
+        """Deliveries after which the server gives up a message; 0: never."""
         self.keeps = True
-        """Whether the stream keeps a message after it was acknowledged."""
+        """Whether the stream keeps acknowledged messages."""
         self._created = ""
         self._floor = 0
         self._broker: Broker
@@ -114,7 +114,7 @@ class Queue:
     # ---- stream and consumer
 
     async def prepare(self, broker: Broker) -> None:
-        """At the start: create what is missing, and give the consumer the user's configuration."""
+        """At startup: create what is missing, and apply the user's consumer configuration."""
         self._broker = broker
         self._bucket = Bucket(broker, broker.names.taskiq_queues)
         await self._ensure_stream()
@@ -123,7 +123,7 @@ class Queue:
         await self.ensure()
 
     async def _update(self) -> None:
-        """Some members of a consumer cannot be changed: then the existing one is used as it is."""
+        """Update the consumer; where the server refuses, use the existing one as it is."""
         try:
             await self._create(self._consumer_config)
         except TryAgain:
@@ -149,7 +149,7 @@ class Queue:
         return await self._broker.api(info, timeout=LOOK_SECONDS)
 
     async def ensure(self) -> None:
-        """Stream and consumer exist when this returns."""
+        """Create the stream and the consumer if they are missing."""
         stream = await self._ensure_stream()
         if stream.get("created") != self._created:
             self._created, self._floor = stream.get("created", ""), 0
@@ -192,7 +192,7 @@ class Queue:
     # ---- the floor
 
     async def look(self) -> None:
-        """Write down how far the consumer has come, if it has moved."""
+        """Store how far the consumer has come, if it has moved."""
         before = self._floor
         self._learn(await self._broker.api(self._info, timeout=LOOK_SECONDS))
         if self.keeps and self._floor > before:
@@ -200,7 +200,7 @@ class Queue:
             await self._put(key, FLOOR.encode(body), expected=None)
 
     async def _from_floor(self) -> Config:
-        """The configuration of a consumer that begins behind what was acknowledged."""
+        """The configuration of a consumer that starts after the floor."""
         floor = self._floor
         try:
             entry = await self._bucket.get(floor_key(self.stream, self.consumer))
@@ -255,7 +255,7 @@ class Queue:
     async def _put(self, key: str, value: bytes, expected: int | None) -> None:
         try:
             await self._bucket.put(key, value, expected=expected)
-        except Unavailable:  # perhaps the bucket does not exist yet: the first write creates it
+        except Unavailable:  # the bucket may not exist yet: the first write creates it
             topology = Topology(self._broker, RecordConfig())
             replicas = await topology.wanted_replicas()
             config = bucket_config(self._broker.names, "taskiq_queues", replicas)

@@ -3,11 +3,11 @@
 It takes the arguments of `NATSKeyValueScheduleSource` and keeps its keys, `<prefix>.<schedule id>`.
 Values are JSON; taskiq-nats reads them with `serializer=JSONSerializer()`.
 
-Every call updates a view in memory by leader reads of what was written since: no consumer and no
-watch, so nothing that can take a full bucket for an empty one. The keys that the server has are
-compared with the view, so what vanished without a trace (a purge, an expiry) is removed and logged.
-While the server does not answer the view stays as it was: an outage makes no schedule disappear. An
-entry that cannot be read is logged and skipped.
+Every call updates a view in memory by leader reads of what was written since, without a consumer or
+watch that could mistake a full bucket for an empty one. The server's keys are compared with the
+view, so what vanished without a marker (a purge, an expiry) is removed and logged. While the server
+does not answer, the view stays as it is: an outage makes no schedule disappear. An unreadable entry
+is logged and skipped.
 
 Nothing is watched between two calls: taskiq asks every `--update-interval` seconds.
 """
@@ -31,7 +31,7 @@ from holdfast.names import kv_stream, kv_subject
 log = logging.getLogger("holdfast.taskiq")
 
 View = dict[str, tuple[int, ScheduledTask]]
-"""By key: the revision, and what it says."""
+"""By key: revision and schedule."""
 
 
 class ResilientNATSScheduleSource(Connected, ScheduleSource):
@@ -77,7 +77,7 @@ class ResilientNATSScheduleSource(Connected, ScheduleSource):
             await self._broker.close()
 
     def _bucket(self) -> dict[str, Any]:
-        """As taskiq-nats makes it."""
+        """The bucket's configuration, as taskiq-nats creates it."""
         return {
             "name": kv_stream(self.bucket_name),
             "subjects": [kv_subject(self.bucket_name, ">")],
@@ -106,7 +106,7 @@ class ResilientNATSScheduleSource(Connected, ScheduleSource):
         await surely(broker, lambda: broker.store(subject, b"", gone), "deleting a schedule")
 
     async def post_send(self, task: ScheduledTask) -> None:
-        """Remove a one-off that was sent."""
+        """Remove a one-off schedule that was sent."""
         if task.time is not None:
             await self.delete_schedule(task.schedule_id)
 
@@ -158,7 +158,7 @@ class ResilientNATSScheduleSource(Connected, ScheduleSource):
             view[change.key] = (change.revision, found)
 
     def _drop_vanished(self, view: View, state: State) -> None:
-        """Remove what the server did not have when it was asked, and has not got since."""
+        """Remove schedules that the server no longer had when asked, unless written since."""
         vanished = [k for k, (at, _) in view.items() if k not in state.keys and at <= state.last]
         for key in vanished:
             del view[key]

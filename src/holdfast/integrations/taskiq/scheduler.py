@@ -44,7 +44,7 @@ class K8sScheduler(TaskiqScheduler):
         namespace: str = DEFAULT_NAMESPACE,
         **connect_options: Any,
     ) -> None:
-        """`leader_key`: schedulers with the same one replace each other. Give each app its own.
+        """`leader_key`: schedulers with the same key replace each other. Give each app its own.
 
         `health_port`: port for health and metrics; 0 for none.
         """

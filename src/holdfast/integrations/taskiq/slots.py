@@ -1,16 +1,16 @@
 """Slots of taskiq's schedules: the due instants, and the record of what was sent.
 
-taskiq remembers in memory when it last sent what, each process for itself, counted from its own
-start. Here a slot is a window of the clock: the minute of a cron schedule, the n-th interval since
-1970, the instant of a one-off. Every process comes by each window once and names it the same,
-whatever its phase and however far its clock is off.
+taskiq remembers in memory what it last sent, separately in each process, counted from its start.
+Here a slot is a window of the clock: the minute of a cron schedule, the n-th interval since 1970,
+the instant of a one-off. Every process sees each window once and gives it the same name, whatever
+its phase or clock error.
 
-For each schedule of a leader key one record says which slot was sent last. It is written by
-compare-and-swap, so of two leaders one wins, and it outlives every process: a slot is never sent
-again because somebody forgot it. Apps with different leader keys do not see each other's.
+Each schedule of a leader key has one record of the slot sent last. It is written by
+compare-and-swap, so of two leaders one wins, and it outlives every process: no slot is sent again
+because a process forgot it. Apps with different leader keys do not see each other's records.
 
-A schedule is known by its id. One from a task's labels gets a new id each time taskiq starts, so it
-is known by its content.
+A schedule is identified by its id. One from a task's labels gets a new id each time taskiq starts,
+so it is identified by its content.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from holdfast.model.codec import Codec, Instant
 from holdfast.names import marker_key, sent_key, sent_keys
 
 EARLY_SECONDS: Final = 0.05
-"""A timer may ring a moment before the second that it was set to."""
+"""A timer may fire slightly before its second."""
 MINUTE: Final = 60
 MADE_UP_SECONDS: Final = 120
-"""How far back slots are made up: far enough for a failover or a restart of NATS, and too short
-for a burst of old work after a long outage."""
+"""How far back slots are made up: far enough for a failover or a restart of NATS, and too short for
+a burst of old work after a long outage."""
 RECURRING_SECONDS: Final = 400 * 86_400
 """How long the record of a schedule is kept after its last slot: a yearly rule needs a year."""
 ONCE_SECONDS: Final = 86_400
@@ -47,13 +47,13 @@ class Slot(NamedTuple):
 
     schedule: str
     at: float
-    """When its window begins, by the clock of whoever names it."""
+    """When its window starts, by the clock of the process that names it."""
     period: int = 0
     """Seconds; 0 for a one-off."""
 
     @property
     def id(self) -> str:
-        """As message ids have it, since the first version: two versions send one message."""
+        """Its part of a message id; the same in all versions, so two versions send one message."""
         window = f"{self.period:g}x{int(self.at) // self.period}" if self.period else self._once
         return marker_key(self.schedule, window)
 
@@ -62,7 +62,7 @@ class Slot(NamedTuple):
         return f"at{self.at:.3f}"
 
     def is_after(self, sent: float | None) -> bool:
-        """Whether it is still to be sent when `sent` was the last one."""
+        """Whether it is still to be sent if `sent` was the last one."""
         return sent is None or (self.at > sent if self.period else self.at != sent)
 
 
@@ -81,11 +81,11 @@ def slot_of(task: ScheduledTask, schedule: str, now: float) -> Slot:
 
 
 def unsent(task: ScheduledTask, newest: Slot, sent: float | None, known: float) -> list[Slot]:
-    """The slots up to the newest that are not sent, oldest first.
+    """The unsent slots up to the newest, oldest first.
 
-    taskiq's loop leaves out a slot when it is late or still busy with the one before, and nobody
-    may have led for a moment. What lies between the last one sent and the newest is made up, for
-    `MADE_UP_SECONDS` and not from before this process knew the schedule.
+    taskiq's loop skips a slot when it is late or still busy with the previous one, and there may
+    have been no leader for a moment. Slots between the last one sent and the newest are made up,
+    for `MADE_UP_SECONDS` and not from before this process knew the schedule.
     """
     if not newest.is_after(sent):
         return []
@@ -106,7 +106,7 @@ def _is_due(task: ScheduledTask, at: int) -> bool:
 
 
 def identities(tasks: list[ScheduledTask], *, by_content: bool) -> dict[str, str]:
-    """By schedule id: the name under which every process knows the schedule."""
+    """By schedule id: the name by which every process identifies the schedule."""
     if not by_content:
         return {task.schedule_id: task.schedule_id for task in tasks}
     seen: Counter[str] = Counter()
@@ -139,14 +139,14 @@ class Progress:
     """What was sent, for the schedules of one leader key."""
 
     def __init__(self, broker: Broker, leader_key: str, node: str, *, kept: bool) -> None:
-        """`kept`: also one-offs are remembered for long, because their source keeps them."""
+        """`kept`: one-offs are also remembered for long, because their source keeps them."""
         self._bucket = Bucket(broker, broker.names.taskiq_slots)
         self._leader_key = leader_key
         self._node = node
         self._kept = kept
 
     async def read(self, slot: Slot) -> tuple[int, float | None]:
-        """The revision for the next write, and the last slot sent, as the stream's leader knows."""
+        """The revision for the next write, and the last slot sent, from the stream's leader."""
         revision, entry = await self._bucket.last(sent_key(self._leader_key, slot.schedule))
         record = self._bucket.read(SENT.decode, entry) if entry else None
         if record is not None:

@@ -1,8 +1,8 @@
 """Actions on pages: each has a confirmation that says what it would do, and a form that does it.
 
-Role, effects, call and audit line come from the table `holdfast.status.actions`; here are only the
-addresses, the form fields, and what the next page says. An address answers GET with the
-confirmation and POST with the action.
+Role, effects, call and audit line come from the table `holdfast.status.actions`; this module has
+only the URLs, the form fields, and what the next page says. A URL answers GET with the confirmation
+and POST with the action.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Form(NamedTuple):
     action: table.Action[..., Any]
     fields: tuple[str, ...]
     back: str
-    """The page to return to, with fields in it; also where a refusal is shown."""
+    """The page to return to, with form fields in its URL; refusals are shown there too."""
     done: Callable[[Any, Given], Message]
     read: Callable[[PageRequest, Given], Arguments] | None = None
     """Turns the fields into arguments; by default they are passed as they are."""
     refusals: tuple[type[HoldfastError], ...] = ()
-    """Errors that are shown on the page to return to, because they are no fault of the request."""
+    """Errors shown on that page, because they are no fault of the request."""
     asks: bool = True
-    """Whether its confirmation is asked for by GET; long fields come by POST."""
+    """Whether GET asks for its confirmation; long fields come by POST."""
 
     def arguments(self, page: PageRequest, given: Given) -> Arguments:
         for name in self.fields:
@@ -59,12 +59,12 @@ class Form(NamedTuple):
 
 
 def at(path: str, given: Given) -> str:
-    """An address with the fields of a form in it."""
+    """A URL with form fields filled in."""
     return path.format(**{name: quote(value, safe="/=") for name, value in given.items()})
 
 
 def says(text: str, to: str) -> Callable[[Any, Given], Message]:
-    """Go to a page and say a sentence with the fields of the form in it."""
+    """Go to a page and show a sentence with form fields filled in."""
     return lambda _, given: (at(to, given), text.format(**given), "good")
 
 

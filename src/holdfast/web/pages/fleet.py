@@ -27,7 +27,7 @@ DOTS: Final = 600
 RETURNS: Final = 100
 VALUE_BYTES: Final = 2_000
 SHARED_SECONDS: Final = 2.0
-"""Agents and settings change seldom, and there may be thousands of agents."""
+"""Agents and settings seldom change, and there may be thousands of agents."""
 
 
 class SettingsGlance(msgspec.Struct, frozen=True):

@@ -163,7 +163,7 @@ _hiding: Final[ContextVar[bool]] = ContextVar("holdfast_hiding", default=False)
 
 
 def _written(value: Any) -> Any:
-    """Mask every text a template writes for a viewer, including those that a page forgot."""
+    """Mask every text a template writes for a viewer, even where the page forgot to."""
     if _hiding.get() and isinstance(value, str) and not isinstance(value, Markup):
         return masked_text(value)
     return value
@@ -193,7 +193,7 @@ _templates.globals |= {"many": many, "nav": NAV, "version": __version__}
 
 
 def render(request: Request, template: str, *, status: int = 200, **data: Any) -> Response:
-    """A page; adds `now`, `link`, `when` and what else the frame needs."""
+    """A page; adds `now`, `link`, `when` and whatever else the frame needs."""
     root = str(request.scope.get("root_path", ""))
     services = request.app.state.services
     now = services.broker.server_now()

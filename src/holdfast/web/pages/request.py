@@ -1,4 +1,4 @@
-"""A request for a page: who looks, what they may read, and reads that several pages share.
+"""A request for a page: the user, what they may read, and reads that several pages share.
 
 Reads that every page makes (jobs, nodes, totals) are shared for about a second: ten people looking
 at the same page cost as much as one.
@@ -30,7 +30,7 @@ T = TypeVar("T")
 SHARED_SECONDS: Final = 1.0
 """Live pages refresh about every second: sharing for longer would show in them."""
 SCHEDULES_SECONDS: Final = 2.0
-"""Schedules and agents change seldom, and there may be thousands."""
+"""Schedules and agents seldom change, and there may be thousands."""
 
 
 class Shared:
@@ -69,7 +69,7 @@ class PageRequest(Access):
         return self.client.broker.server_now()
 
     async def shared(self, key: str, seconds: float, read: Callable[[], Awaitable[T]]) -> T:
-        """An answer at most `seconds` old, whoever it was read for."""
+        """An answer at most `seconds` old, shared between users."""
         return await self._shared.get(key, seconds, read)
 
     # ---- shared reads
