@@ -5,8 +5,7 @@
 Guaranteed: an entry is on disk before its command is executed, so this agent starts a run at most
 once, across any number of restarts: a run accepted but not done when the process died is reported
 as interrupted, never repeated. A return of up to `LARGEST_KEPT_RETURN` is on disk before it is
-sent, so it survives a restart too. The file is 0600 and its folder locked: two processes cannot
-share it.
+sent, so it survives a restart too. The file is 0600 and its folder locked against other processes.
 
 The file consists of lines, appended and synced; a line truncated by a crash is ignored. When the
 file has grown it is rewritten and renamed into place. It keeps the newest 4,096 runs and those not

@@ -27,7 +27,7 @@ from holdfast.identity.credentials import AGENT
 log = logging.getLogger("holdfast.broker")
 
 REQUIRED_VERSION: Final = (2, 12, 6)
-"""2.12 brought schedules and atomic batches, and 2.12.6 fixes CVE-2026-33222 and CVE-2026-33248."""
+"""2.12 brought schedules and atomic batches; 2.12.6 fixes CVE-2026-33222 and CVE-2026-33248."""
 REQUIRED_API_LEVEL: Final = 3
 """The level that nats-server 2.12 announces; every node of a cluster must have it."""
 DEFAULT_INBOX: Final = "_INBOX"
@@ -38,10 +38,10 @@ _ELECTION_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 0.25
 """Between two questions: short against an election, and few requests from many clients."""
 _LEADERLESS: Final = "(10008)"
-"""The server's number for a cluster without a leader: it elects one, or has too few nodes to."""
+"""The server's error code for a cluster without a leader: it elects one or lacks nodes."""
 
 Account = Callable[[], Awaitable[dict[str, Any]]]
-"""Asks JetStream about the account."""
+"""Requests JetStream's account information."""
 
 
 def check_version(version: str) -> None:
@@ -56,7 +56,7 @@ def check_version(version: str) -> None:
 
 
 async def check_jetstream(account: Account, clock: Clock) -> int:
-    """The level of JetStream's API; refuse one that is too low."""
+    """The JetStream API level; raises `ServerTooOld` if it is too low."""
     info = await _answered(account, clock)
     level = int(info.get("api", {}).get("level", 0))
     if level < REQUIRED_API_LEVEL:
@@ -92,7 +92,7 @@ async def _answered(account: Account, clock: Clock) -> dict[str, Any]:
 
 
 def parse_version(text: str) -> tuple[int, int, int]:
-    """`2.12.6-RC.1` as numbers; unreadable parts count as 0."""
+    """Parse `2.12.6-RC.1` into numbers; unreadable parts count as 0."""
     parts = [*text.split("-")[0].split("."), "0", "0", "0"]
     major, minor, patch = (int(p) if p.isdigit() else 0 for p in parts[:3])
     return major, minor, patch
@@ -102,7 +102,7 @@ def parse_version(text: str) -> tuple[int, int, int]:
 
 
 def connect_options(config: ConnectionConfig) -> dict[str, Any]:
-    """Credentials and TLS; a file that cannot be read is named."""
+    """Credentials and TLS; an error names the file that cannot be read."""
     options: dict[str, Any] = {"inbox_prefix": inbox_prefix(config)}
     if config.credentials_file:
         options["nkeys_seed_str"] = load_credentials(config.credentials_file).nkey_seed
@@ -138,7 +138,7 @@ def request_guard(config: ConnectionConfig) -> RequestGuard:
 
 
 def inbox_prefix(config: ConnectionConfig) -> str:
-    """The subject below which answers arrive."""
+    """The prefix of the subjects on which answers arrive."""
     if config.inbox_prefix:
         return config.inbox_prefix
     if config.credentials_file:
@@ -177,7 +177,7 @@ def _readable(path: str, what: str) -> str:
 
 
 def shown_url(url: str) -> str:
-    """A server address without the secrets that it may carry."""
+    """A server address without the secrets it may contain."""
     return re.sub(r"//[^@/,]*@", "//***@", url)
 
 

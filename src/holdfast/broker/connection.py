@@ -107,7 +107,7 @@ class Broker:
         self._measuring: asyncio.Task[None] | None = None
         self.api_level = 0
         self.unreadable = Unreadables()
-        """Counts and logs records and messages that cannot be read."""
+        """Counts and logs unreadable records and messages."""
         self.closed: asyncio.Event = asyncio.Event()
         self._name = name
         self._nc = WireClient()
@@ -133,11 +133,11 @@ class Broker:
         self._refused = False  # whether a refused login was logged since the connection was lost
         self._closing = False
 
-    # ---- who asks
+    # ---- request authentication
 
     @functools.cached_property
     def guard(self) -> RequestGuard:
-        """Checks who may send requests to this process; one for each connection."""
+        """Verifies who may send requests to this process; one per connection."""
         return request_guard(self.config)
 
     @functools.cached_property
@@ -145,7 +145,7 @@ class Broker:
         return request_signer(self.config, self.server_now)
 
     def signature(self, subject: str, body: bytes) -> Headers | None:
-        """Headers that prove who asks; None where the login has no certificate."""
+        """Headers that prove who asks; None if the login has no certificate."""
         return self._signer.sign(subject, body) if self._signer else None
 
     async def ask(self, subject: str, body: bytes = b"", timeout: float = 0) -> Received:
@@ -274,7 +274,7 @@ class Broker:
 
     @property
     def connection_id(self) -> tuple[str, int]:
-        """The server that this connection is to, and its number there; new after a reconnect."""
+        """The server's id and the number of this connection there; new after a reconnect."""
         if not self._nc.is_connected:
             return "", 0
         return str(self._nc._server_info.get("server_id", "")), self._nc.client_id or 0
@@ -335,7 +335,7 @@ class Broker:
     async def publish(
         self, subject: str, body: bytes = b"", headers: Headers | None = None, reply: str = ""
     ) -> None:
-        """Send and do not wait: acks, pings, notices."""
+        """Send without waiting: acks, pings, notifications."""
         await self._write(self._line(subject, reply, body, headers))
 
     async def _write(self, lines: bytes) -> None:
@@ -362,7 +362,7 @@ class Broker:
     async def send(
         self, subject: str, body: bytes, headers: Headers | None = None, timeout: float = 0
     ) -> Future[Received]:
-        """Send with a reply address; the future gets the answer. Many may be under way."""
+        """Send with a reply subject; the future gets the answer. Many may be in flight."""
         number = next(self._tokens)
         line = self._line(subject, f"{self._inbox}.{number}", body, headers)
         future: Future[Received] = asyncio.get_running_loop().create_future()
@@ -378,7 +378,7 @@ class Broker:
     async def request(
         self, subject: str, body: bytes = b"", headers: Headers | None = None, timeout: float = 0
     ) -> Received:
-        """Ask and wait for one answer; `Unavailable` when nobody listens."""
+        """Send a request and wait for one answer; raises `Unavailable` if nobody listens."""
         future = await self.send(subject, body, headers, timeout)
         answer = await future
         if answer.status == "503":
@@ -451,7 +451,7 @@ class Broker:
     async def api(
         self, subject: str, body: dict[str, Any] | None = None, timeout: float = 0
     ) -> dict[str, Any]:
-        """Call `$JS.API.<subject>`; `NotFound`, `Conflict`, `BrokerError` for its refusals."""
+        """Call `$JS.API.<subject>`; raises `NotFound`, `Conflict` or `BrokerError` on refusal."""
         data = msgspec.json.encode(body) if body is not None else b""
         answer = await self.request(f"$JS.API.{subject}", data, timeout=timeout)
         try:

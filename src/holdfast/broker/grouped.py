@@ -26,11 +26,11 @@ from holdfast.broker.kv import Bucket
 log = logging.getLogger("holdfast.broker")
 
 FLIGHTS: Final = 2
-"""One is on its way while the next is stored."""
+"""One is in transit while the next is stored."""
 LARGEST_GROUP: Final = 200
 """Well below the 1,000 messages that a server accepts in a batch."""
 APART_SECONDS: Final = 2.0
-"""How long writes go one by one after a batch was refused: the server may have too many."""
+"""How long writes go one by one after a failed batch: the server may have too many open."""
 SMALLEST_GROUP: Final = 24
 """A batch has a fixed cost, whatever its size."""
 MEASURED_WRITES: Final = 100
@@ -38,7 +38,7 @@ MEASURED_WRITES: Final = 100
 GAIN: Final = 1.5
 """How much faster groups must be: a smaller difference may be noise."""
 COMPARE_SECONDS: Final = 60.0
-"""How often the other way is tried again: the first comparison may have met an election."""
+"""How often the other way is tried again: the first comparison may have hit an election."""
 
 
 class _Waiting(NamedTuple):
@@ -47,10 +47,10 @@ class _Waiting(NamedTuple):
 
 
 class GroupedBucket(Bucket):
-    """One bucket, with a group commit where that pays."""
+    """One bucket, with group commit where that pays."""
 
     def __init__(self, broker: Broker, name: str, *, grouping: bool | None = None) -> None:
-        """`grouping`: whether to group; None: find out which is faster."""
+        """`grouping`: whether to group; None measures which is faster."""
         super().__init__(broker, name)
         self.grouping = bool(grouping)
         self._adapts = grouping is None
@@ -121,7 +121,7 @@ class GroupedBucket(Bucket):
         log.debug("a write takes %.2g s in a group, %.2g s alone", together, apart)
 
     def _landed(self) -> None:
-        """The next group leaves, if one has gathered."""
+        """Send the next group, if one has gathered."""
         group = self._gathering[:LARGEST_GROUP]
         if not group:
             self._under_way -= 1
@@ -137,7 +137,7 @@ class GroupedBucket(Bucket):
             for waiting, revision in zip(group, revisions, strict=True):
                 _tell(waiting.done, revision)
         finally:
-            for waiting in group:  # only when this task was cancelled
+            for waiting in group:  # only if this task was cancelled
                 _tell(waiting.done, errors.OutcomeUnknown("the write was cut off"))
             self._landed()
 
@@ -146,7 +146,7 @@ class GroupedBucket(Bucket):
             try:
                 return await self._batch(writes)
             except errors.Conflict:
-                pass  # one of them has lost its race: each finds out by itself
+                pass  # one of them lost its race: each finds out on its own
             except errors.BrokerError:
                 self._apart_until = self._broker.clock.monotonic() + APART_SECONDS
         return await self._each(writes)
@@ -163,7 +163,7 @@ class GroupedBucket(Bucket):
 
 
 def _tell(done: asyncio.Future[int], outcome: int | BaseException) -> None:
-    if done.done():  # told already, or its writer was cancelled
+    if done.done():  # set already, or its writer was cancelled
         return
     if isinstance(outcome, BaseException):
         done.set_exception(outcome)

@@ -53,7 +53,7 @@ class Entry(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A write to a key; its value is None when it deleted the key."""
+    """A write to a key; its value is None if it deleted the key."""
 
     key: str
     value: bytes | None
@@ -64,7 +64,7 @@ class State(NamedTuple):
     """A bucket's stream as its leader describes it."""
 
     keys: set[str]
-    """Keys of a pattern that have a value, or a marker of their deletion."""
+    """Keys of a pattern that have a value or a deletion marker."""
     last: int
     """The newest revision of the whole bucket."""
     created: str
@@ -145,7 +145,7 @@ class Bucket:
         return revision, Entry(found, value, revision, parse_time(message["time"]))
 
     async def has_after(self, revision: int) -> bool:
-        """Whether the stream's leader has a record, or a marker, above a revision."""
+        """Whether the stream's leader has a record or a marker above a revision."""
         request = {"seq": revision + 1, "next_by_subj": self._prefix + ">"}
         try:
             await self._broker.api(f"STREAM.MSG.GET.{self.stream}", request)
@@ -172,7 +172,7 @@ class Bucket:
                 return State(keys, int(info["state"]["last_seq"]), info.get("created", ""))
 
     async def changes(self, pattern: str, start: int) -> AsyncIterator[Change]:
-        """The newest write to each key since a revision, one leader read for each, no consumer."""
+        """The newest write to each key since a revision; one leader read per key, no consumer."""
         while True:
             request = {"seq": start, "next_by_subj": self._prefix + pattern}
             try:
@@ -193,7 +193,7 @@ class Bucket:
         await self._broker.store(self._prefix + key, b"", headers)
 
     async def remove_stray(self, key: str) -> None:
-        """Delete the record under a key that is a wildcard; no revision of it can be compared."""
+        """Delete the record under a key that is a wildcard; its revision cannot be compared."""
         await self._broker.store(self._prefix + key, b"", {H_KV_OPERATION: "DEL"})
 
     async def delete(self, key: str) -> None:
@@ -203,7 +203,7 @@ class Bucket:
         await self._broker.api(f"STREAM.PURGE.{self.stream}", {"filter": self._prefix + key})
 
     async def entries(self, prefix: str = "") -> AsyncIterator[Entry]:
-        """Every key that starts with `prefix` (whole tokens), in the order of the last write."""
+        """All keys that start with `prefix` (whole tokens), in the order of the last write."""
         subject = f"{self._prefix}{prefix}>" if not prefix else f"{self._prefix}{prefix}.>"
         async for message in direct_batch(self._broker, self.stream, subject):
             yield Entry(
@@ -233,7 +233,7 @@ class Bucket:
 async def direct_batch(
     broker: Broker, stream: str, subject: str, start: int = 1
 ) -> AsyncIterator[Received]:
-    """Every stored message of a subject, oldest first, page by page."""
+    """All stored messages of a subject, oldest first, page by page."""
     while True:
         page = await direct_page(broker, stream, subject, start)
         for message in page.messages:
@@ -244,7 +244,7 @@ async def direct_batch(
 
 
 class MessagePage(NamedTuple):
-    """Part of a listing: its messages, the last sequence looked at, and whether more follow."""
+    """Part of a listing: its messages, the last sequence read, and whether more follow."""
 
     messages: list[Received]
     last: int
@@ -284,7 +284,7 @@ async def direct_page(
         raise
     except errors.Unavailable:
         with contextlib.suppress(errors.OutcomeUnknown, errors.Unavailable):
-            await broker.api(f"STREAM.INFO.{stream}", timeout=LOOK_SECONDS)  # `NotFound`, if so
+            await broker.api(f"STREAM.INFO.{stream}", timeout=LOOK_SECONDS)  # `NotFound` if missing
         raise
     finally:
         await broker.unsubscribe(subscription)
@@ -334,7 +334,7 @@ def _is_marker(encoded: str | None) -> bool:
 
 
 def is_marker(headers: Headers) -> bool:
-    """Whether a write only says that its key was deleted or has expired."""
+    """Whether a write only records that its key was deleted or has expired."""
     return bool(headers.get(H_KV_OPERATION)) or H_MARKER in headers
 
 

@@ -1,17 +1,17 @@
-"""A bucket's keys, followed as they change: every live view of a bucket is one of these.
+"""A live copy of a bucket's keys: every live view of a bucket is one of these.
 
-The protocol. Listen to the server's notice of each write, then read the bucket page by page, and
-remember the newest revision below which nothing is missing (`seen`). A notice with the next
-revision extends it. A gap, a reconnect and a regular comparison with the bucket's own numbers make
-the mirror read on from where it stopped, so a lost notice costs seconds and never a record.
+It subscribes to the server's notification of each write, then reads the bucket page by page, and
+remembers the newest revision below which nothing is missing (`seen`). A notification with the next
+revision advances it. After a gap, after a reconnect, and whenever the regular comparison with the
+stream's state differs, it reads on from there: a lost notification costs seconds, never a record.
 
-A key is reported as gone only when the stream's leader says so: when its newest write is a marker,
-or when the bucket has fewer keys than the mirror and this one is not among them. A replica that
-lags is recognised, because the leader still has something after what the replica returned.
+A key is reported as gone only if the stream's leader confirms it: its newest write is a marker, or
+the bucket has fewer keys than the mirror and this one is not among them. A lagging replica is
+recognised, because the leader still has something after what the replica returned.
 
-When the bucket was deleted and created again, `on_deleted` may put its content back; nothing is
-reported as gone for that reason. Records are handed over undecoded: their reader passes over what
-it cannot read (`Bucket.read`), and nothing here stops at it.
+If the bucket was deleted and recreated, `on_deleted` may restore its content; nothing is reported
+as gone for that reason. Records are passed on undecoded: their reader skips unreadable ones
+(`Bucket.read`), which never stop the mirror.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from holdfast.retrying import PATIENCE_SECONDS, repeating, retrying
 log = logging.getLogger("holdfast.mirror")
 
 LOOK_SECONDS: Final = 5.0
-"""How often the bucket's numbers are compared: one small request, and the longest that a change
-stays unknown whose notice was lost."""
+"""How often the stream's state is compared: one small request, and the longest that a change stays
+unknown if its notification was lost."""
 PACE_SECONDS: Final = 0.02
-"""The shortest time between two readings: a fleet that starts changes thousands of keys a second,
-and one reading takes in all that have changed."""
+"""The shortest time between two reads: a starting fleet changes thousands of keys a second, and one
+read covers all changes."""
 AT_ONCE: Final = 500
 """Records handed over before other tasks may run: computing when schedules are due is slow."""
 STALE_TRIES: Final = 25
 STALE_SECONDS: Final = 0.2
-"""Together five seconds, which is longer than a healthy replica lags."""
+"""Together five seconds, longer than a healthy replica lags."""
 
 
 async def _nothing() -> None:
@@ -59,10 +59,10 @@ class Mirror:
         trusting: bool = True,
         on_deleted: Callable[[], Awaitable[None]] = _nothing,
     ) -> None:
-        """Without `trusting`, a notice only causes a reading: notices can be forged by anyone who
-        may publish on their subject, records cannot."""
+        """Without `trusting`, a notification only triggers a read: anyone who may publish on its
+        subject can forge a notification, but not a record."""
         self.seen = 0
-        """Every change up to this revision was handed over."""
+        """Every change up to this revision was passed on."""
         self._bucket = bucket
         self._broker = bucket.broker
         self._on_entry = on_entry
@@ -71,12 +71,12 @@ class Mirror:
         self._on_deleted = on_deleted
         self._subject = self._broker.names.changed(bucket.name, "")
         self._revisions: dict[str, int] = {}
-        """The newest revision of each key; that of a marker counts as well."""
+        """The newest revision of each key, including markers."""
         self._created = ""
         self._wake = asyncio.Event()
 
     async def open(self) -> None:
-        """Listen, then read everything."""
+        """Subscribe, then read everything."""
         await self._broker.listen(f"{self._subject}>", self._heard)
         self._broker.on_reconnect(self.look_soon)
         what = f"reading {self._bucket.name}"
@@ -93,7 +93,7 @@ class Mirror:
         )
 
     def look_soon(self) -> None:
-        """Something may have been missed."""
+        """Compare soon: something may have been missed."""
         self._wake.set()
 
     async def _look_and_rest(self) -> None:
@@ -149,7 +149,7 @@ class Mirror:
         return newest
 
     def _take(self, key: str, value: bytes, headers: Headers) -> int:
-        """Hand a write over unless it is known; returns its revision."""
+        """Pass on a write unless it is known; returns its revision."""
         revision = whole_number(headers.get(H_SEQUENCE))
         if revision > self._revisions.get(key, 0):
             self._revisions[key] = revision
@@ -168,7 +168,7 @@ class Mirror:
         elif revision != self.seen:
             self._wake.set()
 
-    # ---- keys that are gone
+    # ---- deleted keys
 
     async def _confirm(self, key: str, revision: int) -> None:
         self._revisions[key] = max(revision, self._revisions.get(key, 0))
@@ -176,7 +176,7 @@ class Mirror:
             self._on_gone(key)
 
     async def _find_gone(self) -> None:
-        """Keys that expired or were purged leave no marker: ask which are left."""
+        """Find keys that expired or were purged without leaving a marker."""
         state = await self._bucket.state(">")
         for key, revision in list(self._revisions.items()):
             if key not in state.keys and revision <= state.last:

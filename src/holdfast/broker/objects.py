@@ -1,12 +1,12 @@
-"""Large values that no message can carry: results and dead bodies, in the object store.
+"""Values too large for a message: results and dead-letter bodies, in the object store.
 
-An object is stored as any NATS tool knows it: chunks under a subject of their own, then a record
-that names them. It is there as a whole or not at all, since the record comes last. With a TTL the
-server removes both by itself; without one they live as long as the bucket says.
+An object is compatible with every NATS tool: chunks under a unique subject, then a record that
+names them. It exists completely or not at all, since the record comes last. With a TTL the server
+removes both; without one they live as long as the bucket's age limit allows.
 
-A bucket is made on first use, and made again when it has been deleted. One of an earlier version
-is changed to allow TTLs by the first write that has one; where this login may not change it, the
-bucket's own age limit applies.
+A bucket is created on first use, and again if it was deleted. The first write with a TTL changes a
+bucket of an earlier version to allow TTLs; if this login may not change it, the bucket's own age
+limit applies.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ from holdfast.names import H_ROLLUP, H_TTL, object_chunks, object_meta, object_s
 log = logging.getLogger("holdfast.broker")
 
 KEPT_SECONDS: Final = 30 * 86_400
-"""As long as a dead letter; what has a TTL goes earlier."""
+"""As long as a dead letter; objects with a TTL are removed earlier."""
 CHUNK_BYTES: Final = 128 * 1024
-"""What every client of the object store uses by default."""
+"""The default of every client of the object store."""
 HEADROOM_BYTES: Final = 1024
 """For the headers of a chunk, on a server that accepts less than a whole chunk."""
 UNDER_WAY: Final = 8
 """Chunks sent before the first is confirmed: 1 MB, as much as one large message."""
 LAG_SECONDS: Final = (0.1, 0.3, 1.0)
-"""Waits for a copy of the bucket that has not heard of the newest chunks yet."""
+"""Waits for a replica that does not have the newest chunks yet."""
 NANO: Final = 1_000_000_000
 
 
 class Objects:
-    """An object bucket, the namespace's own unless another is named; made on first use."""
+    """An object bucket, by default the namespace's own; created on first use."""
 
     def __init__(self, broker: Broker, bucket: str = "", ttl: float | None = KEPT_SECONDS) -> None:
         self._broker = broker
         self._bucket = bucket or broker.names.objects
         self._stream = object_stream(self._bucket)
         self._ttl = ttl
-        self._expires: bool | None = None  # whether objects may have TTLs; not known yet
+        self._expires: bool | None = None  # whether objects may have TTLs; None until known
 
     # ---- the bucket
 
     @property
     def _replicas(self) -> int:
-        """As many copies as the streams have: a record must not outlive what it refers to."""
+        """As many replicas as the streams have: a record must not outlive what it refers to."""
         broker = self._broker
         clustered = min(3, max(1, broker.known_servers)) if broker.cluster_name else 1
         return broker.config.replicas or clustered
@@ -83,12 +83,12 @@ class Objects:
                 raise
 
     async def ensure(self) -> None:
-        """Make the bucket unless it exists."""
-        self._expires = None  # look again: it may have been deleted
+        """Create the bucket unless it exists."""
+        self._expires = None  # check again: it may have been deleted
         await self._may_expire()
 
     async def _may_expire(self) -> bool:
-        """Whether the bucket allows TTLs; it is created or changed if necessary."""
+        """Whether the bucket allows TTLs; creates or changes it if necessary."""
         if self._expires is None:
             try:
                 config = (await self._broker.api(f"STREAM.INFO.{self._stream}"))["config"]
@@ -162,7 +162,7 @@ class Objects:
                 await read_ack(future)
 
     async def _info(self, name: str) -> dict[str, Any]:
-        """A value's metadata; empty when the bucket does not have the value."""
+        """A value's metadata; empty if there is no such value."""
         request = {"last_by_subj": object_meta(self._bucket, name)}
         try:
             answer = await self._broker.api(f"STREAM.MSG.GET.{self._stream}", request)
@@ -178,7 +178,7 @@ class Objects:
         await self._broker.api(f"STREAM.PURGE.{self._stream}", {"filter": subject})
 
     async def get(self, name: str) -> bytes:
-        """A stored value; a copy of the bucket that lags is asked again."""
+        """A stored value; retries while a replica lags."""
         for wait in (0.0, *LAG_SECONDS):
             await self._broker.clock.sleep(wait)
             info = await self._info(name)
@@ -194,7 +194,7 @@ class Objects:
         return b"".join([m.body async for m in direct_batch(self._broker, self._stream, subject)])
 
     async def exists(self, name: str) -> bool:
-        """Whether a value is there, without reading it."""
+        """Whether a value exists, without reading it."""
         return bool(await self._info(name))
 
     async def delete(self, name: str) -> None:

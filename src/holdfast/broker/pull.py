@@ -62,7 +62,7 @@ def nak_body(delay: float = 0.0) -> bytes:
 
 
 class Delivery:
-    """One message handed to one process, with the right to acknowledge it."""
+    """One message delivered to one process, with the right to acknowledge it."""
 
     __slots__ = (
         "_broker",
@@ -101,17 +101,17 @@ class Delivery:
         return self.stored_ns / NANO
 
     def ack(self) -> Coroutine[Any, Any, None]:
-        """Remove the message from the queue; not confirmed: a lost ack only means a redelivery."""
+        """Remove the message from the queue; unconfirmed: a lost ack only causes a redelivery."""
         return self._answer(ACK)
 
     async def ack_confirmed(self) -> None:
-        """Remove the message and wait until the server has said so."""
+        """Remove the message and wait for the server's confirmation."""
         if not self._leave():
             await self._until_extended()
         await self._broker.request(self.reply, ACK)
 
     def nak(self, delay: float = 0.0) -> Coroutine[Any, Any, None]:
-        """Give the message back, to be delivered again after `delay`."""
+        """Give the message back, for redelivery after `delay`."""
         return self._answer(nak_body(delay))
 
     async def _answer(self, body: bytes) -> None:
@@ -159,7 +159,7 @@ class Delivery:
 
 
 class Pull:
-    """Pulls one consumer for as long as `run` runs."""
+    """Pulls one consumer while `run` runs."""
 
     def __init__(
         self,

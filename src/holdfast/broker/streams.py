@@ -1,15 +1,15 @@
-"""The streams, buckets and consumers of a namespace: what they must look like, and making them so.
+"""The streams, buckets and consumers of a namespace: their configuration and creation.
 
-Missing ones are created; existing ones are never changed behind an operator's back: `drift` says
-how they differ and `holdfast doctor` shows it. One exception: in the buckets that agents write, the
-headers by which one agent could touch another's keys are switched off wherever they are on.
-Creating is idempotent, so any number of processes may start at once.
+Missing ones are created; existing ones are never changed without the operator: `drift` reports
+differences and `holdfast doctor` shows them. One exception: in the buckets that agents write, the
+headers by which one agent could touch another's keys are always disabled. Creating is idempotent,
+so any number of processes may start at once.
 
-Sequences only grow, also over a deletion. A revision is an epoch, a term or the position up to
-which somebody has read, and a stream sequence is part of the address that acknowledges a message.
-If a stream that was deleted began at 1 again, old numbers would be higher than new ones, and an
-acknowledgement from before would remove somebody else's message. So these streams begin at the
-microsecond, by the server's clock, at which they are made: nothing writes a million times a second.
+Sequences only grow, even across a deletion. A revision is an epoch, a term or the position up to
+which somebody has read, and a stream sequence is part of the subject that acknowledges a message.
+If a recreated stream began at 1 again, old numbers would be higher than new ones, and an old
+acknowledgement would remove another message. So these streams begin at the microsecond, by the
+server's clock, at which they are created: nothing writes a million times a second.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ log = logging.getLogger("holdfast.broker")
 NANO: Final = 1_000_000_000
 DAY: Final = 86_400
 MAX_CONSUMERS: Final = 100_000
-"""One for each job and group. Without a limit the server takes one from its account, where a low
-one would stop new jobs; nobody has this many jobs."""
+"""One per job and group. Without a limit the server takes the account's, where a low one would stop
+new jobs; nobody has this many jobs."""
 MAX_ACK_PENDING: Final = 50_000
 """Messages of one job that all its workers together may hold unacknowledged: 500 workers with 100
 each. The server's default of 1,000 would idle a large group."""
@@ -43,26 +43,26 @@ MAX_WAITING: Final = 8_192
 """Pull requests of all workers that wait on one consumer, two per worker. The server's default of
 512 would refuse the 257th worker."""
 FOREVER: Final = "2199-01-01T00:00:00Z"
-"""Until when a paused consumer pauses: the server only knows pauses that end."""
+"""The end of a pause: the server only knows pauses that end."""
 LOOK_SECONDS: Final = 0.5
-"""A question asked during an election is never answered: ask again soon."""
+"""A request sent during an election is never answered: repeat it soon."""
 BUCKETS: Final = ("runs", "schedules", "slots", "leases", "nodes")
 MARKED: Final = ("leases",)
-"""Buckets in which an expiry leaves a marker, so that those who wait for it hear of it. Only
-leases: in the others every record expires some day, and each would cost one more write."""
+"""Buckets in which an expiry leaves a marker, to notify those who wait for it. Only leases: in the
+others every record expires some day, and each would cost one more write."""
 MARKER_SECONDS: Final = 60
 """How long such a marker stays: longer than a watcher needs to reconnect."""
 FLEET_BUCKETS: Final = ("fleet", "returns", "facts", "agents")
-"""Made by the first dispatcher."""
+"""Created by the first dispatcher."""
 RETURNS_DAYS: Final = 7
-"""How long an agent's return can be shown; the record of its run stays longer."""
+"""How long an agent's return can be shown; the record of its run is kept longer."""
 SETTINGS_BUCKETS: Final = ("settings", "secrets", "applied")
-"""Made by the first who publishes settings."""
+"""Created by the first who publishes settings."""
 AGENTS_WRITE: Final = ("returns", "facts", "agents", "applied")
 """Buckets in which an agent may write its own keys only. `Nats-Rollup: all` on one of them would
 delete everybody's, and open batches would keep others from writing."""
 QUIET: Final = ("secrets",)
-"""Buckets whose writes are repeated without their content."""
+"""Buckets whose writes are republished without their content."""
 
 APP_LABEL: Final = "holdfast-app"
 """The label of a consumer that names the app whose job it serves."""
@@ -74,7 +74,7 @@ Config = dict[str, Any]
 
 
 def stream_configs(names: Names, records: RecordConfig, replicas: int) -> list[Config]:
-    """Every stream that a namespace consists of, buckets included."""
+    """All streams of a namespace, including its core buckets."""
     window = int(records.dedup_window_seconds * NANO)
     ns = names.namespace
     base: Config = {"storage": "file", "num_replicas": replicas, "allow_direct": True}
@@ -120,7 +120,7 @@ def stream_configs(names: Names, records: RecordConfig, replicas: int) -> list[C
 
 
 def bucket_config(names: Names, noun: str, replicas: int) -> Config:
-    """A bucket: last value per key, per-key TTL, and each write repeated on a plain subject."""
+    """A bucket: last value per key, per-key TTL, and each write republished on a plain subject."""
     bucket = names.bucket(noun)
     marked = {"subject_delete_marker_ttl": MARKER_SECONDS * NANO} if noun in MARKED else {}
     return (
@@ -131,10 +131,10 @@ def bucket_config(names: Names, noun: str, replicas: int) -> Config:
 
 
 def _returns_config(names: Names) -> Config:
-    """Returns: published on a subject that names the agent, kept as a key, the first one wins.
+    """Returns: published on a subject that names the agent, stored as a key, the first one wins.
 
-    So an agent needs no right to write any bucket, and a return is safe on its arrival, whether a
-    dispatcher is there or not.
+    So an agent needs no permission to write any bucket, and a return is stored on arrival, even
+    without a dispatcher.
     """
     bucket = names.returns
     return {
@@ -158,7 +158,7 @@ def _plain_bucket(names: Names, noun: str, bucket: str, replicas: int) -> Config
         "num_replicas": replicas,
         "max_msgs_per_subject": 1,
         "allow_direct": True,
-        # The server demands it where expiries leave markers; a program may purge keys of its own.
+        # The server requires it where expiries leave markers; a program may purge its own keys.
         "allow_rollup_hdrs": noun in MARKED or noun.startswith("data_"),
         "allow_msg_ttl": True,
         "allow_atomic": noun not in AGENTS_WRITE,
@@ -170,7 +170,7 @@ def _plain_bucket(names: Names, noun: str, bucket: str, replicas: int) -> Config
 
 
 def consumer_config(name: str, subject: str, ack_wait: float) -> Config:
-    """A job's durable consumer. Deliveries are not limited by the server: the record counts."""
+    """A job's durable consumer. The server does not limit deliveries: the record counts them."""
     return {
         "durable_name": name,
         "ack_policy": "explicit",
@@ -185,11 +185,11 @@ def consumer_config(name: str, subject: str, ack_wait: float) -> Config:
 
 
 class Difference(NamedTuple):
-    """One member of a stream's configuration that is not as Holdfast would have it."""
+    """One option of a stream's configuration that differs from what Holdfast wants."""
 
     stream: str
     key: str
-    """Empty: the stream does not exist."""
+    """Empty if the stream does not exist."""
     actual: Any
     wanted: Any
 
@@ -200,7 +200,7 @@ class Difference(NamedTuple):
 
 
 class Topology:
-    """Makes and inspects what a namespace needs on the server."""
+    """Creates and inspects what a namespace needs on the server."""
 
     def __init__(self, broker: Broker, records: RecordConfig) -> None:
         self.broker = broker
@@ -215,17 +215,17 @@ class Topology:
         return min(3, max(1, await self.cluster_size()))
 
     async def cluster_size(self) -> int:
-        """How many nodes the cluster has: 1 without clustering."""
+        """The number of nodes in the cluster; 1 without clustering."""
         if not self._broker.cluster_name:
             return 1
         known = self._broker.known_servers
         return max(1, known)
 
     async def ensure(self) -> None:
-        """Create every stream and bucket that is missing; measure the server's clock.
+        """Create every missing stream and bucket; measure the server's clock.
 
-        First those without numbers to compare, for the others begin at the server's time, which is
-        read from one of them.
+        First those whose sequences are not compared: the others begin at the server's time, which
+        is read from one of them.
         """
         configs = stream_configs(self._names, self.records, await self.wanted_replicas())
         plain = (self._names.dead, self._names.ledger)
@@ -234,12 +234,12 @@ class Topology:
         await self._start(self.measure_clock, "reading the server's clock")
 
     async def ensure_buckets(self, *nouns: str) -> None:
-        """Create buckets that are missing."""
+        """Create missing buckets."""
         replicas = await self.wanted_replicas()
         await self._ensure_all([bucket_config(self._names, noun, replicas) for noun in nouns])
 
     async def _ensure_all(self, configs: list[Config]) -> None:
-        """Create streams side by side: in a cluster each waits for the election of its leader."""
+        """Create streams concurrently: in a cluster each waits for the election of its leader."""
         steps = (
             self._start(functools.partial(self.ensure_stream, c), f"preparing {c['name']}")
             for c in configs
@@ -249,11 +249,11 @@ class Topology:
                 raise outcome
 
     async def _start(self, step: Callable[[], Awaitable[object]], what: str) -> None:
-        """A cluster that has just started needs a moment; every step may be repeated."""
+        """Retry: a cluster that has just started needs a moment, and every step is idempotent."""
         await retrying(step, clock=self._broker.clock, what=what, seconds=PATIENCE_SECONDS)
 
     async def ensure_stream(self, config: Config) -> None:
-        """Create one stream unless it is there."""
+        """Create one stream unless it exists."""
         try:
             info = await self._broker.api(f"STREAM.INFO.{config['name']}", timeout=LOOK_SECONDS)
             await self._harden(config, info["config"])
@@ -276,7 +276,7 @@ class Topology:
                 raise kind(f"cannot create {config['name']}: {error}") from None
 
     async def _harden(self, wanted: Config, actual: Config) -> None:
-        """Switch off what lets one agent touch another's keys; what is stored stays."""
+        """Disable what lets one agent touch another's keys; stored records stay."""
         if wanted["name"] not in {kv_stream(self._names.bucket(noun)) for noun in AGENTS_WRITE}:
             return
         harmful = ("allow_rollup_hdrs", "allow_atomic")
@@ -295,7 +295,7 @@ class Topology:
             )
 
     async def _first_sequence(self, stream: str) -> Config:
-        """Where the sequences of a new stream begin: above all that a deleted one can have had."""
+        """The first sequence of a new stream: above all that a deleted one can have had."""
         if stream in (self._names.dead, self._names.ledger) or stream == self._names.taskiq_dead:
             return {}  # nothing compares these, and people type the numbers of dead letters
         if not self._broker.time.known:
@@ -336,7 +336,7 @@ class Topology:
             except errors.PermissionDenied:
                 if wanted not in later:
                     raise
-                continue  # a role without business there
+                continue  # a role that does not use it
             found += [
                 Difference(name, key, actual.get(key), value)
                 for key, value in wanted.items()
@@ -345,7 +345,7 @@ class Topology:
         return found
 
     async def update_stream(self, name: str, changes: Config) -> None:
-        """Change some members of a stream's configuration and leave the others as they are."""
+        """Change some options of a stream's configuration and keep the others."""
         actual = (await self._broker.api(f"STREAM.INFO.{name}"))["config"]
         await self._broker.api(f"STREAM.UPDATE.{name}", actual | changes)
 
@@ -364,8 +364,8 @@ class Topology:
     ) -> None:
         """Create a job's consumer unless it exists; that of a paused job starts paused.
 
-        `new`: messages from now on, not all that are kept; `since`: from that instant on, for one
-        that was there and has vanished; `app`: whose it is, for its label.
+        `new`: only messages from now on; `since`: from that instant on, for a consumer that has
+        vanished; `app`: its owner, for the label.
         """
         try:
             info = await self._broker.api(f"CONSUMER.INFO.{stream}.{name}", timeout=LOOK_SECONDS)
@@ -384,21 +384,21 @@ class Topology:
         await self.create_consumer(stream, config)
 
     async def _label(self, stream: str, config: Config, app: str) -> None:
-        """Add the app's label to a consumer that an earlier version made without one."""
+        """Add the app's label to a consumer that an earlier version created without one."""
         labels = config.get("metadata") or {}
         if app and APP_LABEL not in labels:
             metadata = {**labels, APP_LABEL: app}
             await self.create_consumer(stream, config | {"metadata": metadata})
 
     async def _is_paused(self, name: str) -> bool:
-        """Whether somebody paused the job of a consumer, as `status.jobs` writes it down."""
+        """Whether the job of a consumer is paused, as `status.jobs` records it."""
         job = parse_consumer(name)
         if job is None:
             return False
         return await Bucket(self._broker, self._names.schedules).get(pause_key(*job)) is not None
 
     async def create_consumer(self, stream: str, config: Config) -> None:
-        """Create one consumer; doing it twice is harmless."""
+        """Create one consumer; idempotent."""
         name = config.get("durable_name") or config["name"]
         await self._broker.api(
             f"CONSUMER.CREATE.{stream}.{name}.{config['filter_subject']}",
@@ -406,7 +406,7 @@ class Topology:
         )
 
     async def consumers(self, stream: str) -> list[dict[str, Any]]:
-        """Every consumer of a stream, as the server describes it."""
+        """All consumers of a stream, as the server describes them."""
         found: list[dict[str, Any]] = []
         while True:
             page = await self._broker.api(f"CONSUMER.LIST.{stream}", {"offset": len(found)})
@@ -415,7 +415,7 @@ class Topology:
                 return found
 
     async def pause(self, stream: str, name: str, *, until: str = FOREVER) -> None:
-        """Stop deliveries of one consumer; what is running goes on."""
+        """Stop deliveries of one consumer; running handlers continue."""
         await self._broker.api(f"CONSUMER.PAUSE.{stream}.{name}", {"pause_until": until})
 
     async def resume(self, stream: str, name: str) -> None:
@@ -423,7 +423,7 @@ class Topology:
         await self._broker.api(f"CONSUMER.PAUSE.{stream}.{name}", {})
 
     async def purge(self, stream: str, subject: str) -> int:
-        """Remove every message of a subject; returns how many."""
+        """Remove all messages of a subject; returns how many."""
         answer = await self._broker.api(f"STREAM.PURGE.{stream}", {"filter": subject})
         return int(answer.get("purged", 0))
 

@@ -37,7 +37,7 @@ class ServerTime:
         """How to measure again."""
         self._clock = clock
         self._samples: list[tuple[float, float]] = []
-        """When each was taken, and by how much the server's clock is ahead of our monotonic one."""
+        """When each was taken, and how far the server's clock is ahead of our monotonic one."""
         self._ahead = 0.0
         self._apart = 0.0
         """The difference between our own two clocks at the last measurement."""
@@ -59,7 +59,7 @@ class ServerTime:
         return self._clock.utc() - self.now()
 
     def learn(self, instant: float, at: float, measure: Measure) -> None:
-        """The server's clock showed `instant`, or more, when our monotonic clock showed `at`."""
+        """The server's clock showed `instant` or more when our monotonic clock showed `at`."""
         ahead, now = instant - at, self._clock.monotonic()
         samples = [sample for sample in self._samples if now - sample[0] < WINDOW_SECONDS]
         if samples and ahead > max(s for _, s in samples) + STEP_SECONDS:

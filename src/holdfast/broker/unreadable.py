@@ -30,23 +30,23 @@ T = TypeVar("T")
 REMEMBERED: Final = 4_096
 """Unreadable records remembered: a flood of them must not use up memory."""
 LINES: Final = 20
-"""Log lines for each bucket in `WINDOW_SECONDS`: anybody who writes records could fill the disk."""
+"""Log lines per bucket in `WINDOW_SECONDS`: anybody who writes records could fill the disk."""
 WINDOW_SECONDS: Final = 60.0
 """Short enough that new damage is logged soon after a flood."""
 
 
 class Unreadables:
-    """Notes records that cannot be read, for one connection."""
+    """Reports unreadable records, for one connection."""
 
     def __init__(self) -> None:
         self.counter: Counter | None = None
-        """Where they are counted; a process without metrics has none."""
+        """Counts them; a process without metrics has none."""
         self._seen: OrderedDict[tuple[str, str], bytes] = OrderedDict()
         self._lines: dict[str, tuple[float, int]] = {}
         self._turn = threading.Lock()  # facts of a large fleet are read in a thread
 
     def read(self, decode: Callable[[bytes], T], bucket: str, key: str, body: bytes) -> T | None:
-        """The record, or None when it cannot be read, which is noted."""
+        """Decode a record; an unreadable one is reported and gives None."""
         try:
             return decode(body)
         except Unreadable as error:

@@ -24,11 +24,11 @@ from holdfast.broker.streams import LOOK_SECONDS, Config, Topology, bucket_confi
 log = logging.getLogger("holdfast.upkeep")
 
 ROUND_SECONDS: Final = 5.0
-"""How often each stream is asked about: a handful of small requests per second for ten nodes."""
+"""How often each stream is checked: a handful of small requests per second for ten nodes."""
 PACE_SECONDS: Final = 0.5
 """The shortest time between two rounds: during an election every write seems to miss its stream."""
 GIVE_UP_SECONDS: Final = 60.0
-"""As long as a pull loop tries to get its consumer back."""
+"""As long as a pull loop tries to restore its consumer."""
 
 OnMade = Callable[[str], None]
 
@@ -38,7 +38,7 @@ def _ignore(_: str) -> None:
 
 
 class Upkeep:
-    """Creates again what one role needs on the server, while `run` runs."""
+    """Recreates what one role needs on the server, while `run` runs."""
 
     def __init__(
         self,

@@ -1,18 +1,18 @@
-"""What goes over the wire: the NATS client with a short way in and out, and what the server says.
+"""The wire: the NATS client with a fast path in and out, and the server's answers.
 
-The library hands each message through a queue and a task to a coroutine, and matches it against
-patterns before; that is most of what a short run costs. A subscription made with `listen` instead
-calls a plain function, straight from the parser, which finds a message by its lengths. A listener
-must not block and must not raise: it hands the message on. `write` appends a finished protocol line
-to the library's buffer. Everything else is left to the library: other lines of the protocol,
-malformed ones, and large messages that arrive in many pieces.
+The library passes each message through a queue and a task to a coroutine, after matching it against
+patterns; that is most of the cost of a short run. A subscription made with `listen` instead calls a
+plain function directly from the parser, which finds a message by its lengths. A listener must not
+block and must not raise: it hands the message on. `write` appends a finished protocol line to the
+library's buffer. Everything else is left to the library: other lines of the protocol, malformed
+ones, and large messages that arrive in many pieces.
 
-This rests on private members of nats-py, so its version is bounded, and
+This relies on private members of nats-py, so its version is bounded, and
 `tests/integration/test_wire.py` fails if a new version moves them.
 
-A stream's confirmation is `Stored`; its refusal is one of `Conflict` (a comparison failed),
-`NotFound`, `Unavailable` (never applied) or another `BrokerError`, with the server's words and
-number. A message is `Received`. Nothing here waits or retries.
+A stream's confirmation is `Stored`; its refusal is `Conflict` (a comparison failed), `NotFound`,
+`Unavailable` (never applied) or another `BrokerError`, with the server's text and error code. A
+message is `Received`. Nothing here waits or retries.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ Take = Callable[[int, bytes, bytes, bytes, bytes | None], object]
 """Subscription id, subject, reply, body, headers."""
 
 LARGE_BYTES: Final = 64 * 1024
-"""An incomplete message of this size is put together by the library, which does not copy what has
-arrived each time that more comes."""
+"""An incomplete message of this size is left to the library, which does not copy what has arrived
+each time that more comes."""
 ENVELOPE_BYTES: Final = 16 * 1024
-"""Kept free below the server's limit, so that a dead letter can carry the body and its history."""
+"""Kept free below the server's limit, so that a dead letter can hold the body and its history."""
 
 CAS_REFUSED: Final = frozenset({10071, 10164, 10077})
-"""The server's numbers for a refused comparison; the last one: a subject that keeps its first
-message has one."""
+"""The server's error codes for a failed comparison; the last is for a subject that keeps its first
+message and already has one."""
 _ID_IN_PROCESS: Final = 10158
-"""A first copy of the message has arrived and is not stored yet; whether it will be is unknown."""
+"""A first copy of the message has arrived but is not stored yet; whether it will be is unknown."""
 _NO_SEQUENCE: Final = 10043
 NO_STREAM: Final = 10059
-"""The server's number for a stream that does not exist."""
+"""The server's error code for a stream that does not exist."""
 
 _END: Final = b"\r\n"
 _NO_HEADERS: Headers = {}
@@ -66,7 +66,7 @@ _PLAIN: Final = b"NATS/1.0\r\n"
 
 
 class WireParser(Parser):
-    """nats-py's parser, with a short way for messages that a plain function takes."""
+    """nats-py's parser, with a fast path for messages that a plain function takes."""
 
     def __init__(self, client: Any, listeners: Container[int], take: Take) -> None:
         """`take` gets what arrives for one of `listeners`."""
@@ -76,12 +76,12 @@ class WireParser(Parser):
         super().__init__(client)
 
     def reset(self) -> None:
-        """Forget everything: this is another connection."""
+        """Reset all state for a new connection."""
         self._resets += 1
         super().reset()
 
     async def parse(self, data: bytes = b"") -> None:
-        """Read what has arrived; what is not complete waits for more."""
+        """Parse what has arrived; incomplete data waits for more."""
         if self.state != AWAITING_CONTROL_LINE:
             left = self.needed + len(_END) - len(self.buf)
             await super().parse(data[:left])
@@ -120,7 +120,7 @@ class WireParser(Parser):
         return end + 2
 
     async def _other(self, data: bytes, place: int) -> int:
-        """Have the library read the next line; what is incomplete stays in the buffer."""
+        """Let the library parse the next line; incomplete data stays in the buffer."""
         line = data.find(_END, place)
         if line < 0:
             self.buf.extend(data[place:])
@@ -196,15 +196,15 @@ class WireClient(Client):
 
     @property
     def hears(self) -> bool:
-        """Connected, and an answer can arrive: an event loop that ends stops our reading first."""
+        """Whether connected and able to receive: an ending event loop stops our reader first."""
         reading = self._reading_task
         return self.is_connected and reading is not None and not reading.done()
 
     async def _flush_pending(self, force_flush: bool = False) -> None:
-        """Have the flusher write what is pending; with `force_flush` write it here.
+        """Let the flusher write what is pending; with `force_flush` write it here.
 
-        The library waits for its flusher without a limit and swallows a cancellation meanwhile: a
-        loop that ends cancels the flusher first, so waiting for it would never end.
+        The library waits for its flusher without a limit and swallows a cancellation meanwhile: an
+        ending loop cancels the flusher first, so the wait would never end.
         """
         transport = self._transport
         if not self.is_connected or self._flush_queue is None or transport is None:
@@ -219,7 +219,7 @@ class WireClient(Client):
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
     async def flush(self, timeout: int = 10) -> None:
-        """Return when the server has seen everything.
+        """Return when the server has processed everything.
 
         The library's own lets its PING overtake the buffer, and waits with `asyncio.wait_for`,
         which before Python 3.12 may swallow a cancellation.
@@ -234,17 +234,17 @@ class WireClient(Client):
                 await pong
 
     async def _process_pong(self) -> None:
-        """Hand a PONG to the PING that has waited longest.
+        """Match a PONG to the PING that has waited longest.
 
-        If whoever sent that one was cancelled or timed out, the library would fail to set the
-        result, stop reading, and lose the connection.
+        If its sender was cancelled or timed out, the library would fail to set the result, stop
+        reading, and lose the connection.
         """
         if self._pongs and self._pongs[0].done():
             self._pongs[0] = asyncio.get_running_loop().create_future()
         await super()._process_pong()
 
     async def _connect_to_server(self, server: Any) -> None:
-        """Try one server; the library would leave the socket of the try before it open."""
+        """Try one server; the library would leave the socket of the previous attempt open."""
         if self._transport is not None:
             with contextlib.suppress(OSError):
                 self._transport.close()  # type: ignore[no-untyped-call]
@@ -252,20 +252,20 @@ class WireClient(Client):
 
     def abandon(self) -> None:
         """Close the socket: after a failed handshake the library would wait forever for its end,
-        and it leaves it open when closing fails half-way."""
+        and it leaves it open if closing fails half-way."""
         if self._transport is not None:
             with contextlib.suppress(OSError):
                 self._transport.close()  # type: ignore[no-untyped-call]
             self._transport = None
 
     def filenos(self) -> list[int]:
-        """The descriptor of the connection, unless there is none."""
+        """The descriptor of the connection, if there is one."""
         writer = getattr(self._transport, "_io_writer", None)
         socket = writer.get_extra_info("socket") if writer is not None else None
         return [socket.fileno()] if socket is not None and socket.fileno() >= 0 else []
 
     def forget(self, subscription: Subscription) -> None:
-        """A subscription has ended."""
+        """Remove the listener of a subscription that has ended."""
         self._listeners.pop(subscription._id, None)
 
 
@@ -273,9 +273,9 @@ class WireClient(Client):
 
 
 def parse_status(raw: bytes | None) -> tuple[str, str]:
-    """The server's status and its words: what follows `NATS/1.0` in the first line.
+    """The server's status and description: what follows `NATS/1.0` in the first line.
 
-    A header of that name is its sender's and means nothing here.
+    A header of that name comes from the sender and is ignored.
     """
     if not raw or raw.startswith(_PLAIN):
         return "", ""
@@ -312,11 +312,11 @@ def publish_line(subject: str, reply: str, body: bytes, headers: Headers | None)
     return line + head + body + b"\r\n"
 
 
-# ---- what the server says
+# ---- the server's answers
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A stream's confirmation: at which sequence, and whether it was known already."""
+    """A stream's confirmation: the sequence, and whether the message was a duplicate."""
 
     stream: str = ""
     seq: int = 0
@@ -324,7 +324,7 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class ApiError(msgspec.Struct, frozen=True):
-    """The server's own words about a refusal."""
+    """The server's description of a refusal."""
 
     code: int = 0
     err_code: int = 0
@@ -342,7 +342,7 @@ _decode_ack = msgspec.json.Decoder(_Ack).decode
 
 
 class Received:
-    """A message as it arrived; with a `status` it is the server's word and no message at all."""
+    """A message as it arrived; with a `status` it is a status of the server, not a message."""
 
     __slots__ = ("body", "description", "headers", "reply", "status", "subject")
 
@@ -358,15 +358,15 @@ class Received:
 
     @classmethod
     def of(cls, msg: Msg) -> Received:
-        """As the library hands it over, which mixes the status with the sender's headers."""
+        """From the library's message, which mixes the status with the sender's headers."""
         headers = msg.headers or {}
         return cls(msg.subject, msg.data, headers, msg.reply, headers.get("Status", ""))
 
     @classmethod
     def parsed(cls, subject: str, body: bytes, raw: bytes | None, reply: str) -> Received:
-        """From the bytes of the wire.
+        """From the bytes on the wire.
 
-        A stored message is one whatever its first line says: somebody else may have written it.
+        A stored message is one whatever its first line says: anybody may have written it.
         """
         found = cls(subject, body, parse_headers(raw), reply)
         if H_SEQUENCE not in found.headers:
@@ -375,7 +375,7 @@ class Received:
 
 
 def read_ack_now(answer: Received) -> Stored:
-    """A stream's answer as `Stored`, or the error that it carries."""
+    """A stream's answer as `Stored`; raises the error that it contains."""
     if not answer.body:
         if answer.status == "503":
             raise errors.Unavailable("no stream takes this subject right now")
@@ -385,7 +385,7 @@ def read_ack_now(answer: Received) -> Stored:
     try:
         ack = _decode_ack(answer.body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        # Not the stream's: nothing says whether it has stored the message.
+        # Not from the stream: it is unknown whether the message was stored.
         raise errors.OutcomeUnknown(f"unreadable answer from the stream: {error}") from None
     if ack.error is not None:
         raise api_error(ack.error)
@@ -398,7 +398,7 @@ async def read_ack(future: Future[Received]) -> Stored:
 
 
 def api_error(error: ApiError) -> errors.BrokerError:
-    """The server's refusal as one of ours."""
+    """The server's refusal as one of our errors."""
     text = f"{error.description} ({error.err_code or error.code})"
     if error.err_code in CAS_REFUSED:
         return errors.Conflict(text)
@@ -412,12 +412,12 @@ def api_error(error: ApiError) -> errors.BrokerError:
 
 
 def header_bytes(headers: Headers | None) -> int:
-    """The size of headers on the wire, which counts against the server's limit."""
+    """The size of headers on the wire, which counts towards the server's limit."""
     if not headers:
         return 0
     return 12 + sum(len(k) + len(v.encode()) + 4 for k, v in headers.items())
 
 
 def reason(error: BaseException | None) -> str:
-    """The client's error in few words."""
+    """The client's error in a few words."""
     return str(error).removeprefix("nats: ").strip("'") or type(error).__name__

@@ -310,8 +310,7 @@ class Scheduler(Role):
             self._wake.set()
 
     def _kept_seconds(self, planned: Planned) -> float:
-        """How long a slot's record is kept: for `slots_kept` slots, limited; unsent ones
-        longest."""
+        """How long a slot's record is kept: for `slots_kept` slots; unsent ones longest."""
         longest = float(self.config.slot_ttl_seconds)
         schedule = self._view.schedules.get(planned.schedule)
         if planned.slot.pending or schedule is None:

@@ -474,9 +474,8 @@ class CurrentAttempt:
             self._telemetry.tell_unclaimed(event)
 
     async def _check_owner(self) -> None:
-        """Check the claim before an event is published: an event has its run's id but no epoch,
-        since a retry must not repeat it, so the event of a replaced process would displace its
-        successor's."""
+        """Check the claim before publishing: an event's id has no epoch, since a retry must not
+        repeat it, so the event of a replaced process would displace its successor's."""
         claim, now = self._held.claim, self._clock.monotonic()
         if claim is None or now - self._owned_at < TRUSTED_SECONDS:
             return
