@@ -1,4 +1,4 @@
-"""`python -m chaos`: break everything for a few minutes and check every promise.
+"""`python -m chaos`: break everything for a few minutes and see what was promised.
 
 Exit codes: 0 when every promise was kept, 1 on any violation, 2 on wrong usage.
 """

@@ -38,7 +38,7 @@ ORDER = (
     "tests/integration/",
     "tests/docs/",
 )
-"""Longest first, by files and by directories; what is not named is short and comes last."""
+"""Longest first, by file and directory; what is not listed is short and comes last."""
 
 _numbers = itertools.count(1)
 
@@ -50,7 +50,7 @@ hypothesis.settings.load_profile("unhurried")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort by `ORDER`; within one of its lines the order stays."""
+    """Sort by `ORDER`, keeping the order within an entry."""
 
     def place(item: pytest.Item) -> int:
         found = (n for n, start in enumerate(ORDER) if item.nodeid.startswith(start))
@@ -64,23 +64,23 @@ def nats() -> Iterator[Server]:
     """One running server, shared by a module's tests; keep to your own `namespace` on it.
 
     Not shared by the session: each namespace has a dozen streams, and the more streams a server
-    has, the longer it takes to make the next one.
+    has, the longer it takes to create the next one.
     """
     with Server(fast=True) as server:
         yield server
-        server.kill()  # its store is deleted, and an orderly stop with many streams takes seconds
+        server.kill()  # its store is deleted, and a clean stop with many streams takes seconds
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """One running cluster of three, shared by the session, started by the first test that asks."""
+    """One running cluster of three, shared by the session, started on first use."""
     with Cluster(fast=True) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Record a measurement that is not asserted; all of them are printed below the results."""
+    """Record a measurement that is not asserted; all are printed below the results."""
 
     def write(text: str) -> None:
         request.node.user_properties.append(("measured", f"{request.node.name}: {text}"))
@@ -89,7 +89,6 @@ def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what the tests measured."""
     reports = [r for rs in terminalreporter.stats.values() for r in rs]
     measured = [
         text
@@ -113,5 +112,5 @@ def short_path() -> Iterator[Path]:
 
 @pytest.fixture
 def namespace() -> str:
-    """A short name that no other test of this server has: the prefix of all subjects."""
+    """A short name, unique on this server: the prefix of all subjects."""
     return f"t{next(_numbers):x}{secrets.token_hex(2)}"

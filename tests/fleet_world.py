@@ -36,7 +36,7 @@ class Effects(list[tuple[str, str]]):
 
 
 def offered(effects: Effects, agent: str) -> list[Function]:
-    """Functions that leave a trace."""
+    """Functions that record their execution."""
 
     async def mark(agent: str, label: str, seconds: float = 0.0) -> str:
         effects.append((agent, label))
@@ -68,7 +68,7 @@ class World:
         self.effects = Effects()
         self.agents: dict[str, Agent] = {}
         self.telemetry = Telemetry()
-        """Of all agents together."""
+        """Shared by all agents."""
         self._root = root
         self._dispatchers = 0
         self._stack = contextlib.AsyncExitStack()
@@ -115,7 +115,7 @@ class World:
 
     @contextlib.asynccontextmanager
     async def dispatcher(self, **config: Any) -> AsyncIterator[Dispatcher]:
-        """A dispatcher on this loop, handing over what it owns at the end."""
+        """A dispatcher on this loop, which hands over what it owns at the end."""
         made = Dispatcher(self.connection, DispatcherConfig(**config), liveness=PROFILES["local"])
         async with _running(made, made.started):
             self._dispatchers += 1
@@ -134,7 +134,7 @@ class World:
     # ---- asking
 
     def request(self, target: str, function: str, *args: Any, **options: Any) -> FleetRequest:
-        """A request with an id of its own."""
+        """A request with a new id."""
         run = options.pop("run", "") or new_run()
         return FleetRequest(run, target, function, args, user="tester", **options)
 
@@ -157,7 +157,7 @@ class World:
         return record, returns
 
     def commands(self, verdict: str) -> float:
-        """How many commands the agents took or refused in this way."""
+        """How many commands the agents accepted or refused with this verdict."""
         return (
             self.telemetry.registry.get_sample_value(
                 "holdfast_commands_total", {"verdict": verdict}
@@ -182,7 +182,7 @@ async def _running(role: Any, ready: asyncio.Event | None) -> AsyncIterator[None
 
 @contextlib.contextmanager
 def folder() -> Any:
-    """A folder in memory where there is one: a thousand agents sync a thousand journals."""
+    """A folder in memory, if possible: a thousand agents sync a thousand journals."""
     shared = Path("/dev/shm")
     made = tempfile.mkdtemp(prefix="holdfast-", dir=shared if shared.is_dir() else None)
     try:

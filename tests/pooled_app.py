@@ -1,4 +1,4 @@
-"""Handlers for processes of the pool: at the top level of a module, where they can be imported."""
+"""Handlers for pool processes: at the top level of a module, so that they can be imported."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Size(BaseModel):
 
 @app.job(execution="process", retry=once)
 def area(size: Size, times: int = 1) -> dict[str, int]:
-    """Computes, in a process of its own."""
+    """Computes in a separate process."""
     return {"area": size.width * size.height * times, "pid": os.getpid()}
 
 
 @app.job(execution="process", retry=once)
 def tell(folder: str, ctx: SyncContext) -> list[Any]:
-    """Uses everything that its context has."""
+    """Uses everything in its context."""
     ctx.progress(0.5, "half")
     ctx.publish("told", {"run": ctx.run})
     ctx.logger.info("a line of %s", ctx.run)
@@ -41,7 +41,7 @@ def tell(folder: str, ctx: SyncContext) -> list[Any]:
 
 @app.job(execution="process", retry=once)
 def misbehave(how: str) -> Any:
-    """Ends badly, in one of many ways."""
+    """Fails in one of many ways."""
     match how:
         case "raise":
             raise KeyError("x")
@@ -68,7 +68,7 @@ def misbehave(how: str) -> Any:
 
 @app.job(execution="process", retry=once, timeout=1.0)
 def hang(folder: str) -> None:
-    """Runs for ever, with a child that does, too."""
+    """Runs forever, with a child that does too."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     Path(folder, "pids").write_text(f"{os.getpid()} {child.pid}")
     time.sleep(600)

@@ -10,14 +10,14 @@ from typing import Any
 
 PACE_SECONDS = 0.02
 LEAST_SECONDS = 60.0
-"""No wait gives up sooner. A condition that comes costs no more than it needs, on a machine that is
-busy with other tests as well; only a hang reaches the limit."""
+"""No wait gives up sooner: a busy machine must not fail a test, and a condition that becomes true
+ends the wait at once. Only a hang reaches the limit."""
 
 
 async def until(condition: Callable[[], Any], limit: float = LEAST_SECONDS, what: str = "") -> Any:
-    """Wait until a condition (a function or a coroutine function) holds; returns what it gave.
+    """Wait until a condition (a function or a coroutine function) holds; returns its value.
 
-    Fails with its name when it does not hold in time; a `limit` is only needed above the least.
+    Fails with `what` when it does not hold in time; pass a `limit` only above the least.
     """
     limit = max(limit, LEAST_SECONDS)
     deadline = time.monotonic() + limit

@@ -22,23 +22,23 @@ from holdfast.testing import FakeClock
 from tests.support import until
 
 TTL = 1.0
-"""The shortest that a server takes."""
+"""The shortest that a server accepts."""
 
 
 class Place(Protocol):
-    """One of the two."""
+    """Memory or server."""
 
     def open(self, count: int) -> contextlib.AbstractAsyncContextManager[list[Store]]:
-        """So many views of one store."""
+        """`count` views of one store."""
         ...
 
     async def outlive(self, store: Store, key: str) -> None:
-        """Wait until a key that was written with `TTL` has expired."""
+        """Wait until a key written with `TTL` has expired."""
         ...
 
 
 class MemoryPlace:
-    """The store in memory, on a clock of its own."""
+    """The store in memory, with its own clock."""
 
     def __init__(self) -> None:
         self._clock = FakeClock()
@@ -74,7 +74,7 @@ class ServerPlace:
 
 
 class FaultyStore:
-    """A store whose next writes get no answer: applied or not, nobody says."""
+    """A store whose next writes get no answer, whether applied or not."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -127,7 +127,7 @@ class FaultyStore:
 
 
 class QuickClock(FakeClock):
-    """Waits pass at once."""
+    """A clock whose waits return at once."""
 
     async def sleep(self, seconds: float) -> None:
         self.advance(seconds)
@@ -174,20 +174,20 @@ class Node:
         return await self.claims.claim(run, fresh, message=message, reply="reply")
 
     async def won(self, run: str = "run", *, message: int = 1) -> Claim:
-        """Claim, and be sure to get it."""
+        """Claim, and assert success."""
         claim = await self.claim(run, message=message)
         assert isinstance(claim, Claim), claim
         return claim
 
     async def record(self, run: str = "run") -> RunRecord:
-        """The run's record as it is stored."""
+        """The run's stored record."""
         found = await self.claims.read(run)
         assert found is not None
         return found[0]
 
     @property
     def fenced(self) -> float:
-        """How many of its writes were refused."""
+        """How many of its writes were rejected."""
         labels = {"what": "settle"}
         return (
             self.telemetry.registry.get_sample_value("holdfast_fenced_writes_total", labels) or 0.0

@@ -1,1 +1,1 @@
-"""Documentation: what a reader types works, what the code has is told, and every link leads on."""
+"""Documentation: its commands work, the code is covered, and every link resolves."""

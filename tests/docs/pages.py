@@ -37,7 +37,7 @@ class Block:
     line: int
 
     def word(self, name: str) -> str:
-        """The value of `name=value` after the language, or nothing."""
+        """The value of `name=value` after the language, or an empty text."""
         return next((w.partition("=")[2] for w in self.words if w.startswith(f"{name}=")), "")
 
 
@@ -56,7 +56,7 @@ class Page:
         return _read(self.path)
 
     def blocks(self, *languages: str) -> list[Block]:
-        """Its fenced blocks of some languages, or all."""
+        """Its fenced blocks in some languages, or all."""
         return [b for b in self._blocks() if not languages or b.language in languages]
 
     def _blocks(self) -> list[Block]:

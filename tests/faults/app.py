@@ -29,7 +29,7 @@ async def work(key: str, seconds: float, ctx: Context) -> str:
 
 @app.job
 async def slow(key: str, seconds: float, ctx: Context) -> str:
-    """Longer than every time-out in the system."""
+    """Outlasts every timeout in the system."""
     effects.started(run=ctx.run, key=key, epoch=ctx.epoch, attempt=ctx.attempt, node=ctx.node)
     await asyncio.sleep(seconds)
     effects.apply(ctx.run, key=key, epoch=ctx.epoch, node=ctx.node)
@@ -38,7 +38,7 @@ async def slow(key: str, seconds: float, ctx: Context) -> str:
 
 @app.job
 async def bulky(key: str, seconds: float, ctx: Context) -> str:
-    """Like `slow`, with a result that no record can carry; it begins with the node."""
+    """Like `slow`, with a result too large for a record; it starts with the node."""
     effects.started(run=ctx.run, key=key, epoch=ctx.epoch, attempt=ctx.attempt, node=ctx.node)
     await asyncio.sleep(seconds)
     effects.apply(ctx.run, key=key, epoch=ctx.epoch, node=ctx.node)
@@ -47,7 +47,7 @@ async def bulky(key: str, seconds: float, ctx: Context) -> str:
 
 @app.job
 async def held(key: str, gate: str, ctx: Context) -> str:
-    """Goes on until a file is there: as long as the test wants."""
+    """Runs until a file exists: as long as the test wants."""
     effects.started(run=ctx.run, key=key, epoch=ctx.epoch, attempt=ctx.attempt, node=ctx.node)
     while not (effects.root / gate).exists():
         await asyncio.sleep(0.02)
@@ -57,7 +57,7 @@ async def held(key: str, gate: str, ctx: Context) -> str:
 
 @app.job
 async def forking(key: str, gate: str, ctx: Context) -> str:
-    """Leaves a child behind that has every socket of its worker, then waits for a file."""
+    """Leaves a child behind that inherits every socket of its worker, then waits for a file."""
     if fork_in_c() == 0:
         while True:
             time.sleep(60)
@@ -69,7 +69,7 @@ async def forking(key: str, gate: str, ctx: Context) -> str:
 
 
 def fork_in_c() -> int:
-    """What a library does that forks by itself: nothing that was registered for it is called."""
+    """Fork as a C library would: without Python's fork hooks."""
     child = int(ctypes.PyDLL(None).fork())
     if child:
         with (effects.root / "children").open("a") as file:
@@ -87,7 +87,7 @@ async def loose(key: str, ctx: Context, seconds: float = 0.0) -> None:
 
 @app.job(retry=Backoff.never())
 async def poison(how: str, ctx: Context) -> None:
-    """Takes its process down."""
+    """Kills its process."""
     effects.started(run=ctx.run, key=how, epoch=ctx.epoch, attempt=ctx.attempt)
     if how == "exit":
         os._exit(9)
@@ -146,10 +146,10 @@ async def block(gate: str, seconds: float, ctx: Context) -> None:
 
 @app.job
 async def hold_interpreter(gate: str, seconds: int, ctx: Context) -> None:
-    """Sits in C code that keeps the interpreter's lock, once a gate is open."""
+    """Runs C code that holds the interpreter lock, once a gate is open."""
     effects.started(run=ctx.run, attempt=ctx.attempt, node=ctx.node)
     await _until(gate)
-    while seconds:  # a signal ends the call early, and it says how much is left
+    while seconds:  # a signal ends the call early; it returns what is left
         seconds = ctypes.PyDLL(None).sleep(seconds)
 
 
@@ -173,7 +173,7 @@ async def many_threads(gate: str, seconds: float, ctx: Context) -> None:
 
 @app.job
 def compute(key: str, seconds: float, ctx: SyncContext) -> None:
-    """Takes CPU time in a thread."""
+    """Uses CPU time in a thread."""
     effects.started(run=ctx.run, attempt=ctx.attempt, node=ctx.node)
     end = time.thread_time() + seconds
     while time.thread_time() < end:

@@ -1,4 +1,4 @@
-"""What fault tests share: a sender for the jobs of `tests.faults.app`, and quick time-outs."""
+"""What fault tests share: a sender for the jobs of `tests.faults.app`, and short timeouts."""
 
 from __future__ import annotations
 

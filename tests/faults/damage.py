@@ -1,4 +1,4 @@
-"""Kinds of damage, and every place on the wire where somebody could put it."""
+"""Kinds of damage, and every place on the wire where it can be written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEWER = (
     b'"catch_up":"moon","overlap":"moon","restart":"moon","hash":"h","created":1.0,'
     b'"request":{"run":"%(run)s","target":"*","function":"ping"},"added_later":{"a":[1,2,3]}}'
 )
-"""A record that would be readable as each kind, by a version that knows more."""
+"""A record that a newer version could read, for each kind."""
 
 DAMAGE: dict[str, bytes] = {
     "text": b"hello",
@@ -45,7 +45,7 @@ def body(kind: str, name: str, run: str) -> bytes:
 
 
 def records(names: Names, kind: str, mark: str = "") -> list[Write]:
-    """Damage of one kind for every bucket and stream, beside what is there and in its place."""
+    """Damage of one kind for every bucket and stream, next to existing records and over them."""
     name = f"damaged-{kind}{mark}"
     run = "f" + hashlib.sha256(name.encode()).hexdigest()[:12]
     stamp = f"20260101T00{int(run[1:7], 16) % 60:02d}{int(run[7:12], 16) % 60:02d}Z"
@@ -87,7 +87,7 @@ def records(names: Names, kind: str, mark: str = "") -> list[Write]:
 
 
 def readable(names: Names, kind: str) -> set[str]:
-    """Buckets in which a kind is no damage: values of any shape, and members that nobody reads."""
+    """Buckets in which a kind is no damage: any value is valid, or the member is never read."""
     everything = {names.bucket("sessions")}
     if kind == "newer":
         return {*open_records(names), names.facts, names.applied, names.ledger, names.returns} | (
@@ -99,12 +99,12 @@ def readable(names: Names, kind: str) -> set[str]:
 
 
 def open_records(names: Names) -> list[str]:
-    """Buckets whose records have a state; one that is unknown here can be read all the same."""
+    """Buckets whose records have a state; an unknown state is still readable."""
     return [names.runs, names.nodes, names.fleet, names.agents, names.leases, names.secrets]
 
 
 def messages(broker: Broker, kind: str, mark: str = "") -> list[tuple[str, bytes, dict[str, str]]]:
-    """Damage of one kind for every subject that is listened to without a stream."""
+    """Damage of one kind for every subject with a plain subscription, without a stream."""
     names, name = broker.names, f"damaged-{kind}{mark}"
     data = body(kind, name, "f1")
     odd = {"Hf-Run": "f1", "Hf-Epoch": "²", "Hf-Expires": "9" * 5_000, "Nats-Sequence": "x"}
@@ -122,10 +122,10 @@ def messages(broker: Broker, kind: str, mark: str = "") -> list[tuple[str, bytes
 
 
 async def write(broker: Broker, kind: str, mark: str = "") -> int:
-    """Store damage everywhere and send it everywhere; returns how many the server took."""
+    """Store and send damage everywhere; returns how much the server accepted."""
     taken = 0
     for one in records(broker.names, kind, mark):
-        with contextlib.suppress(BrokerError):  # a return that is there stays
+        with contextlib.suppress(BrokerError):  # an existing return stays
             await broker.store(*one)
             taken += 1
     for subject, data, headers in messages(broker, kind, mark):

@@ -1,7 +1,7 @@
 """`holdfast …`, killed with -9 right before its n-th write to a bucket (`DIE_AT`).
 
-Everything that it had sent until then has reached the server: an atomic batch goes as two writes,
-all but its last message and then that one, so it is also cut in two.
+Everything it sent before that has reached the server. An atomic batch counts as two writes, all but
+its last message and then that one, so it can be cut in two as well.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""An effect store outside the system, as a user would make one: unique by run id.
+"""An effect store outside the system, as a user would write one: unique by run id.
 
 Files only, so that it survives kill -9 of any writer at any point: starts are lines appended in one
-write each, an effect is a complete file that can be put in place once.
+write each; an effect is a complete file that can be created once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Effects:
         self._starts = root / "starts.jsonl"
 
     def started(self, **facts: Any) -> None:
-        """A handler started: append one line."""
+        """Append a line for a started handler."""
         line = json.dumps({**facts, "pid": os.getpid(), "at": time.time()}) + "\n"
         handle = os.open(self._starts, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -34,7 +34,7 @@ class Effects:
             os.close(handle)
 
     def apply(self, run: str, **facts: Any) -> bool:
-        """The effect: once per run id. False: it was there already."""
+        """Record the effect, once per run id; False if it was already recorded."""
         path = self._done / hashlib.sha256(run.encode()).hexdigest()
         draft = self.root / f"draft-{os.getpid()}-{path.name}"
         draft.write_text(json.dumps({"run": run, "at": time.time(), **facts}))
@@ -47,7 +47,7 @@ class Effects:
         return True
 
     def open(self, gate: str) -> None:
-        """Let the runs end that wait for a gate."""
+        """Let the runs that wait for a gate end."""
         (self.root / gate).touch()
 
     def starts(self) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
-"""Every role as a real process, and proof that each of them does its work.
+"""Every role as a real process, and proof that each of them works.
 
 `Everybody` starts control (scheduler, coordinator, dispatcher), a worker, an agent and the web
-service. `works` has a run executed, a slot fired, a command returned and pages shown; `quiet` says
-that no process has ended and that no log has a traceback.
+service. `works` checks that a run is executed, a slot fires, a command returns and pages load;
+`quiet` checks that no process has ended and no log has a traceback.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Everybody:
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[Everybody]:
-        """With a connection, and every bucket made."""
+        """With a connection, and every bucket created."""
         (self.root / "effects").mkdir(exist_ok=True)
         async with self.broker:
             topology = Topology(self.broker, RecordConfig())
@@ -131,7 +131,7 @@ class Everybody:
     # ---- proof
 
     async def works(self, label: str) -> None:
-        """Each role does what it is for."""
+        """Check that each role does its work."""
         await self._run_is_executed(label)
         await self._slot_is_fired()
         record, returns = await self.command()
@@ -154,7 +154,7 @@ class Everybody:
         await until(lambda: fired() > before, 60, "a slot to be fired")
 
     async def command(self, timeout: float = 30.0) -> tuple[FleetRun, dict[str, Return]]:
-        """A command to the agent, until it has ended."""
+        """Send a command to the agent and wait for its end."""
         fleet = Fleet(self.broker)
         request = FleetRequest(new_run(), f"L@{AGENT}", "ping", timeout=timeout)
         record = await fleet.start(request)
@@ -200,7 +200,7 @@ class Everybody:
         return found
 
     async def slowest_answer(self, over: asyncio.Event) -> float:
-        """The longest that a health probe of any process took, until told to end."""
+        """The longest response time of any process's health probe, until `over` is set."""
         worst = 0.0
         async with httpx.AsyncClient(timeout=30) as http:
             while not over.is_set():

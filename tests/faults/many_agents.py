@@ -1,4 +1,4 @@
-"""Many agents' settings in one process, each with a connection of its own.
+"""Many agents' settings in one process, each with its own connection.
 
     python -m tests.faults.many_agents URL NAMESPACE FOLDER FIRST COUNT
 
@@ -30,7 +30,7 @@ def tell(*words: object) -> None:
 
 
 class Tally:
-    """When each revision came into force, on how many."""
+    """When each revision took effect, and on how many agents."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -44,7 +44,7 @@ class Tally:
 
 
 class Counted(AgentSettings):
-    """An agent's settings that tell the tally; its values must all be of one revision."""
+    """An agent's settings that report to the tally; its values must all be of one revision."""
 
     tally: Tally
 

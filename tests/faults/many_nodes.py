@@ -1,4 +1,4 @@
-"""Many light nodes in one process, each with a connection of its own, that can be dropped.
+"""Many light nodes in one process, each with its own connection, which can be dropped.
 
     python -m tests.faults.many_nodes COUNT        (the connection is in the environment)
 

@@ -48,7 +48,7 @@ class Process:
         return self.log.read_text(errors="replace")
 
     def kill(self) -> None:
-        """kill -9, and wait for it to be gone."""
+        """kill -9, and wait for the process to end."""
         self.process.kill()
         self.process.wait()
 
@@ -89,7 +89,7 @@ class WorkerProcess(Process):
 def worker_fleet(
     count: int, url: str, namespace: str, root: Path, **env: str
 ) -> Iterator[list[WorkerProcess]]:
-    """Several workers, gone afterwards whatever happens."""
+    """Several workers, killed afterwards in any case."""
     fleet = [
         WorkerProcess(url, namespace, root / "effects", root / f"worker-{n}.log", **env)
         for n in range(count)

@@ -17,9 +17,9 @@ class Proxy:
         self._handlers: set[asyncio.Task[object]] = set()
         self.port = 0
         self.deaf = False
-        """While it is set, what the server answers is lost."""
+        """While set, the server's answers are dropped."""
         self.fuse: tuple[int, Callable[[], None]] | None = None
-        """Calls back after a number of bytes went to the server."""
+        """Calls back after this many bytes were sent to the server."""
 
     @property
     def url(self) -> str:
@@ -37,7 +37,7 @@ class Proxy:
         await asyncio.gather(*self._handlers, return_exceptions=True)
 
     async def cut(self, seconds: float) -> None:
-        """Reset every connection and refuse new ones for so long."""
+        """Reset every connection and refuse new ones for `seconds`."""
         self.down()
         await asyncio.sleep(seconds)
         await self.up()
@@ -49,7 +49,7 @@ class Proxy:
         self._drop()
 
     async def up(self) -> None:
-        """Let new connections through again."""
+        """Accept new connections again."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
 
     def _burn(self, size: int) -> None:
@@ -60,7 +60,7 @@ class Proxy:
                 act()
 
     def fall_silent(self) -> None:
-        """Lose every answer from now on."""
+        """Drop every answer from now on."""
         self.deaf = True
 
     def hang_up(self) -> None:

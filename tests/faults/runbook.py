@@ -1,8 +1,8 @@
-"""What the tests of runbooks share: the commands of a page as they stand there, and a load.
+"""What runbook tests share: the commands of a page, exactly as written, and a load.
 
-The load is an app with a job and a schedule of every second, real processes that serve it, and a
-sender that goes on until it is told to stop. Effects are written outside the system, one line for
-each attempt, so that what was lost, missed or repeated can be counted.
+The load is an app with a job and a schedule that fires every second, real processes that serve it,
+and a sender that runs until stopped. Effects are written outside the system, one line for each
+attempt, so that losses, misses and repeats can be counted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROLES = {
 
 
 def commands(page: str, heading: str) -> list[str]:
-    """The shell blocks below a heading of a runbook, in their order."""
+    """The shell blocks below a heading of a runbook, in order."""
     found = Page(ROOT / "docs" / "operations" / page)
     lines = found.text.splitlines()
     start = lines.index(f"## {heading}") + 1
@@ -48,9 +48,9 @@ def commands(page: str, heading: str) -> list[str]:
 
 
 class Shell:
-    """Runs what a page says, in one folder, with the `holdfast` and `nats-server` of these tests.
+    """Runs a page's commands in one folder, with the `holdfast` and `nats-server` of these tests.
 
-    What is different on this machine (addresses, paths) is replaced, and must be on the page.
+    What differs on this machine (addresses, paths) is replaced, and must occur on the page.
     """
 
     def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
@@ -66,7 +66,7 @@ class Shell:
         self._env = kept | {"PATH": places, "PYTHONPATH": os.pathsep.join(paths)} | dict(env)
 
     async def run(self, text: str, changes: Mapping[str, str] | None = None) -> str:
-        """One block, which must succeed; returns what it printed."""
+        """Run one block, which must succeed; returns its output."""
         for old, new in (changes or {}).items():
             assert old in text, f"{old!r} is not on the page:\n{text}"
             text = text.replace(old, new)
@@ -81,7 +81,7 @@ class Shell:
 
 
 class Load:
-    """Processes that serve the app, and runs that are sent to them."""
+    """Processes that serve the app, and runs sent to them."""
 
     def __init__(self, folder: Path, env: Mapping[str, str], stack: AsyncExitStack) -> None:
         self.folder = folder
@@ -93,7 +93,7 @@ class Load:
         (folder / "rolled.py").write_text(APP)
 
     async def start(self, role: str, **env: str) -> Command:
-        """One more process of a role, ready."""
+        """Start another process of a role and wait until it is ready."""
         port = free_port()
         words = [*ROLES[role], "--health-port", str(port)]
         new = Command(*words, folder=self.folder, cwd=self.folder, env=self.env | env)
@@ -106,13 +106,13 @@ class Load:
         return new
 
     async def stop_oldest(self, role: str) -> None:
-        """SIGTERM to the oldest of a role; it ends well, and by itself."""
+        """Send SIGTERM to the oldest process of a role; it must end cleanly."""
         old = self.running[role].pop(0)
         old.signal(signal.SIGTERM)
         assert await old.ended() == 0, old.text
 
     def kill_all(self) -> None:
-        """Every process at once, as a lost machine would."""
+        """Kill every process at once, as when a machine is lost."""
         for command in [c for found in self.running.values() for c in found]:
             command.process.kill()
             command.process.wait()
@@ -120,9 +120,9 @@ class Load:
 
     @asynccontextmanager
     async def sending(self, **connection: Any) -> AsyncIterator[None]:
-        """Runs without an end, as long as the block lasts; what was accepted is kept.
+        """Send runs while the block lasts, and remember which were accepted.
 
-        A send that fails is not counted, for nothing was promised.
+        A failed send is not counted, because nothing was promised.
         """
         app = Holdfast("rolled")
 
@@ -166,13 +166,13 @@ class Load:
         await until(lambda: len(self.slots()) >= before + count, what=f"{count} more slots")
 
     def missed(self) -> list[int]:
-        """Seconds between the first and the last slot that have none."""
+        """Seconds between the first and the last slot without an effect."""
         found = self.slots()
         return sorted(set(range(min(found), max(found) + 1)) - set(found))
 
 
 def repeated(found: Counter[Any]) -> list[Any]:
-    """What is there more than once."""
+    """What occurs more than once."""
     return [one for one, count in found.items() if count > 1]
 
 

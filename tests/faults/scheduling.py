@@ -34,14 +34,14 @@ PACE_SECONDS = 0.02
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free port."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
 def rounds(quick: int, full: int) -> int:
-    """How often a fault is repeated: a few times in `make test`, in full for `make soak`."""
+    """How often a fault is repeated: a few times in `make test`, fully in `make soak`."""
     return full if os.environ.get("HOLDFAST_SOAK") else quick
 
 
@@ -57,7 +57,7 @@ class Fired:
         self.slots.append((parsed[0], parse_stamp(parsed[1]), time.time()))
 
     def late(self, start: float, end: float) -> list[float]:
-        """How late each slot in a time was, sorted."""
+        """How late each slot in a period was, sorted."""
         return sorted(at - moment for _, moment, at in self.slots if start <= moment < end)
 
 
@@ -70,7 +70,7 @@ class SchedulerProcess(Process):
         super().__init__(command, url, namespace, log, **env)
 
     def successor(self, log: Path) -> SchedulerProcess:
-        """Another one like it, with a log of its own."""
+        """Another one like it, with a separate log."""
         url, namespace, port, env = self._given
         return SchedulerProcess(url, namespace, log, port, **env)
 
@@ -80,7 +80,7 @@ class SchedulerProcess(Process):
         assert self.running, self.text()
 
     async def metric(self, name: str) -> float:
-        """The sum of a metric's values, from its own metrics page."""
+        """The sum of a metric's values, from its metrics page."""
         url = f"http://127.0.0.1:{self._given[2]}/metrics"
         page = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=10).read())
         lines = [line for line in page.decode().splitlines() if line.startswith(name)]
@@ -88,7 +88,7 @@ class SchedulerProcess(Process):
 
     @property
     def leads(self) -> bool:
-        """Whether its log says so last."""
+        """Whether its newest log line about leadership says that it leads."""
         text = self.text()
         won = text.rfind(" leads scheduler, epoch")
         lost = max(text.rfind("lost leadership of scheduler"), text.rfind("stands down"))
@@ -99,7 +99,7 @@ class SchedulerProcess(Process):
 def scheduler_fleet(
     count: int, url: str, namespace: str, root: Path, *, health: bool = False, **env: str
 ) -> Iterator[list[SchedulerProcess]]:
-    """Several schedulers, gone afterwards whatever happens."""
+    """Several schedulers, killed afterwards in any case."""
     root.mkdir(exist_ok=True)
     fleet = [
         SchedulerProcess(
@@ -122,7 +122,7 @@ async def leader_of(fleet: list[SchedulerProcess], limit: float = 20) -> Schedul
 class Noise:
     """How badly the machine serves this process: the worst delays of a timer, while it runs.
 
-    A shared machine stalls for longer than what is measured here; limits are meant without that.
+    A shared machine may stall for longer than the measured times; limits do not include that.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class Noise:
 
     @property
     def allowance(self) -> float:
-        """What a figure may be worse for it: a run passes through several processes."""
+        """How much worse a figure may be because of it: a run passes through several processes."""
         return max(self.delays) + 5 * percentile(sorted(self.delays), 0.99)
 
 
@@ -150,7 +150,7 @@ class Site:
     noise: Noise = field(default_factory=Noise)
 
     async def settle(self, until_moment: float, limit: float = 60) -> None:
-        """Wait until every slot up to a moment was fired, or time is up; the check judges."""
+        """Wait until every slot up to a moment has fired, or time is up; `check` decides."""
         wanted = self.expected(self.since, until_moment)
         deadline = time.monotonic() + limit
         while time.monotonic() < deadline:
@@ -164,7 +164,7 @@ class Site:
         return max(s.since for s in self.schedules)
 
     def expected(self, start: float, end: float) -> set[tuple[str, int]]:
-        """Every slot that is due in a time."""
+        """Every slot that is due in a period."""
         return {(s.name, moment) for s in self.schedules for moment in instants(s, start, end)}
 
     def check(self, end: float) -> tuple[int, list[float]]:
@@ -222,7 +222,7 @@ async def site(
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Of a sorted list."""
+    """A percentile of a sorted list."""
     return values[min(len(values) - 1, int(len(values) * share))]
 
 

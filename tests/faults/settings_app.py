@@ -1,4 +1,4 @@
-"""Jobs that use a secret of the settings, and fail with it in their hands."""
+"""Jobs that use a secret from the settings, and fail while holding it."""
 
 from __future__ import annotations
 

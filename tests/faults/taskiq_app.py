@@ -36,7 +36,7 @@ async def tick(number: int) -> None:
 
 @broker.task(task_name="note")
 async def note(number: int, nap: float = 0.0) -> int:
-    """Leave a line behind, outside of the system."""
+    """Append a line outside the system."""
     await asyncio.sleep(nap)
     with Path(os.environ["EFFECTS"]).open("a") as effects:
         effects.write(f"{number}\n")

@@ -29,13 +29,13 @@ class TaskiqProcess(Process):
             return subprocess.Popen(command, env=self._env, cwd=ROOT, stdout=out, stderr=out)
 
     def successor(self) -> TaskiqProcess:
-        """Another one like it, with a log of its own."""
+        """Another one like it, with a separate log."""
         command, url, namespace, env = self._given
         log = self.log.with_name(f"{self.log.stem}x.log")
         return type(self)(command, url, namespace, log, **env)
 
     async def ready(self) -> None:
-        """Wait for the file that a probe would look at."""
+        """Wait for the file that a probe checks."""
         await until(lambda: self.ready_file.exists() or not self.running, 60, "the ready file")
         assert self.running, self.text()
 
@@ -44,7 +44,7 @@ class TaskiqProcess(Process):
 def schedulers(
     count: int, url: str, namespace: str, root: Path, **env: str
 ) -> Iterator[list[TaskiqProcess]]:
-    """Several `taskiq scheduler`, gone afterwards whatever happens."""
+    """Several `taskiq scheduler` processes, killed afterwards in any case."""
     command = ["scheduler", "tests.faults.taskiq_app:scheduler", "--log-level", "INFO"]
     fleet = [
         TaskiqProcess(command, url, namespace, root / f"scheduler-{n}.log", **env)
@@ -59,7 +59,7 @@ def schedulers(
 
 @contextmanager
 def worker(url: str, namespace: str, root: Path, **env: str) -> Iterator[TaskiqProcess]:
-    """One `taskiq worker`, gone afterwards with its children."""
+    """One `taskiq worker`, killed afterwards with its children."""
     command = ["worker", "tests.faults.taskiq_app:broker", "--workers", "1"]
     effects = str(root / "effects")
     process = TaskiqProcess(command, url, namespace, root / "worker.log", EFFECTS=effects, **env)

@@ -1,4 +1,4 @@
-"""Taskiq apps for long runs: schedules of a second and of a day, and tasks of which some fail."""
+"""Taskiq apps for soak tests: schedules of a second and of a day, and tasks that sometimes fail."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMESPACE = os.environ.get("TASKIQ_NAMESPACE", "hf")
 APP = os.environ.get("TASKIQ_APP", "app")
 DAILY = [cron for cron in os.environ.get("TASKIQ_DAILY", "").split(",") if cron]
 SECONDS = 3
-"""Schedules of one second."""
+"""How many schedules fire every second."""
 
 broker = ResilientPullBroker(
     URL,

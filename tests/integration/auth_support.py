@@ -31,7 +31,7 @@ class Site:
     open_as: str = ""
     """On a server without logins: the namespace."""
     homes: Mapping[str, str] = field(default_factory=dict)
-    """To which server of a cluster a user connects; all of them unless it is said here."""
+    """Which server of a cluster a user connects to; all of them by default."""
 
     @property
     def names(self) -> Names:
@@ -47,7 +47,7 @@ class Site:
         return ConnectionConfig(**given, credentials_file="" if self.open_as else self.file(user))
 
     def environment(self, user: str) -> dict[str, str]:
-        """The same for a process."""
+        """The same as environment variables."""
         return {
             "HOLDFAST_NATS_URL": self.server.url,
             "HOLDFAST_NAMESPACE": NAMESPACE,
@@ -61,7 +61,7 @@ class Site:
 
     @contextlib.asynccontextmanager
     async def raw(self, user: str) -> AsyncIterator[Raw]:
-        """A plain client that keeps what the server refused, as a thief would have it."""
+        """A plain client that records what the server refused, as a thief would use."""
         login = load_credentials(self.file(user))
         raw = Raw(login)
         await raw.open(self.server.url)
@@ -73,7 +73,7 @@ class Site:
 
 @contextlib.contextmanager
 def guarded(path: Path) -> Iterator[Site]:
-    """A server that lets in the users of a fresh folder, and nobody else."""
+    """A server that admits only the users of a new folder."""
     folder = UserFolder(path / "auth")
     folder.init(NAMESPACE)
     folder.add_agents(AGENTS)
@@ -104,7 +104,7 @@ class Raw:
         )
 
     async def may_publish(self, subject: str, reply: str = "") -> bool:
-        """Whether the server lets this through; what is published changes nothing of value."""
+        """Whether the server accepts this; the message has no effect."""
         return await self._tried(self.client.publish(subject, b"", reply=reply), subject)
 
     async def may_hear(self, subject: str) -> bool:
@@ -122,7 +122,7 @@ class Raw:
 
 @contextlib.asynccontextmanager
 async def running(role: Any, ready: Any = None) -> AsyncIterator[Any]:
-    """A role on the test's own loop, ready when the block begins, stopped after it."""
+    """A role on the test's loop: ready when the block begins, stopped after it."""
     task = asyncio.create_task(role.run())
     try:
         await until(lambda: task.done() or (ready or (lambda: role.started.is_set()))(), 20)

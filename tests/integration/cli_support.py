@@ -1,4 +1,4 @@
-"""The command line as its users have it: a process with arguments, input, output and exit code."""
+"""The command line as users see it: a process with arguments, input, output and exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.integration import prefork
 
 @dataclass(frozen=True)
 class Ended:
-    """What a command left behind."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -34,7 +34,7 @@ class Ended:
 
 
 def clean_environment() -> dict[str, str]:
-    """Our environment without what configures Holdfast."""
+    """Our environment without Holdfast's variables."""
     return {k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_")}
 
 
@@ -80,7 +80,7 @@ async def run_command(
 
 @functools.cache
 def _forking() -> str:
-    """The address of the process that forks commands; one for each process of pytest."""
+    """The socket of the process that forks commands; one per pytest process."""
     folder = tempfile.TemporaryDirectory(prefix="hf-")
     address = f"{folder.name}/commands"
     process = subprocess.Popen(

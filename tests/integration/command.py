@@ -1,4 +1,4 @@
-"""A `holdfast` command that goes on running: its lines, its signals, its end, its health."""
+"""A long-running `holdfast` command: its output, signals, exit and health."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ QUICK = {
     "HOLDFAST_WORKER_ACK_WAIT_SECONDS": "1",
     "HOLDFAST_WORKER_EXTEND_SECONDS": "0.3",
 }
-"""A dead worker is noticed within a few seconds, also without a coordinator."""
+"""A dead worker is detected within a few seconds, even without a coordinator."""
 
 
 def _hear_interrupts() -> None:
-    """Shells let what they start in the background ignore SIGINT, and its children inherit that."""
+    """Restore SIGINT: shells make background processes, and so their children, ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -46,7 +46,7 @@ class Command:
         self.folder = folder
         self._log = folder / f"command-{len(list(folder.glob('command-*')))}.log"
         kept = {k: v for k, v in os.environ.items() if not k.startswith("HOLDFAST_")}
-        # What the package is found by must not depend on the working directory.
+        # Finding the package must not depend on the working directory.
         paths = [str(Path(p).resolve()) for p in sys.path if p and Path(p).is_dir()]
         with self._log.open("wb") as out:
             self.process = subprocess.Popen(
@@ -77,12 +77,12 @@ class Command:
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     async def says(self, words: str, count: int = 1, limit: float = 40.0) -> str:
-        """Wait until it has printed some words so many times; returns everything it printed."""
+        """Wait until it has printed some words `count` times; returns all its output."""
 
         def over() -> bool:
             return self.text.count(words) >= count or self.process.poll() is not None
 
-        with contextlib.suppress(AssertionError):  # the one below shows what was printed
+        with contextlib.suppress(AssertionError):  # the assertion below shows what was printed
             await until(over, limit)
         assert self.text.count(words) >= count, f"not {count} × {words!r} in:\n{self.text}"
         return self.text
@@ -96,7 +96,7 @@ class Command:
         return int(self.process.returncode)
 
     async def children(self) -> list[int]:
-        """The processes that it started and that are still there."""
+        """Its child processes that are still running."""
         listing = Path(f"/proc/{self.pid}/task")
         found = [int(p) for t in listing.iterdir() for p in (t / "children").read_text().split()]
         return sorted(found)
@@ -129,7 +129,7 @@ def worker(sender: Holdfast, folder: Path, *arguments: str, **env: str) -> Comma
 
 
 async def ask(port: int, path: str) -> tuple[int, str]:
-    """Status and body of a GET; status 0 while nobody listens."""
+    """Status and body of a GET; status 0 while nothing listens."""
 
     def get() -> tuple[int, str]:
         try:
@@ -145,7 +145,7 @@ async def ask(port: int, path: str) -> tuple[int, str]:
 
 
 async def ready(port: int, limit: float = 40.0) -> dict[str, Any]:
-    """What the health says once it is ready."""
+    """The health response once it is ready."""
 
     async def found() -> dict[str, Any] | None:
         status, body = await ask(port, "/health/ready")
@@ -161,7 +161,7 @@ def free_port() -> int:
 
 @contextmanager
 def watched(*pids: int) -> Iterator[list[int]]:
-    """Handles of processes that stay valid when the processes are gone."""
+    """Process handles that stay valid after the processes end."""
     handles = [os.pidfd_open(pid) for pid in pids]
     try:
         yield handles
@@ -171,7 +171,7 @@ def watched(*pids: int) -> Iterator[list[int]]:
 
 
 async def gone(handles: list[int], limit: float = 20.0) -> None:
-    """Wait until every watched process has ended, whoever its parent is."""
+    """Wait until every watched process has ended, whatever its parent."""
 
     def all_gone() -> bool:
         return len(select.select(handles, [], [], 0)[0]) == len(handles)

@@ -1,4 +1,4 @@
-"""An app of its own for each test, on the shared server."""
+"""A separate app for each test, on the shared server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.integration.support import Seen
 
 @pytest.fixture
 def app(nats: Server, namespace: str) -> Holdfast:
-    """An app in a namespace of its own; a worker closes its connection when it ends."""
+    """An app in its own namespace; a worker closes its connection when it ends."""
     return Holdfast("shop", nats_url=nats.url, namespace=namespace)
 
 

@@ -1,4 +1,4 @@
-"""Jobs that a test holds at a gate: they say that they started, and end when the gate is opened."""
+"""Jobs that a test holds at a gate: they report that they started, and end when it opens."""
 
 from __future__ import annotations
 

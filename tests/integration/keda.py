@@ -3,8 +3,8 @@
 It asks one monitor for the account's streams. On a cluster it then finds the server that leads
 the consumer: it walks the addresses that `/varz` announces, on the monitor's own port, asks each
 for its name, and takes the one whose name is the consumer's leader. Lag is `num_pending` plus
-`num_ack_pending`; pods are `ceil(lag / threshold)` within the limits. A stream or consumer that is
-not there is an error, and after three errors the fallback decides.
+`num_ack_pending`; pods are `ceil(lag / threshold)` within the limits. A missing stream or consumer
+is an error, and after three errors the fallback decides.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A server that says it is a nats-server of some version, and knows no more than PING."""
+"""A server that claims to be some version of nats-server, and only answers PING."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INFO = {
 
 @asynccontextmanager
 async def claiming(version: str) -> AsyncIterator[str]:
-    """Its address; a real old server would answer more and be refused for the same line."""
+    """Its URL; a real old server would answer more and be refused because of the same line."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(f"INFO {json.dumps(INFO | {'version': version})}\r\n".encode())

@@ -22,7 +22,7 @@ import socket
 import sys
 
 PACKAGES = ("holdfast.cli", "holdfast.client", "holdfast.broker", "holdfast.status")
-"""What nearly every command imports; the modules of a role load when it starts."""
+"""What nearly every command imports; a role's modules load when it starts."""
 
 
 def load() -> None:
@@ -41,7 +41,7 @@ def serve(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
         listener.bind(path)
         listener.listen(64)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps those who answer
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
         selector.register(listener, selectors.EVENT_READ)
         selector.register(sys.stdin, selectors.EVENT_READ)
         os.write(1, b"ready\n")
@@ -53,7 +53,7 @@ def serve(path: str) -> None:
 
 
 def answer(connection: socket.socket) -> None:
-    """Run the command of a connection in a process below this one, and say how it ended."""
+    """Run the command of a connection in a child process, and send back its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with connection.makefile("rw") as stream:
         wanted = json.loads(stream.readline())

@@ -1,6 +1,6 @@
-"""A NATS cluster from the configuration that is rendered, on one machine.
+"""A NATS cluster from the rendered configuration, on one machine.
 
-Every server has an address of its own (127.0.0.1, .2, .3) and all have the same ports, as pods do.
+Each server has its own address (127.0.0.1, .2, .3) and all use the same ports, as pods do.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ READY_SECONDS = 60
 
 @dataclass(frozen=True)
 class RenderedNats:
-    """Where it is, and who may log in."""
+    """Where the cluster is, and its logins."""
 
     url: str
     monitor: str
     users: UserFolder
 
     def environment(self, user: str) -> dict[str, str]:
-        """What a process of that role is told."""
+        """The environment of a process with that role."""
         return {
             "HOLDFAST_NATS_URL": self.url,
             "HOLDFAST_CREDENTIALS_FILE": str(self.users.credentials(user)),
@@ -49,7 +49,7 @@ class RenderedNats:
 def server_config_here(
     project: Project, number: int, ports: tuple[int, int, int], folder: Path
 ) -> str:
-    """The rendered file with addresses and paths of this machine, and nothing else changed."""
+    """The rendered file with this machine's addresses and paths, otherwise unchanged."""
     client, routes, monitor = ports
     text = Templates(project).text("manifests/nats.conf")
     for other in range(project.config.nats_replicas):
@@ -104,7 +104,7 @@ def rendered_nats(root: Path) -> Iterator[RenderedNats]:
 
 
 def _certificates(project: Project, root: Path) -> None:
-    """What `certificates.sh` makes, valid for the addresses of this machine, too."""
+    """What `certificates.sh` creates, also valid for this machine's addresses."""
     script = root / "certificates.sh"
     text = Templates(project).scripts(["nats"], [])["certificates.sh"]
     assert "DNS:*.nats-headless.acme.svc.cluster.local" in text

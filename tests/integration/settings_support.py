@@ -1,4 +1,4 @@
-"""A publisher with its folder, agents with theirs, and hands that tamper with what lies between."""
+"""A publisher and agents with their folders, and ways to tamper with what lies between."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class World:
         as_agent: str = "",
         **options: Any,
     ) -> AgentSettings:
-        """An agent that has not started; its state is in a folder of its own."""
+        """An agent that has not started, with a separate state folder."""
         keys = (seed or self.seed).agent_keys(as_agent or id)
         known = dict(facts or {"name": id, "os": "debian"})
         made = AgentSettings(
@@ -87,7 +87,7 @@ class World:
         return made
 
     async def put(self, bucket: str, key: str, body: bytes) -> None:
-        """Write past the publisher, as one with too many rights could."""
+        """Write directly, bypassing the publisher, as an over-privileged client could."""
         await self.broker.store(kv_subject(self.broker.names.bucket(bucket), key), body)
 
 
@@ -105,7 +105,7 @@ async def world(server: Server, namespace: str, root: Path) -> AsyncIterator[Wor
 
 @contextlib.asynccontextmanager
 async def following(*agents: AgentSettings) -> AsyncIterator[None]:
-    """Agents that follow the server while the block lasts."""
+    """Agents follow the server while the block lasts."""
     runs = [asyncio.create_task(agent.run()) for agent in agents]
     try:
         yield

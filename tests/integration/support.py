@@ -1,4 +1,4 @@
-"""Workers inside a test, and a look at what they leave on the server."""
+"""Workers inside a test, and helpers to inspect what they leave on the server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Seen(list[Any]):
     """What handlers reported, in order, with a way to wait for it."""
 
     async def wait(self, count: int = 1, limit: float = 10.0) -> Seen:
-        """Wait until at least so many reports are there."""
+        """Wait until there are at least `count` reports."""
         await until(lambda: len(self) >= count, limit, f"{count} reports; there are {list(self)}")
         return self
 
@@ -39,7 +39,7 @@ class Seen(list[Any]):
 async def working(
     app: Holdfast, *, records: RecordConfig | None = None, health_path: str = "", **config: Any
 ) -> AsyncIterator[Worker]:
-    """One worker of an app on the test's own loop, pulling when the block begins, drained after."""
+    """One worker of an app on the test's loop: pulling when the block begins, drained after it."""
     worker = Worker(app, WorkerConfig(**config), records=records, health_path=health_path)
     task = asyncio.create_task(worker.run())
     try:
@@ -67,7 +67,7 @@ async def raw(server: Server) -> AsyncIterator[tuple[RawClient, JetStreamContext
 
 
 async def broker_of(app: Holdfast) -> Broker:
-    """The connection that the app sends through."""
+    """The app's connection."""
     backend = await app.backend()
     assert isinstance(backend, Client)
     return backend.broker
@@ -80,7 +80,7 @@ async def record_of(app: Holdfast, run: str) -> RunRecord | None:
 
 
 async def all_records(app: Holdfast) -> dict[str, RunRecord]:
-    """Every record that there is."""
+    """Every stored record."""
     backend = await app.backend()
     assert isinstance(backend, Client)
     return {e.key: runs.decode(e.value) async for e in backend.runs.entries()}
@@ -111,7 +111,7 @@ async def dead_letters(app: Holdfast) -> list[DeadLetter]:
 
 
 async def dead_letter(app: Holdfast, limit: float = 10.0) -> DeadLetter:
-    """The one dead letter, once it is there."""
+    """The one dead letter, once it is stored."""
     found = await until(lambda: dead_letters(app), limit, "a dead letter")
     assert len(found) == 1, found
     letter: DeadLetter = found[0]
@@ -119,7 +119,7 @@ async def dead_letter(app: Holdfast, limit: float = 10.0) -> DeadLetter:
 
 
 async def parked(app: Holdfast) -> list[DeadLetter]:
-    """Every message that waits for its time."""
+    """Every parked message."""
     broker = await broker_of(app)
     names = broker.names
     pattern = f"{names.namespace}.later.>"
@@ -132,7 +132,7 @@ async def parked(app: Holdfast) -> list[DeadLetter]:
 async def consumer_info(
     app: Holdfast, job: str, event: str = "", group: str = ""
 ) -> dict[str, Any]:
-    """What the server knows of a job's consumer."""
+    """The server's info about a job's consumer."""
     broker = await broker_of(app)
     stream = broker.names.events if event else broker.names.jobs
     name = consumer(group or app.jobs[job].spec.group, job, event)
@@ -146,7 +146,7 @@ async def lag(app: Holdfast, job: str, event: str = "") -> int:
 
 
 async def queue_empty(app: Holdfast) -> bool:
-    """Whether no run's message is left, waiting or held."""
+    """Whether no run's message is left, waiting or in flight."""
     broker = await broker_of(app)
     names: Names = broker.names
     info = await broker.api(
@@ -156,7 +156,7 @@ async def queue_empty(app: Holdfast) -> bool:
 
 
 async def exists(app: Holdfast, stream: str) -> bool:
-    """Whether a stream is there."""
+    """Whether a stream exists."""
     broker = await broker_of(app)
     try:
         await broker.api(f"STREAM.INFO.{stream}")
@@ -166,5 +166,5 @@ async def exists(app: Holdfast, stream: str) -> bool:
 
 
 def metric(worker: Worker, name: str, **labels: str) -> float:
-    """A metric's value; 0 when it has never been touched."""
+    """A metric's value; 0 when it was never set."""
     return worker.telemetry.registry.get_sample_value(name, labels) or 0.0

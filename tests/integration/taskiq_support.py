@@ -1,4 +1,4 @@
-"""taskiq's own receiver on a broker of the test, in this process."""
+"""taskiq's receiver on a broker of the test, in this process."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from holdfast.integrations.taskiq import DeadLetter, DeadLetters, ResilientPullB
 from holdfast.model.backoff import Backoff
 
 QUICK = Backoff.list([0.05, 0.05])
-"""Three attempts, soon after another."""
+"""Three attempts in quick succession."""
 
 
 def make_broker(url: str, namespace: str, **given: Any) -> ResilientPullBroker:
-    """A broker with a stream of its own."""
+    """A broker with a separate stream."""
     made: dict[str, Any] = {
         "subject": f"{namespace}_tasks",
         "stream_name": f"{namespace}_stream",
@@ -35,7 +35,7 @@ def make_broker(url: str, namespace: str, **given: Any) -> ResilientPullBroker:
 async def receiving(
     broker: AsyncBroker, ack_type: AcknowledgeType | None = None, **given: Any
 ) -> AsyncIterator[AsyncBroker]:
-    """A started broker with a receiver that executes what comes."""
+    """A started broker with a receiver that executes what arrives."""
     await broker.startup()
     options = {"max_async_tasks": 20, "run_startup": False, "wait_tasks_timeout": 5, **given}
     receiver = Receiver(broker, ack_type=ack_type, **options)
@@ -51,13 +51,13 @@ async def receiving(
 
 @asynccontextmanager
 async def outside(url: str, namespace: str) -> AsyncIterator[Broker]:
-    """Another connection, to look at the server."""
+    """Another connection, to inspect the server."""
     async with Broker(ConnectionConfig(nats_url=url, namespace=namespace)) as broker:
         yield broker
 
 
 async def consumer_info(broker: Broker, queue: ResilientPullBroker) -> dict[str, Any]:
-    """What the server says of a queue's consumer."""
+    """The server's info about a queue's consumer."""
     return await broker.api(f"CONSUMER.INFO.{queue.stream_name}.{queue.durable}")
 
 

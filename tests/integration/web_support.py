@@ -1,4 +1,4 @@
-"""What the tests of the web share: an app to serve, clients of every role, and much to look at."""
+"""What the web tests share: an app to serve, clients of every role, and large data sets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BATCH = 500
 
 
 def shop() -> Holdfast:
-    """An app with a job that works and one that does not."""
+    """An app with a job that works and one that fails."""
     app = Holdfast("shop")
 
     @app.job
@@ -57,7 +57,7 @@ def shop() -> Holdfast:
 
 @dataclass
 class Site:
-    """A web app on a server, and the ways to ask it."""
+    """A web app on a server, and clients for it."""
 
     web: FastAPI
     host: str = HOST
@@ -107,7 +107,7 @@ async def site(
                 await client.aclose()
 
 
-# ---- much to look at
+# ---- large data sets
 
 
 async def store_all(client: Client, writes: Iterator[Write], *, atomic: bool = True) -> None:
@@ -179,7 +179,7 @@ def node_records(client: Client, count: int) -> Iterator[Write]:
 
 @contextlib.contextmanager
 def serving(nats: Server, namespace: str, app: Holdfast | None = None, **options: Any) -> Any:
-    """A web process in a thread, on a real socket; gives its address."""
+    """A web process in a thread, on a real socket; yields its URL."""
     config = WebConfig(port=0, tokens=TOKENS["admin"][1], rate_per_second=0, **options)
     connection = ConnectionConfig(nats_url=nats.url, namespace=namespace)
     told: queue.Queue[tuple[str, WebServer, asyncio.AbstractEventLoop]] = queue.Queue()

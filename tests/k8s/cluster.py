@@ -1,9 +1,9 @@
 """A real Kubernetes API server: etcd and kube-apiserver, and a thread that plays the controllers.
 
-`KUBEBUILDER_ASSETS` names a directory with both programs, as envtest makes it. `HOLDFAST_CRDS` may
-name one with the definitions of KEDA and of the Prometheus operator; without, kinds of these names
-take anything. Nothing runs: the thread says that every workload is ready, and that registrations
-have ended as the test wants.
+`KUBEBUILDER_ASSETS` names a directory with both programs, as envtest creates it. `HOLDFAST_CRDS`
+may name one with the CRDs of KEDA and the Prometheus operator; otherwise those kinds accept
+anything. Nothing runs: the thread reports every workload as ready, and ends registrations as the
+test wants.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VERSIONS = {"keda.sh": "v1alpha1", "monitoring.coreos.com": "v1"}
 
 
 def definition(name: str) -> dict[str, Any]:
-    """A kind that takes anything."""
+    """A CRD that accepts anything."""
     plural, _, group = name.partition(".")
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {"name": VERSIONS[group], "served": True, "storage": True}
@@ -60,7 +60,7 @@ class Cluster:
         return str(self.folder / f"{user}.conf")
 
     def run(self, *words: str, user: str = ADMIN, text: str = "", **env: str) -> tuple[int, str]:
-        """A command as somebody; its exit code and what it said."""
+        """Run a command as a user; returns its exit code and output."""
         done = subprocess.run(
             words,
             input=text,
@@ -71,13 +71,13 @@ class Cluster:
         return done.returncode, done.stdout + done.stderr
 
     def kubectl(self, *words: str, user: str = ADMIN, text: str = "") -> str:
-        """kubectl, which has to work."""
+        """Run kubectl, which must succeed."""
         code, said = self.run("kubectl", *words, user=user, text=text)
         assert code == 0, said
         return said
 
     def control(self) -> None:
-        """Everything is ready at once; registrations end."""
+        """Report everything as ready, and end registrations."""
         while not self.stopping.wait(0.5):
             code, said = self.run("kubectl", "get", "deploy,sts,job", "-A", "-o", "json")
             for item in json.loads(said)["items"] if code == 0 else []:
@@ -113,7 +113,7 @@ class Cluster:
 
 @contextmanager
 def cluster(folder: Path, users: dict[str, str]) -> Iterator[Cluster]:
-    """A running API server; `users` are Kubernetes' names by ours."""
+    """A running API server; `users` maps our names to Kubernetes' names."""
     assets = Path(os.environ["KUBEBUILDER_ASSETS"])
     client, peer, port = free_ports(3)
     rows = [f"{ADMIN},{ADMIN},1,system:masters"]

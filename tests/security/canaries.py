@@ -21,17 +21,17 @@ from holdfast.settings.records import Report
 from holdfast.status.audit import Audit
 
 CANARY = "canary7x"
-"""Begins each secret; a number follows."""
+"""Prefix of each secret; a number follows."""
 
 
 class Secrets:
-    """Makes secrets, and remembers which."""
+    """Makes secrets, and remembers them."""
 
     def __init__(self) -> None:
         self.made: list[str] = []
 
     def new(self) -> str:
-        """A secret that is nowhere else."""
+        """A new, unique secret."""
         self.made.append(f"{CANARY}{len(self.made)}q")
         return self.made[-1]
 
@@ -73,7 +73,7 @@ class Secrets:
         }
 
     def large(self) -> dict[str, Any]:
-        """The same behind, and around, more than a page shows."""
+        """The same after, and around, more than a page shows."""
         filler = ["x" * 70] * 500
         return {"first": self.value(), "filler": filler, "last": {"deep": [self.value()]}}
 
@@ -123,7 +123,7 @@ async def _runs(client: Client, secrets: Secrets) -> None:
 
 
 def _payloads(secrets: Secrets) -> list[bytes]:
-    """Of a job with one parameter, large, deep, cut, and of no encoding."""
+    """Payloads of a job with one parameter: large, deep, truncated, and not UTF-8."""
     return [
         _json(secrets.new()),
         _json([secrets.new()]),

@@ -1,8 +1,8 @@
-"""Mutated bytes for every record and message: good ones, changed here and there, by a seed.
+"""Mutated bytes for every record and message: valid ones with a few changes, by a seed.
 
-`GOLDEN` is what a released version stores; `corpus` adds hand-made damage and whatever once broke
-something, kept in `tests/security/corpus`. One seed gives one sequence, so a failure can be run
-again: `HOLDFAST_SEED=… pytest tests/security/test_fuzz_records.py`.
+`GOLDEN` is what a released version stores; `corpus` adds hand-made damage and inputs that once
+broke something, kept in `tests/security/corpus`. A seed gives one sequence, so a failure can be
+reproduced: `HOLDFAST_SEED=… pytest tests/security/test_fuzz_records.py`.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ PIECES = (
 
 
 def corpus() -> list[bytes]:
-    """Hand-made damage, and what was found before: one text of base64 in each line."""
+    """Hand-made damage and earlier findings: one base64 text per line."""
     lines = CORPUS.read_text().split() if CORPUS.exists() else []
     small = [data for data in DAMAGE.values() if len(data) < 200_000]
     return [*small, *(base64.b64decode(line) for line in lines)]
 
 
 def mutated(dice: random.Random, data: bytes) -> bytes:
-    """Good bytes with a few of them changed, cut, repeated or swapped."""
+    """Valid bytes with a few of them changed, cut, repeated or swapped."""
     body = bytearray(data)
     for _ in range(dice.randint(1, 8)):
         at = dice.randrange(len(body) + 1)
@@ -95,12 +95,12 @@ VALUES = (
 def inputs(
     broker: Broker, seed: int, count: int
 ) -> Iterator[tuple[str, bytes, dict[str, str] | None]]:
-    """Subject, body and headers, again and again for every place on the wire."""
+    """Subject, body and headers, repeatedly for every place on the wire."""
     dice = random.Random(seed)
     places, damage = list(_places(broker)), corpus()
     for _ in range(count):
         kind, subject = dice.choice(places)
-        number = dice.randrange(40)  # the same keys again: what is stored must not grow for ever
+        number = dice.randrange(40)  # reuse keys: the store must not grow forever
         good = GOLDEN.get(kind, b'{"a":1}')
         body = dice.choice(damage) if dice.random() < 0.1 else mutated(dice, good)
         headers = None

@@ -1,4 +1,4 @@
-"""Records whose every text wants to act on the terminal of whoever lists them."""
+"""Records in which every text tries to control the terminal of the reader."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from holdfast.status.audit import Audit
 
 ACTS = (
     "\x1b[38;5;203m",  # a colour that we do not use
-    "\x1b]52;c;aGk=",  # the clipboard
-    "\x1b[2K",  # the line is gone
+    "\x1b]52;c;aGk=",  # sets the clipboard
+    "\x1b[2K",  # clears the line
     "\x9b1A",  # up one line, without an escape
     "\x07",
     "\x08",
@@ -32,10 +32,10 @@ ACTS = (
     "\x85",
 )
 SEEN = "[red]markup[/red]"
-"""What rich would take for its own; it must be printed as it is."""
+"""Rich markup, which must be printed unchanged."""
 TEXT = "HOSTILE" + "".join(ACTS) + "\rweb9  ok  all is well" + SEEN
 ID = "r\x1b[38;5;203mx"
-"""An id that no check of ours would let through, as a client may write it."""
+"""An id that our checks would reject, as a client may write it."""
 
 
 async def plant(client: Client) -> None:

@@ -1,4 +1,4 @@
-"""Jobs that say hostile things, for a worker in a process."""
+"""Jobs that print hostile texts, for a worker process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Malformed HTTP requests: a saved corpus, and what chance makes of it."""
+"""Malformed HTTP requests: a saved corpus, and random mutations of it."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ CORPUS: tuple[bytes, ...] = (
 
 
 def with_token(request: bytes, token: str) -> bytes:
-    """The request as somebody sends it who is known: it gets further."""
+    """The request with a valid token, so that it gets further."""
     line, end, rest = request.partition(b"\r\n")
     return line + end + f"Authorization: Bearer {token}\r\n".encode() + rest if end else request
 
 
 def malformed(seed: int, token: str = "") -> Iterator[bytes]:
-    """Endless requests: the corpus, then changed at random places; the same for one seed."""
+    """Endless requests: the corpus, then random mutations; deterministic for a seed."""
     chance = random.Random(seed)
     yield from CORPUS
     yield from (with_token(one, token) for one in CORPUS)

@@ -1,4 +1,4 @@
-"""What a type checker knows of the API: checked by mypy, never run.
+"""What a type checker knows about the API: checked by mypy, never run.
 
 A program that uses Holdfast with `mypy --strict` must need no casts, whatever its handlers are.
 """
@@ -43,7 +43,7 @@ def index(data: dict[str, int], ctx: SyncContext) -> int:
 
 
 async def a_run_has_the_result_of_its_handler() -> None:
-    """Of an async handler and of a plain one, however it was sent."""
+    """For async and synchronous handlers, however the run was sent."""
     run = await resize.enqueue(42, key="42", delay=timedelta(seconds=5))
     assert_type(run, Run[Thumbnail])
     assert_type(await run.result(timeout=60), Thumbnail)
@@ -63,7 +63,7 @@ async def a_job_is_called_like_its_function() -> None:
 
 
 async def a_bucket_has_the_type_that_it_was_given() -> None:
-    """Or any."""
+    """Or `Any`."""
     thumbnails = app.bucket("thumbnails", Thumbnail)
     assert_type(thumbnails, Bucket[Thumbnail])
     if entry := await thumbnails.get("cat"):
@@ -85,7 +85,7 @@ def plain_code_has_the_same_types() -> None:
 
 
 async def tests_have_types(holdfast_worker: Callable[..., RunningWorker]) -> None:
-    """And in the users' own tests."""
+    """And in users' own tests."""
     async with memory(app) as mem:
         assert_type(mem, Memory)
         assert_type(await mem.drain(), int)

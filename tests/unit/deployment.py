@@ -1,4 +1,4 @@
-"""A project that is rendered without a directory: what every kind of manifest needs once."""
+"""A project rendered without a directory, with every kind of manifest."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def project(pods: PodConfig | None = None, **config: Any) -> Project:
 
 
 def rendered(**config: Any) -> list[dict[str, Any]]:
-    """Everything that is rendered, read back from the files; yours to change."""
+    """Everything rendered, read back from the files; safe to modify."""
     return copy.deepcopy(_rendered(tuple(sorted(config.items()))))
 
 
@@ -62,7 +62,7 @@ def _rendered(config: tuple[tuple[str, Any], ...]) -> list[dict[str, Any]]:
 
 @functools.cache
 def inventory() -> Inventory:
-    """The usual project with KEDA at the monitor of NATS, rendered once; change copies of it."""
+    """The default project with KEDA on NATS' monitor, rendered once; modify copies of it."""
     with tempfile.TemporaryDirectory() as folder:
         render(project(scaler="nats-jetstream"), Path(folder))
         return read_inventory(Path(folder))
@@ -81,7 +81,7 @@ def read(out: Path) -> list[dict[str, Any]]:
 def one(
     resources: list[dict[str, Any]], kind: str, name: str, namespace: str = ""
 ) -> dict[str, Any]:
-    """The resource of that kind and name."""
+    """The resource with that kind and name."""
     [found] = [
         r
         for r in resources
@@ -92,6 +92,6 @@ def one(
 
 
 def alert_groups(**config: Any) -> list[dict[str, Any]]:
-    """The groups of alert rules that are rendered."""
+    """The rendered groups of alert rules."""
     rules = one(rendered(**config), "PrometheusRule", "holdfast")
     return list(rules["spec"]["groups"])

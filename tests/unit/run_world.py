@@ -1,9 +1,9 @@
-"""One run in a small world: its record, its messages, and processes that stop anywhere.
+"""One run in a model world: its record, its messages, and processes that can stop anywhere.
 
-The world keeps the rules of the server (compare-and-swap, message ids, work queue, schedules) and
-the order of steps of `worker/execution.py`, `ownership/claims.py`, `status/replaying.py` and
-`client/client.py`. Every process is a generator that stops between each two steps, so that a crash,
-a freeze or another process can come in between; the rules themselves are the real ones of `model`.
+The world follows the server's rules (compare-and-swap, message ids, work queue, schedules) and the
+order of steps in `worker/execution.py`, `ownership/claims.py`, `status/replaying.py` and
+`client/client.py`. Every process is a generator that stops between steps, so that a crash, a freeze
+or another process can intervene; the rules themselves are the real ones of `model`.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ class Msg:
     stamp: int
     deliveries: int = 0
     out: bool = False
-    """Handed to a worker and not acknowledged."""
+    """Delivered to a worker and not acknowledged."""
 
 
 @dataclass(eq=False)
 class Process:
-    """Something that goes on step by step, on a node or at an operator's desk."""
+    """Something that runs step by step, on a node or for an operator."""
 
     node: str
     steps: Steps
     epoch: int = 0
-    """Of the claim that it believes to hold, 0 before and after."""
+    """The epoch of the claim it believes it holds; 0 before and after."""
     revision: int = 0
 
 
 @dataclass
 class World:
-    """The server's state, and who is at work."""
+    """The server's state, and the running processes."""
 
     restart: Restart
     record: RunRecord | None = None
     revision: int = 0
-    """Of the record; 0 when there is none."""
+    """The record's revision; 0 when there is none."""
     writes: int = 0
     queue: list[Msg] = field(default_factory=list)
     later: dict[int, Msg] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class World:
     """Nodes without a heartbeat: dead or frozen."""
     epochs: list[int] = field(default_factory=list)
     judged: set[int] = field(default_factory=set)
-    """Revisions at which somebody saw the holder to be gone."""
+    """Revisions at which a process saw that the holder was gone."""
 
     # ---- the server
 
@@ -85,13 +85,13 @@ class World:
         return self.writes
 
     def publish(self, stamp: int, id: str) -> None:
-        """Store a message to be delivered now, unless its id is known."""
+        """Store a message to be delivered now, unless its id is a repeat."""
         if id not in self.known_ids:
             self.known_ids.add(id)
             self.queue.append(Msg(stamp))
 
     def park(self, stamp: int, id: str) -> None:
-        """Store a message to be delivered when it fires; it replaces one with the same stamp."""
+        """Store a message to be delivered when it fires, replacing one with the same stamp."""
         if id not in self.known_ids:
             self.known_ids.add(id)
             self.later[stamp] = Msg(stamp)
@@ -124,7 +124,7 @@ class World:
             self.processes.remove(process)
 
     def kill(self, node: str) -> None:
-        """The node's process is gone, and so is its heartbeat."""
+        """End a node's process, and its heartbeat."""
         self.silent.add(node)
         self.processes = [p for p in self.processes if p.node != node]
 

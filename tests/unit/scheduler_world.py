@@ -1,7 +1,7 @@
-"""A server and schedulers in memory, stopped and crashed between any two steps.
+"""A server and schedulers in memory, which can be stopped and crashed between any two steps.
 
 The schedulers run the real code (planner, lease, leader, overlap policies, the plan-and-mark logic
-over the bucket); only what talks to NATS is replaced, by a server that does what NATS does:
+over the bucket); only the NATS side is replaced, by a server with the same semantics:
 compare-and-swap, fences, atomic batches, TTLs, message ids. Every call has two steps, one before it
 is applied and one before its answer arrives, so that a crash falls on either side; an answer may
 also be lost, which leaves the caller with an unknown outcome.
@@ -27,7 +27,7 @@ MISSED_AFTER = 10.0
 START = 1_800_000_000.0
 TELEMETRY = Telemetry()
 LARGE = "large"
-"""The schedule whose runs the jobs stream does not take."""
+"""The schedule whose runs the jobs stream rejects."""
 
 
 class Step:
@@ -68,7 +68,7 @@ class World:
     def lease_now(self) -> tuple[bytes | None, int]:
         value, _, expires = self.lease
         if value is not None and self.now >= expires:
-            self.lease = (None, self.next(), 0.0)  # the marker has a revision of its own
+            self.lease = (None, self.next(), 0.0)  # the marker has its own revision
         return self.lease[0], self.lease[1]
 
     def send(self, planned: Planned) -> Answer:
@@ -82,7 +82,7 @@ class World:
         return Sent(len(self.messages), False)
 
     def commit(self, planned: Sequence[Planned], progress: SchedulerProgress, epoch: int) -> int:
-        """All or nothing, as the server does it."""
+        """Apply all or nothing, as the server does."""
         if epoch != self.term:
             self.refused += 1
             raise Conflict("stale term")
@@ -97,7 +97,7 @@ class World:
 
 
 class Lost(Exception):
-    """The driver's word for: let this answer be lost."""
+    """Thrown in by the driver to lose this answer."""
 
 
 class Caller:
@@ -159,7 +159,7 @@ class MemoryLeases:
 
 
 class MemorySlots(NatsSlots):
-    """The real plan, mark and left-over logic over the server in memory."""
+    """The real plan, mark and left-over logic over the in-memory server."""
 
     def __init__(self, caller: Caller) -> None:
         self._call = caller.call
@@ -228,7 +228,7 @@ class MemorySlots(NatsSlots):
 
 
 class ProcessClock:
-    """A process's own monotonic clock, which may run a little fast or slow."""
+    """A process's monotonic clock, which may run slightly fast or slow."""
 
     def __init__(self, world: World, rate: float) -> None:
         self._world = world
@@ -254,13 +254,13 @@ class Scheduler:
         self._leases = MemoryLeases(caller)
         self._store = MemorySlots(caller)
         self._caller = caller
-        store: Any = self._leases  # as much of one as a lease needs here
+        store: Any = self._leases  # as much of a store as a lease needs here
         self._lease = Lease(store, "lease", name, ProcessClock(world, rate), ttl=TTL)
         self._planner = Planner(MISSED_AFTER)
         for schedule in world.schedules.values():
             self._planner.add(schedule, world.progress.watermark)
         self.greedy = False
-        """Takes the lease from whoever has it: a leader that only seemed to be gone."""
+        """Takes the lease from any holder: a leader that only seemed to be gone."""
         self._life: Coroutine[Any, Any, None]
         self._start()
 
@@ -269,11 +269,11 @@ class Scheduler:
         self._life.send(None)
 
     def step(self, lose: bool = False) -> None:
-        """Go on to the next step."""
+        """Continue to the next step."""
         if lose:
             try:
                 self._life.throw(Lost())
-            except Lost:  # it stood where there is no answer to lose: it starts again instead
+            except Lost:  # no answer to lose at this step: it restarts instead
                 self._start()
         else:
             self._life.send(None)

@@ -1,8 +1,8 @@
-"""The audit: was every check made, was every incident told once?
+"""The audit: was every check made, and was every incident reported once?
 
-It trusts nobody's counters. What had to happen follows from the schedules (an instant every so many
-seconds since they were added) and is compared with the results in their bucket; what had to be told
-follows from the incidents, and is compared with what the receiver got.
+It relies on no counters. What had to happen follows from the schedules (an instant per interval
+since they were added) and is compared with the results in their bucket; what had to be sent follows
+from the incidents and is compared with what the receiver got.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast import Schedules
 from tests.uptime.sites import Receiver
 
 LATE_SECONDS = 12.0
-"""After so long without a result a check counts as missed: a worker died and its run came back."""
+"""Without a result for this long a check is missed: allows for a dead worker's run to return."""
 
 
 @dataclass
@@ -30,12 +30,12 @@ class Report:
     made: int = 0
     missed: list[str] = field(default_factory=list)
     repeated: int = 0
-    """Attempts that followed a crash; the same slot, counted once."""
+    """Attempts after a crash; the same slot, counted once."""
     incidents: int = 0
     told: int = 0
     untold: list[str] = field(default_factory=list)
     known_repeats: int = 0
-    """Deliveries that carried an id and an attempt by which the receiver knew them as repeats."""
+    """Deliveries that the receiver could recognise as repeats, by id and attempt."""
     unknown_repeats: list[str] = field(default_factory=list)
 
     @property
@@ -58,9 +58,9 @@ class Audit:
         self._late = late
 
     async def look(self, until: float | None = None) -> Report:
-        """One look at everything that was due until then.
+        """Examine everything that was due until then.
 
-        Without an instant it is now, and only what is overdue for a while counts as missed.
+        Without an instant it is now, and only what has been overdue for a while counts as missed.
         """
         now, report = time.time() - 1, Report()
         overdue = now - self._late if until is None else until

@@ -1,4 +1,4 @@
-"""What the tests of apps/uptime share: an environment of its own, and a certificate authority."""
+"""What the tests of apps/uptime share: a separate environment, and a certificate authority."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _own_environment(
     monkeypatch: pytest.MonkeyPatch,
     namespace: str,
 ) -> None:
-    """Each test has its own namespace, and may look at this machine."""
+    """Each test has its own namespace, and may probe this machine."""
     monkeypatch.setenv("UPTIME_ALLOW_PRIVATE", LOCAL)
     monkeypatch.setenv("UPTIME_SHORTEST_INTERVAL", "1")
     monkeypatch.setenv("HOLDFAST_NAMESPACE", namespace)
@@ -25,13 +25,13 @@ def _own_environment(
 
 @pytest.fixture
 def store(nats: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """The server on which the monitor keeps everything."""
+    """The server that stores the monitor's data."""
     monkeypatch.setenv("HOLDFAST_NATS_URL", nats.url)
     return nats
 
 
 class Authority:
-    """A certificate authority of one's own, made by openssl."""
+    """A private certificate authority, made by openssl."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -54,7 +54,7 @@ class Authority:
         self._run(
             *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key"),
             *("-CAcreateserial", "-out", f"{name}.pem", "-extfile", f"{name}.ext"),
-            *("-days", str(days)),  # a negative number: it has ended
+            *("-days", str(days)),  # negative: already expired
         )
         return self.folder / f"{name}.pem", self.folder / f"{name}.key"
 

@@ -1,4 +1,4 @@
-"""Servers that misbehave, for checks to look at."""
+"""Misbehaving servers, for checks to probe."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def serving(
             await handler(head, writer)
             await writer.drain()
         except (OSError, asyncio.IncompleteReadError):
-            pass  # the check has had enough
+            pass  # the check has given up
         finally:
             writer.close()
             with contextlib.suppress(OSError):

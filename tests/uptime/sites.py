@@ -1,4 +1,4 @@
-"""Sites that come and go, and somebody who is told: small servers on loopback, in this process."""
+"""Sites that come and go, and a receiver of notices: small servers on loopback, in this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def response(status: int, body: bytes = b"", **headers: str) -> bytes:
 
 
 class Site:
-    """One HTTP server whose mood can be changed; `away` closes its port."""
+    """One HTTP server whose behaviour can be changed; `away` closes its port."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -45,7 +45,7 @@ class Site:
         return f"http://127.0.0.1:{self.port}/"
 
     async def become(self, mood: Mood) -> None:
-        """Change its mood; returns when it has."""
+        """Change its behaviour; returns when that is done."""
         self.mood = mood
         if mood == "away":
             await self._leave()
@@ -75,7 +75,7 @@ class Site:
             writer.write(await self.answer(head, reader))
             await writer.drain()
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the one who asked has gone
+            pass  # the client has gone
         finally:
             writer.close()
             with contextlib.suppress(OSError):
@@ -83,7 +83,7 @@ class Site:
             del self._open[me]
 
     async def answer(self, head: str, reader: asyncio.StreamReader) -> bytes:
-        """What it says, by its mood."""
+        """Its answer, by its current behaviour."""
         if self.mood == "slow":
             await asyncio.sleep(SLOW_SECONDS)
         if self.mood == "broken":
@@ -93,7 +93,7 @@ class Site:
 
 @dataclass
 class Told:
-    """One delivery of a notice."""
+    """One delivered notice."""
 
     id: str
     attempt: int
@@ -101,7 +101,7 @@ class Told:
 
 
 class Receiver(Site):
-    """Somebody's webhook: counts what it is told, by the id under which it is told."""
+    """A webhook: counts deliveries by their id."""
 
     def __init__(self) -> None:
         super().__init__()

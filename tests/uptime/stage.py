@@ -1,6 +1,6 @@
 """A server, two schedulers, two workers and the status page, each a real process.
 
-A process that dies is replaced (`holdfast.worker.supervisor`). All of them die with us.
+A process that dies is replaced (`holdfast.worker.supervisor`). All of them die with this one.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Stage:
                 os.environ[name] = value
 
     def _set_environment(self, **values: str) -> None:
-        """For us and for the processes; as it was before, afterwards."""
+        """Set variables for this process and its children; restored afterwards."""
         given = {name for name in os.environ if name.startswith(("UPTIME_", "HOLDFAST_"))}
         for name in given | values.keys():
             self._before[name] = os.environ.pop(name, None)
@@ -87,11 +87,11 @@ class Stage:
 
     @property
     def victims(self) -> list[Keeper]:
-        """Who may be killed: workers and schedulers."""
+        """What may be killed: workers and schedulers."""
         return self.supervisor.keepers[:4]
 
     async def ready(self) -> None:
-        """Return when everything has come up; what cannot come up raises."""
+        """Return when everything is up; raise if something cannot start."""
         deadline = time.monotonic() + READY_SECONDS
         page = f"http://127.0.0.1:{self._port}/"
         while True:
@@ -117,7 +117,7 @@ class Stage:
         return f"{victim.spec.name} (pid {victim.child.pid})"
 
     def log_tail(self) -> str:
-        """The last words of the processes."""
+        """The end of the processes' logs."""
         text = (self.folder / "processes.log").read_text(encoding="utf-8", errors="replace")
         return " / ".join(text.splitlines()[-8:])
 

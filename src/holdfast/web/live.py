@@ -17,7 +17,7 @@ attempt failed and will be retried. What ended before the feed listened is count
 newest records, so a restart leaves no gap unless more ended than is read back. Jobs that keep no
 records (`delivery="at_least_once"`) are not counted.
 
-The feed starts with the first page: a process that nobody looks at listens to nothing.
+The feed starts with the first page: a process without viewers subscribes to nothing.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Pages in a real browser: a package, so that its world and its browser end with it."""
+"""Pages in a real browser: a package, so that its fixtures end with it."""

@@ -1,4 +1,4 @@
-"""What is true of every page, asked of the browser itself."""
+"""Checks that hold for every page, evaluated in the browser."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ SCRIPT = (Path(__file__).parent / "checks.js").read_text(encoding="utf-8")
 
 
 def wrong(tab: Page, what: str) -> list[str]:
-    """What one of the checks finds; they run beside the page's own scripts, past its policy."""
+    """The findings of one check; checks run beside the page's scripts, bypassing its policy."""
     tab.evaluate(SCRIPT)
     found: list[str] = tab.evaluate(f"window.checks.{what}()")
     return found
 
 
 def check_page(tab: Page) -> None:
-    """Landmarks, names, contrast, nothing inline, nothing from elsewhere."""
+    """Landmarks, names, contrast, nothing inline, nothing from other origins."""
     assert tab.locator("main").count() == 1
     assert tab.locator("h1").count() == 1
     assert tab.locator("nav[aria-label]").count() >= 1
@@ -34,7 +34,7 @@ def check_contrast(tab: Page) -> None:
 
 
 def check_fits(tab: Page) -> None:
-    """Nothing must be scrolled sideways."""
+    """The page does not scroll sideways."""
     wide = tab.evaluate(
         "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     )
@@ -42,11 +42,11 @@ def check_fits(tab: Page) -> None:
 
 
 def wait_live(tab: Page) -> None:
-    """The page is connected to the feed."""
+    """Wait until the page is connected to the feed."""
     tab.wait_for_selector('[data-light][data-state="live"]')
 
 
 def told(tab: Page, text: str) -> None:
-    """What was done is said on the next page, and that page's scripts have begun."""
+    """The next page says what was done, and its scripts have started."""
     expect(tab.locator(".flash")).to_contain_text(text)
     tab.wait_for_load_state("load")

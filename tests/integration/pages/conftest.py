@@ -1,7 +1,7 @@
-"""One world and one browser for all tests of pages; a fresh tab for each.
+"""One world and one browser for all page tests; a fresh tab for each.
 
 The browser's driver keeps an event loop in the main thread, so it lives for this package only:
-tests elsewhere run loops of their own. Every test here is a plain function.
+tests elsewhere run their own loops. Every test here is synchronous.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FLAGS = [
 ]
 SHOTS = Path(__file__).parents[3] / "build" / "screenshots"
 EXPECTED = "Failed to load resource: the server responded with a status of 4"
-"""What Chromium itself logs of a page that is meant to be refused."""
+"""What Chromium logs for a page that is meant to be refused."""
 
 Open = Callable[..., Page]
 
@@ -62,7 +62,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_tab(browser: Browser) -> Iterator[Open]:
-    """Tabs that are watched: an error in the console, or a probe that ran, fails the test."""
+    """Watched tabs: an error in the console, or a probe that ran, fails the test."""
     contexts, heard = [], []
 
     def hear(message: ConsoleMessage) -> None:
@@ -99,12 +99,12 @@ def open_tab(browser: Browser) -> Iterator[Open]:
 
 @pytest.fixture
 def tab(open_tab: Open) -> Page:
-    """One tab of an ordinary size."""
+    """One tab of normal size."""
     return open_tab()
 
 
 def shoot(tab: Page, name: str) -> None:
-    """Keep a picture for a person to look at, when one is wanted: they take a while to paint."""
+    """Save a screenshot for a person, if requested: painting takes a while."""
     if not os.environ.get("HOLDFAST_SCREENSHOTS"):
         return
     SHOTS.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""A small world with everything that a page shows: server, worker, scheduler, coordinator, web.
+"""Everything that a page shows: server, worker, scheduler, coordinator, web.
 
-It lives on an event loop in a thread of its own, because the browser's driver is synchronous. Every
-text that others can write carries a probe: if a page ever lets one through, its script runs.
+It runs on an event loop in a separate thread, because the browser's driver is synchronous. Every
+text that others can write contains a probe: if a page fails to escape one, its script runs.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Site:
 
 
 def make_app(url: str, namespace: str, gate: asyncio.Event) -> Holdfast:
-    """Jobs for each way that a run can go."""
+    """Jobs for each way a run can end."""
     app = Holdfast("shop", nats_url=url, namespace=namespace)
 
     @app.job
@@ -161,7 +161,7 @@ class World:
         await self._send()
 
     async def _fleet(self, connection: ConnectionConfig) -> None:
-        """Two agents, of which one has gone, and a command that both were sent."""
+        """Two agents, one of them gone, and a command sent to both."""
         dispatcher = self._run(
             Dispatcher(connection, DispatcherConfig(), liveness=PROFILES["local"])
         )
@@ -205,7 +205,7 @@ class World:
         return agent
 
     async def agent_that_left(self, name: str) -> None:
-        """One that was there, and is known by its facts only."""
+        """An agent that was online, and is now known only by its facts."""
         agent = await self._agent(name)
         self._agent_list.remove(agent)
         agents = Agents(await self.client())

@@ -7,23 +7,23 @@
                   ├─ unreadable: dead letter · not known here: nak(wait), another may know it
                   └─ ended without an ack (manual, an error of a middleware): as if it had failed
 
-taskiq tells a broker only "ack", also for failures. What really happened is learned on the way: its
-receiver handles each message in one asyncio task, reads `ack` from the message at the start of it,
-and calls formatter and middlewares inside it. So the asyncio task says which message is meant, and
-its end says that nothing more will come.
+taskiq tells a broker only "ack", even for failures. What really happened is observed: its receiver
+handles each message in one asyncio task, reads `ack` from the message at the start of that task,
+and calls formatter and middlewares inside it. So the asyncio task identifies the message, and its
+end means that nothing more will come.
 
-An attempt is a function that was started, not a delivery (see `queue`). A message is given up when
-its attempts have failed, when it has been started `CRASHES` times without ever ending, or when the
+An attempt is a started function, not a delivery (see `queue`). A message is given up when its
+attempts have failed, when it has been started `CRASHES` times without ever ending, or when the
 server would not deliver it again because of the consumer's `max_deliver`.
 
-Everything held, also in a buffer, is extended in time, so a long function never runs twice because
-it is long. What was finished here is recognised by its place in the stream: a second delivery, as
-after a restart of the server that lost the acknowledgement, is acknowledged and not executed; a
-second delivery of what still runs here only renews the right to acknowledge.
+Everything held, even in a buffer, is extended in time, so no function runs twice only because it
+is long. Messages finished here are recognised by their place in the stream: a redelivery, for
+example after a server restart that lost the acknowledgement, is acknowledged and not executed; a
+redelivery of a message that still runs here only renews the right to acknowledge.
 
-Not guaranteed: that nobody else runs it. A process cut off for longer than `ack_wait` is taken for
-dead by the server, and its messages are delivered to others. Delivery is at least once; what must
-not be repeated needs Holdfast's own jobs and their claims.
+Not guaranteed: exclusive execution. The server presumes a process cut off for longer than
+`ack_wait` dead and delivers its messages to others. Delivery is at least once; what must not be
+repeated needs Holdfast's own jobs and their claims.
 """
 
 from __future__ import annotations

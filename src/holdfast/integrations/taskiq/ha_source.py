@@ -3,17 +3,17 @@
     taskiq's loop says: due ──► remembered, by every process ──► the leader sends what is not sent
                                                                  and records it (`slots`)
 
-taskiq's loop only notes what is due and never waits: a send that hangs would make it leave out the
-next slots. A task of our own for each schedule sends them in order.
+taskiq's loop only notes what is due and never waits: a send that hangs would make it skip the next
+slots. A separate task for each schedule sends them in order.
 
-`prefer="duplicate"` records a slot *after* it was sent: a crash between the two sends it again, and
-loses nothing. `ResilientPullBroker` sends the slot as message id, so the server drops the repeat.
-`prefer="gap"` records it *before*: a crash between the two loses the slot, and nothing is ever sent
-twice, on any broker. A slot that is lost to an error, not to a crash, is named in the log.
+`prefer="duplicate"` records a slot *after* sending: a crash in between sends it again, and nothing
+is lost. `ResilientPullBroker` sends the slot as message id, so the server drops the repeat.
+`prefer="gap"` records it *before*: a crash in between loses the slot, and nothing is ever sent
+twice, on any broker. A slot lost to an error, rather than a crash, is logged.
 
-What fell due while this process did not lead stays remembered until it is recorded. So a new leader
-sends what its predecessor left undone. That needs the scheduler: `K8sScheduler` attaches itself,
-others call `attach`. Without it, slots are only let through or held back as taskiq's loop asks.
+Slots that fell due while this process did not lead are remembered until they are recorded, so a new
+leader sends what its predecessor left unsent. That needs the scheduler: `K8sScheduler` attaches
+itself, others call `attach`. Without it, slots are only passed or held back as taskiq's loop asks.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ class HAScheduleSource(ScheduleSource):
             self._trouble = ""
 
     async def _send_until(self, task: ScheduledTask, newest: Slot) -> None:
-        """Send the newest slot, and those before it that nobody has sent."""
+        """Send the newest slot, and any unsent ones before it."""
         name = newest.schedule
         _, recorded = await self._progress.read(newest)
         last = max((at for at in (self._sent.get(name), recorded) if at is not None), default=None)

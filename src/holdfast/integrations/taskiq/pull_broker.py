@@ -8,9 +8,9 @@ one line of code changes. What it adds:
 - a send is retried until it is confirmed, under one message id, so nothing is stored twice;
 - the user's connection callbacks are called as before.
 
-`pull_consume_batch` is how many messages may wait here for a free place; as in Holdfast's worker,
-a tenth of a second of recent speed may wait too, so that a batch of one is no round trip per
-message. `pull_consume_timeout` has no effect: a pull that nobody answers is noticed by its missing
+`pull_consume_batch` is how many messages may wait here for free capacity; as in Holdfast's worker,
+a tenth of a second of recent throughput may wait too, so that a batch of one does not cost a round
+trip per message. `pull_consume_timeout` has no effect: an unanswered pull is noticed by its missing
 heartbeats within two seconds.
 """
 

@@ -3,7 +3,7 @@
 Stream and consumer are created as taskiq-nats creates them, at the start and whenever they vanish.
 Existing ones are used as they are; a consumer is changed only if the user passes a configuration.
 
-Two facts are kept in a bucket, because neither the server nor one process can hold them:
+Two facts are kept in a bucket, because neither the server nor a single process can hold them:
 
 - The floor: up to where everything is acknowledged. A consumer that was deleted from a stream that
   keeps its messages (taskiq-nats' default) would run everything ever sent once more. It is created
