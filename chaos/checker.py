@@ -18,10 +18,10 @@ Violations, each a sentence with the names in it:
 * open        a fault that could not be healed, or work that was still waiting at the end
 
 Attempts may repeat: a crash between an effect and its settle makes the next holder do it again. A
-repeat is fine when the one before failed as it was meant to, or when a fault that can have touched
-it lies between the two; whatever cannot be explained that way is a violation.
+repeat is fine when the previous one failed as intended, or when a fault that may have affected it
+lies between the two; any other repeat is a violation.
 
-Pure: everything comes in as values, so it can be run again over the files of a finished run.
+Pure: all input is values, so it can be run again over the files of a finished run.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ WINDOW_SECONDS: Final = 30.0
 """How long the servers remember message ids: a delayed key is sent again after that."""
 COMPUTE_SECONDS: Final = 0.3
 WITHDRAWN_SECONDS: Final = 15.0
-"""The delay of a run to withdraw, and how long before its time that counts."""
-MARGIN_SECONDS: Final = 2.0
+"""The delay of a run to withdraw: leaves time to cancel it."""
+MARGIN_SECONDS: Final = 2.0  # a cancel this close to the due time may lose the race
 
 
 class Workload:

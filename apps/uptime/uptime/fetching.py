@@ -22,7 +22,7 @@ import httpx
 
 from uptime.guard import Guard, Refused, parse_url
 
-BODY_LIMIT = 256 * 1024
+BODY_LIMIT = 256 * 1024  # bounds the memory of a probe
 AGENT = "holdfast-uptime/0.1"
 _OWN = {"user-agent": AGENT, "accept": "*/*", "accept-encoding": "identity", "connection": "close"}
 

@@ -25,7 +25,7 @@ from uptime.guard import Guard
 from uptime.probes import trust
 from uptime.record import Notice
 
-WEBHOOK_SECONDS = 15.0
+WEBHOOK_SECONDS = 15.0  # a slow receiver must not hold a worker; it is retried
 MAIL_SECONDS = 20.0
 
 

@@ -24,7 +24,7 @@ from uptime.guard import Guard, Refused, parse_place
 
 Verdict = Literal["ok", "degraded", "failed"]
 
-BANNER_LIMIT = 4_096
+BANNER_LIMIT = 4_096  # bounds what a server can make us read
 LONGEST_DETAIL = 300
 DAY_SECONDS = 86_400
 

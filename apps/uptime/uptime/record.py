@@ -26,8 +26,8 @@ from uptime.probes import Outcome, Verdict
 Status = Literal["unknown", "up", "degraded", "down"]
 Told = Literal["opened", "closed"]
 
-POINTS = 120
-SPANS = 144
+POINTS = 120  # bounds the record; later repeats of older results are ignored
+SPANS = 144  # a day
 SPAN_SECONDS = 600
 DAYS = 90
 DAY_SECONDS = 86_400

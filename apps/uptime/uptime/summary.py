@@ -18,7 +18,7 @@ from uptime.service import Service
 DAY_SECONDS = 86_400
 PATIENCE = 3
 """Intervals without a result after which a check's state is unknown."""
-GRACE_SECONDS = 15
+GRACE_SECONDS = 15  # tolerates a delayed or retried run
 RECENT_INCIDENTS = 15
 _ORDER = ("down", "degraded", "unknown", "up", "paused")
 

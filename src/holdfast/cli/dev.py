@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from holdfast.worker.supervisor import Spec, Supervisor
 
 STORE = Path(".holdfast") / "dev"
-GRACE_SECONDS = 3.0
-STOP_SECONDS = GRACE_SECONDS + 10.0
+GRACE_SECONDS = 3.0  # short: a developer waits for each restart
+STOP_SECONDS = GRACE_SECONDS + 10.0  # time to give back runs before SIGKILL
 LOOK_SECONDS = 0.5
 WEB_HOST = "127.0.0.1"
 WEB_PORT = 8080

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 FAILED = 3
 CANCELLED = 4
-TIMED_OUT = 124
+TIMED_OUT = 124  # as timeout(1)
 
 
 def register(app: Cli) -> None:

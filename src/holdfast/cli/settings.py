@@ -47,7 +47,7 @@ EmptyOption = Annotated[
 ]
 
 _AUTH = Path("auth")
-_ASK_SECONDS = 5.0
+_ASK_SECONDS = 5.0  # bounds the wait for an agent that does not answer
 
 
 def register(app: Cli) -> None:

@@ -405,7 +405,7 @@ async def _nodes(site: Site) -> list[tuple[NodeRecord, float]]:
 
 _FIXED_FOR_EVER: Final = frozenset({"retention", "storage"})
 _TASTE: Final = frozenset({"max_age", "duplicate_window", "num_replicas", "max_consumers"})
-"""Settings an operator may deliberately have chosen; a difference breaks no promise at once."""
+"""Options an operator may deliberately have chosen; a difference breaks no promise at once."""
 
 
 def is_grave(difference: Difference) -> bool:

@@ -55,7 +55,7 @@ class Site:
     client: Client
     records: RecordConfig
     liveness: LivenessConfig | None = None
-    """The settings that nodes started with this configuration would use."""
+    """The liveness options of nodes started with this configuration."""
     account: dict[str, Any] = field(default_factory=dict)
     """JetStream's account info."""
     asked: Sequence[str] = ()

@@ -251,7 +251,7 @@ def overdue_since(schedules: Sequence[Schedule], watermark: float, now: float) -
     return worst if worst > LATE_SECONDS else 0.0
 
 
-OUTCOMES_LOOK: Final = 500
+OUTCOMES_LOOK: Final = 500  # bounds the reads when few slots match
 
 
 class Outcome(msgspec.Struct, frozen=True):

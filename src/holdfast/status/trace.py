@@ -21,8 +21,8 @@ from holdfast.status.dead import DeadLetter, read_letter
 from holdfast.status.finding import Finder, Found, read_record
 from holdfast.status.messages import Kept, newest
 
-SEARCH_MOST: Final = 20_000
-ACTIONS_MOST: Final = 1_000
+SEARCH_MOST: Final = 20_000  # bounds the time of a trace
+ACTIONS_MOST: Final = 1_000  # operators act rarely: the newest are enough
 
 What = Literal[
     "accepted",
@@ -111,7 +111,7 @@ def _from_record(record: RunRecord) -> list[Step]:
 
 
 def _in_order(steps: list[Step]) -> list[Step]:
-    """Sort steps, keeping known orders: small clock differences do not change them."""
+    """Raise times where clocks disagree, so that steps stay in their known order."""
     latest, ordered = 0.0, []
     for step in steps:
         latest = max(latest, step.at)

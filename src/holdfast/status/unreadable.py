@@ -137,7 +137,7 @@ class UnreadableRecords:
             await bucket.remove(entry.key, expected=revision)
 
     async def _remove_stray(self, bucket: Bucket, key: str) -> None:
-        """Remove by listing: reading such a key would match others."""
+        """Check by listing that it exists: reading a wildcard key would match others."""
         if key not in {entry.key async for entry in bucket.entries()}:
             raise NotFound(f"bucket {bucket.name} has no record {key!r}")
         await bucket.remove_stray(key)

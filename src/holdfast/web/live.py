@@ -45,7 +45,7 @@ log = logging.getLogger("holdfast.web")
 
 GATHER_SECONDS: Final = 0.5
 """Changes within this time make one notice: pages refresh at most twice a second."""
-TICK_SECONDS: Final = 3.0
+TICK_SECONDS: Final = 3.0  # how stale values without a write may look
 ALIVE_SECONDS: Final = 15.0
 """Proxies usually close a stream after 30 or 60 quiet seconds."""
 STREAM_SECONDS: Final = 60.0
@@ -53,7 +53,7 @@ STREAM_SECONDS: Final = 60.0
 not announce its shutdown waits no longer than this."""
 KEPT_NOTICES: Final = 500
 """About four minutes of notices; a browser that was away longer reloads everything."""
-STREAMS_MOST: Final = 500
+STREAMS_MOST: Final = 500  # bounds the connections that idle pages hold
 STREAMS_EACH: Final = 25
 """Streams per user. Hidden pages hold none, so this is plenty, and twenty such users fit."""
 READ_BACK_MOST: Final = 5_000
@@ -64,7 +64,7 @@ STEP_SECONDS: Final = 5
 """Resolution of the counts: the finest chart has bars of five seconds."""
 KEPT_SECONDS: Final = 3600
 """The longest range of the charts."""
-SAMPLES_KEPT: Final = KEPT_SECONDS // 3
+SAMPLES_KEPT: Final = KEPT_SECONDS // 3  # one per tick
 
 TOPICS: Final = ("runs", "jobs", "dead", "schedules", "nodes", "fleet")
 OUTCOMES: Final = ("done", "failed", "dead", "lost", "cancelled")

@@ -29,7 +29,7 @@ from holdfast.web.services import Services
 
 log = logging.getLogger("holdfast.web")
 
-GRACE_SECONDS = 3
+GRACE_SECONDS = 3  # for open requests at shutdown; streams are closed before
 BACKLOG = 512
 
 

@@ -25,9 +25,9 @@ from uptime.config import Config
 
 COOKIE = "uptime_session"
 SESSION_SECONDS = 12 * 3600
-BODY_LIMIT = 64 * 1024
+BODY_LIMIT = 64 * 1024  # forms and checks are small
 FAILURES, FAILURES_SECONDS = 10, 60.0
-MOST_ADDRESSES = 10_000
+MOST_ADDRESSES = 10_000  # bounds memory, however many addresses guess
 SAFE = frozenset({"GET", "HEAD"})
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HEADERS = {
@@ -111,7 +111,7 @@ class Gate:
         return known
 
     def _is_token(self, request: Request, given: str) -> bool:
-        """Whether this is the token; always False after too many wrong guesses."""
+        """Whether this is the token; raises `Denied` after too many wrong guesses."""
         address = address_of(request)
         if self._guesses.too_many(address):
             raise Denied("too many wrong tokens: wait a minute", 429)

@@ -55,7 +55,7 @@ acknowledgement that the server lost and the next delivery."""
 GATHER_SECONDS: Final = 0.005
 """How long an acknowledgement may wait to be sent with others: each write is costly."""
 UNSTORED_SECONDS: Final = 5.0
-"""Redelivery delay when a dead letter could not be stored: longer than an election takes."""
+"""Redelivery delay when a dead letter could not be stored: time to elect a leader."""
 CRASHES: Final = 10
 """Starts without an end after which a message is assumed to kill its worker: more than unlucky
 restarts cause, few enough that such a message does not stop a fleet for long."""
@@ -323,7 +323,7 @@ class Deliveries:
         await self._say(held.delivery.reply, nak_body(wait))
 
     async def _hand_over(self, held: Held) -> None:
-        """Return what the server would not deliver again: as a new message, if not started."""
+        """On the last delivery: send it as a new message if not started, else give it up."""
         delivery = held.delivery
         if held.executing:
             why = "its worker stopped in the last delivery that the consumer's max_deliver allows"

@@ -6,9 +6,9 @@ Existing ones are used as they are; a consumer is changed only if the user passe
 Two facts are kept in a bucket, because neither the server nor a single process can hold them:
 
 - The floor: up to where everything is acknowledged. A consumer that was deleted from a stream that
-  keeps its messages (taskiq-nats' default) would run everything ever sent once more. It is created
-  again from behind the floor, which is at most a second old, and exact when the last worker stopped
-  gently. What was acknowledged above the floor, or within that second by another worker, is
+  keeps its messages (taskiq-nats' default) would run everything ever sent again. It is recreated
+  to start after the floor, which is at most a second old, and exact if the last worker stopped
+  cleanly. Messages acknowledged above the floor, or within that second by another worker, are
   repeated.
 - The attempts at a message that was delivered more than once: how many were started and how many
   failed. The server counts deliveries, and a delivery is not an attempt: a message may wait in a
