@@ -5,5 +5,5 @@
                                                        └──► status page
 
 Everything this package needs, your programs can import from `holdfast` too: jobs, schedules at run
-time, buckets. The one exception is `uptime.demo`, which starts and kills processes.
+time, buckets.
 """
