@@ -335,7 +335,7 @@ class Coordinator(Role):
         async def move() -> None:
             won = await self._move(seen, state, reason)
             if won is not None and won.role == "worker" and state == "NOT_RUNNING":
-                await self._recovery.sweep(won, set(), 0.0)  # whatever is left, of any holder
+                await self._recovery.sweep(won, set(), 0.0)  # if its first recovery was cut short
 
         self._spawn(seen, move)
 

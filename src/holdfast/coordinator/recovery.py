@@ -161,7 +161,8 @@ class DeadInboxes:
     its requests can live, and gives back at once what arrives there.
 
     It listens only where somebody else does: its own subscription would keep requests alive that
-    the server is about to drop. Streams in another account cannot deliver to it.
+    the server is about to drop, and if the streams are in another account, nobody would get the
+    messages.
 
     Not covered: messages delivered between the death and the verdict. They return after `ack_wait`.
     """

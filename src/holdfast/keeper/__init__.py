@@ -1,4 +1,4 @@
-"""The keeper: a small process beside each worker that keeps it alive to others while it is blocked.
+"""The keeper: a small process beside each worker that sends its signs of life.
 
 A worker's event loop may be blocked and its interpreter lock held by a handler that computes,
 sleeps, or sits in one long C call. So the signs of life come from another process, which shares

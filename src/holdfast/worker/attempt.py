@@ -41,6 +41,7 @@ from holdfast.worker.settling import Outbox
 PROGRESS_SECONDS: Final = 0.5
 """The shortest interval between two writes of progress: it is for people, and each is a write."""
 NOTE_CHARS: Final = 500
+"""Kept short: every later write of the record repeats the note."""
 TRUSTED_SECONDS: Final = 1.0
 """A claim checked within this time is not checked again before an event: saves a read per event."""
 

@@ -293,7 +293,7 @@ class WorkerNode(Role):
         await self._until_back()
 
     async def _until_back(self) -> None:
-        """After being cut off, wait for NATS to give back what is held."""
+        """After being cut off, wait until NATS is back, so that held runs can be settled."""
         stopping = self._worker.stopping
         while self.cut_off.is_set() and not self.broker.connected and not stopping.is_set():
             await self.broker.clock.sleep(BACK_SECONDS)
