@@ -51,7 +51,7 @@ STARTS = 5
 ANSWER_SECONDS = 2.0
 """How long a process may take to answer; a probe waits for one second or more."""
 _LOOK_SECONDS = 0.02
-"""How often to check whether a starting process is up: its successors wait for it."""
+"""How often to check whether a starting process is up: the others wait for the first."""
 
 
 class GivenUp(HoldfastError):
