@@ -212,17 +212,13 @@ def slot_mark(run: str) -> str:
 
 
 def _define_schedules(app: Holdfast) -> None:
-    every: Any = getattr(app, "every", None)
-    if every is None:
-        return
-
     async def tick(ctx: Context) -> None:
         mark = slot_mark(ctx.run)
         await _attempt(ctx, mark, 0.01)
         _apply(ctx, mark)
 
     for interval in INTERVALS:
-        define = every(interval, name=schedule_name(interval), group=QUICK, limit=10_000)
+        define = app.every(interval, name=schedule_name(interval), group=QUICK, limit=10_000)
         define(tick)
 
 

@@ -11,7 +11,6 @@ over. Either way the checker decides, not the wait.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import math
 import secrets
 import time
@@ -66,7 +65,7 @@ class Size:
     """How many of each process."""
 
     servers: int = 3
-    schedulers: int = 2 if importlib.util.find_spec("holdfast.cli.scheduler") else 0
+    schedulers: int = 2
     coordinators: int = 2
     quick: int = 3
     steady: int = 2

@@ -256,14 +256,20 @@ def describe(path: Path, target: str, pods: PodConfig = NO_PODS) -> dict[str, An
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "app.json"
         python = str(own) if own.exists() else sys.executable
-        done = subprocess.run(
-            [python, "-m", "holdfast.cli.loading", target, str(answer)],
-            cwd=path,
-            env=os.environ | plain_environment(pods) | {"PYTHONPATH": os.pathsep.join(paths)},
-            capture_output=True,
-            text=True,
-            timeout=LOAD_SECONDS,
-        )
+        try:
+            done = subprocess.run(
+                [python, "-m", "holdfast.cli.loading", target, str(answer)],
+                cwd=path,
+                env=os.environ | plain_environment(pods) | {"PYTHONPATH": os.pathsep.join(paths)},
+                capture_output=True,
+                text=True,
+                timeout=LOAD_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            raise ConfigError(
+                f"{path.parent.name}/{path.name}: {target} was not imported in {LOAD_SECONDS} s: "
+                "does it connect to something while it is imported?"
+            ) from None
         if done.returncode:
             said = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
             raise ConfigError(
