@@ -101,6 +101,23 @@ class Story:
         assert len(self.gaps) == count * IN_FLIGHT
         assert set(self.effects.starts_per_run().values()) == {2}
 
+    async def replace_only_worker(self, job: str) -> None:
+        """Kill the only worker with its keeper, then start another."""
+        victim = self._worker()
+        try:
+            await victim.ready()
+            runs = await self._in_flight(job, 0)
+            kill_all(victim)
+            victim.process.wait()
+            victim = self._worker()
+            self.effects.open("gate-0")
+            for run in runs:
+                await run.result(timeout=60)
+        finally:
+            victim.close()
+            await self.app.close()
+        assert set(self.effects.starts_per_run().values()) == {2}
+
     async def _in_flight(self, job: str, number: int) -> list[Run[object]]:
         before = len(self.effects.starts())
         found = self.app.jobs[job]
@@ -189,3 +206,15 @@ async def test_children_with_a_dead_workers_sockets_hide_nothing(
         said = "".join(judge.text() for judge in judges)
     report(f"{KILLS} workers killed whose children have their sockets, {story.told}")
     assert said.count("is lost: its process is gone: its keeper saw it end") >= KILLS
+
+
+@pytest.mark.timeout(200)
+async def test_only_worker_is_judged_as_soon_as_another_can_take_over(
+    nats: Server, namespace: str, tmp_path: Path, story: Story
+) -> None:
+    """Killed with its keeper while no other worker lives: its runs start again on the next one."""
+    with judged(nats, namespace, tmp_path) as judges:
+        await _watching(judges)
+        await story.replace_only_worker("held")
+        said = "".join(judge.text() for judge in judges)
+    assert said.count("its server has no connection") == 1

@@ -19,6 +19,7 @@ from holdfast.broker import Broker
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, RecordConfig
 from holdfast.errors import RunLost
+from holdfast.model.liveness import PROFILES
 from holdfast.server import Server
 from holdfast.status.dead import DeadLetters
 from holdfast.status.nodes import Nodes
@@ -143,6 +144,17 @@ async def _states(url: str, namespace: str) -> dict[str, str]:
         return {n.id: n.state for n in await Nodes(client).list(ended=True)}
 
 
+async def _past_initial_delay(url: str, namespace: str) -> None:
+    """Wait until every node may be judged."""
+    async with _client(url, namespace) as client:
+
+        async def judged() -> bool:
+            found = await Nodes(client).list()
+            return all(n.uptime_seconds > PROFILES["lan"].initial_delay_seconds for n in found)
+
+        await until(judged, what="nodes that may be judged")
+
+
 @asynccontextmanager
 async def _client(url: str, namespace: str) -> AsyncIterator[Client]:
     async with Broker(ConnectionConfig(nats_url=url, namespace=namespace)) as broker:
@@ -240,6 +252,7 @@ async def test_restart_of_nats_and_short_cut_lose_nobody(tmp_path: Path, namespa
                     [slow.request(key=str(n), seconds=12.0) for n in range(8)]
                 )
                 await until(lambda: len(effects.starts()) == 8, what="eight starts")
+                await _past_initial_delay(server.url, namespace)
                 await proxy.cut(1.0)
                 await until(lambda: all("again" in w.text() for w in fleet), what="reconnects")
                 server.kill()

@@ -31,10 +31,10 @@ async def test_connection_that_its_server_never_had_proves_nothing(
     async with Broker(config) as broker:
         await Topology(broker, RecordConfig()).ensure()
         node = NodeRecord(
-            "worker-far-1",
-            "worker",
+            "scheduler-far-1",
+            "scheduler",
             state="RUNNING",
-            by="worker-far-1",
+            by="scheduler-far-1",
             server=broker.connection_id[0],
             client=1_000_000,
             liveness=Liveness(timeout_seconds=300.0, ping_seconds=0.1),

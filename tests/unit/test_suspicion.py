@@ -111,6 +111,25 @@ def test_a_sign_of_life_starts_everything_over(story: list[str]) -> None:
     assert not case.missing(LAN, askable=False)
 
 
+def test_only_a_node_that_kept_its_connection_has_outlived_a_suspect() -> None:
+    """Nodes behind one proxy are dropped a moment apart, and come back one by one: neither an
+    answer of before, nor one of a node that was dropped as well, makes the last one dead."""
+    case, never, heard = Suspicion(), float("-inf"), 4.8
+    assert not case.outlived_by(10.0, never, heard, LAN), "nobody is suspected"
+    case.nobody(5.0)
+    assert not case.outlived_by(4.9, never, heard, LAN)
+    assert not case.outlived_by(5.01, never, heard, LAN)
+    later = 5.0 + LAN.confirm_seconds
+    assert case.outlived_by(later, never, heard, LAN)
+    assert not case.outlived_by(later, 4.7, heard, LAN), "dropped just before"
+    assert not case.outlived_by(later, 5.1, heard, LAN), "dropped just after"
+    assert case.outlived_by(later, 2.0, heard, LAN), "dropped long before"
+    case.forget()
+    case.nobody(8.0)
+    assert not case.outlived_by(later, never, heard, LAN), "an answer of before"
+    assert not case.outlived_by(9.0, 5.1, heard, LAN), "dropped together, though forgotten since"
+
+
 def test_answer_of_long_ago_confirms_nothing() -> None:
     """The server must have said so just now, not before the node may have come back."""
     case = Suspicion()

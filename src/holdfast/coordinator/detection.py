@@ -3,9 +3,14 @@
 In every round each node is pinged on its own subject. A node is a suspect when nobody receives the
 ping, or no answer comes soon: it is pinged a few times more, and its server is asked for its
 connection. "It is gone" counts only from a server that has confirmed the connection before. When a
-node counts as gone is decided in `holdfast.model.suspicion`; this module has the I/O, and two rules
-about the coordinator itself. One whose own tick is late forgets its suspicions, because answers may
-be waiting unread. And it judges by connections only while few nodes are suspects (`Hold`).
+node counts as gone is decided in `holdfast.model.suspicion`; this module has the I/O, and three
+rules about the whole:
+
+- A coordinator whose own tick is late forgets its suspicions: answers may be waiting unread.
+- It judges by connections only while few nodes are suspects (`Hold`).
+- It judges a worker so only while another one of its group answers that kept its connection. A
+  proxy that restarts drops every worker behind it, and they come back one by one; quick verdicts
+  would end them, with nobody to take over their runs.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
@@ -36,6 +41,8 @@ MOST_ASKED: Final = 4_096
 """Open questions that are remembered; far more than there are suspects at a time."""
 VOUCHING: Final = 3
 """Questions about a new connection: one is enough, unless an answer is lost."""
+SUCCESSORS: Final = 3
+"""Workers that are pinged to see who could take over: one is enough, unless it is busy or gone."""
 
 
 class _Asked(msgspec.Struct, frozen=True):
@@ -169,6 +176,9 @@ class Detection:
         if seen.client and (seen.case.suspect if seen.vouched else self._may_vouch(seen)):
             await self._connections.ask(seen.record.id, seen.client)
         await self._ping(seen, now)
+        if seen.case.suspect:
+            for other in list(itertools.islice(self._successors(seen), SUCCESSORS)):
+                await self._ping(other, now)
 
     def _may_hurry(self, seen: Seen, now: float) -> bool:
         return seen.case.suspect and now >= seen.next_look and self._hold.open(now)
@@ -194,11 +204,36 @@ class Detection:
         case, liveness = seen.case, seen.record.liveness
         if not case.suspect or not self._hold.open(now):
             return ""
+        reason = ""
         if case.confirmed(now, liveness):
-            return "its process is gone: its server has no connection of it"
-        if case.missing(liveness, askable=seen.vouched):
-            return f"its process is gone: nobody answers on its subject ({case.misses} times)"
-        return ""
+            reason = "its process is gone: its server has no connection of it"
+        elif case.missing(liveness, askable=seen.vouched):
+            reason = f"its process is gone: nobody answers on its subject ({case.misses} times)"
+        return reason if reason and self._replaceable(seen) else ""
+
+    def _replaceable(self, suspect: Seen) -> bool:
+        """Whether somebody could take over its runs who was not dropped together with it."""
+        if suspect.record.role != "worker":
+            return True
+        case, heard, liveness = suspect.case, suspect.heard, suspect.record.liveness
+        return any(
+            case.outlived_by(other.proved, other.dropped, heard, liveness)
+            for other in self._successors(suspect)
+        )
+
+    def _successors(self, suspect: Seen) -> Iterator[Seen]:
+        """Workers of its group that nobody suspects; none for other roles, which hold no runs."""
+        of = suspect.record
+        for other in self._view.nodes.values():
+            record = other.record
+            if (
+                of.role == record.role == "worker"
+                and of.group == record.group
+                and other is not suspect
+                and record.alive
+                and not other.case.suspect
+            ):
+                yield other
 
     # ---- what is heard
 
@@ -212,12 +247,13 @@ class Detection:
             self._accused(seen, now)
             return
         seen.answered(now)
+        seen.proved = max(seen.proved, sent)
         seen.case.took(now - sent)
         where = self._broker.names.node(seen.record.id, "ping")
         pong = self._broker.unreadable.read(PONG.decode, "pong", where, answer.body)
         if pong is None:
             return
-        seen.connected(pong.server, pong.client)
+        seen.connected(pong.server, pong.client, now)
         if pong.held is not None:
             seen.version = pong.version
             seen.held = {h.reply: h for h in pong.held}
@@ -237,6 +273,7 @@ class Detection:
     def _accused(self, seen: Seen, now: float) -> None:
         if not seen.record.alive:
             return  # judged meanwhile
+        seen.dropped = now
         alive = sum(1 for other in self._view.nodes.values() if other.record.alive)
         lasting = 2 * seen.record.liveness.ping_seconds
         if self._hold.accused(seen.record.id, now, alive, lasting):

@@ -23,11 +23,13 @@ class Seen:
         "busy",
         "case",
         "client",
+        "dropped",
         "first_seen",
         "heard",
         "held",
         "next_look",
         "next_ping",
+        "proved",
         "record",
         "revision",
         "server",
@@ -42,6 +44,10 @@ class Seen:
         self.first_seen = now
         self.heard = now
         """Its last sign of life, on this process's monotonic clock."""
+        self.proved = float("-inf")
+        """When the newest ping that it answered was sent."""
+        self.dropped = float("-inf")
+        """When it was last known to be without its connection, or came back with another."""
         self.busy = False
         self.case = Suspicion()
         """The evidence that it is gone."""
@@ -63,7 +69,7 @@ class Seen:
         self.record = record
         self.revision = revision
         if record.by == record.id:
-            self.connected(record.server, record.client)
+            self.connected(record.server, record.client, now)
             self.answered(now)
         if record.alive and self.version < 0:
             self.held = {h.reply: h for h in record.held}
@@ -79,9 +85,11 @@ class Seen:
         self.heard = now
         self.case.alive()
 
-    def connected(self, server: str, client: int) -> None:
+    def connected(self, server: str, client: int, now: float) -> None:
         """Note the node's connection; older versions do not report it."""
         if server and client and (server, client) != (self.server, self.client):
+            if self.client:
+                self.dropped = now
             self.server, self.client = server, client
             self.vouched, self.vouching = False, 0
 

@@ -44,6 +44,9 @@ handshake, its login, its subscriptions), each time for about as long as its ans
 a machine with a load of 28 on two cores, nodes were lost that were dropped alone."""
 SLOW_FADES: Final = 0.9
 """What is left of the slowest answer with each later one: half after three seconds in `lan`."""
+OUTLIVED: Final = 0.5
+"""The part of `confirm_seconds` by which another node must outlive a suspect: early enough that its
+answer is there when the suspect's time is over, so no verdict has to wait for it."""
 HOLD_NODES: Final = 3
 HOLD_SHARE: Final = 0.05
 """Proof against more nodes than both of these is a disturbance: without this, dropping 200
@@ -145,6 +148,18 @@ class Suspicion:
             and now - self.since >= confirm + SLOW * self.slowness
             and self.proofs >= PROOFS
             and now - self.absent <= FRESH * confirm
+        )
+
+    def outlived_by(self, proved: float, dropped: float, heard: float, liveness: Liveness) -> bool:
+        """Whether another node kept its connection while this one, last heard at `heard`, did not.
+
+        The other one answered a ping sent at `proved`, and was last without its connection at
+        `dropped`. Nodes behind one proxy lose theirs a moment apart and come back one by one.
+        """
+        return (
+            self.since is not None
+            and dropped < heard - HOLD_WINDOW_SECONDS
+            and proved >= self.since + OUTLIVED * liveness.confirm_seconds
         )
 
     def missing(self, liveness: Liveness, *, askable: bool) -> bool:
