@@ -120,7 +120,7 @@ async def test_fleet_detach_show_list_cancel(
             assert step in shown.out
         assert run in listed.out
         assert gone.code == 1
-        assert "no fan-out run" in gone.err
+        assert "fan-out run fNobody does not exist" in gone.err
         assert left.json == []
         assert unknown.code == 1
         assert "status 'done' is not one of claimed, running, complete" in unknown.err

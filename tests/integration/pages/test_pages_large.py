@@ -124,11 +124,11 @@ def test_pages_stay_bounded_with_many_runs_and_nodes(
                 )
             runs_page = http.get("/runs").text
             assert runs_page.count("<tr>") <= 51
-            assert "looked back to" in runs_page
+            assert "searched back to" in runs_page
             assert http.get("/cluster").text.count('scope="row"') == 50
             assert "r0000005" in http.get("/runs?prefix=r0000005").text
             newest = http.get("/dead").text.replace("\u202f", " ")
-            assert ("Grouped are the newest 1 000 of" in newest) is (LETTERS > 1_000)
+            assert ("Groups cover the newest 1 000 of" in newest) is (LETTERS > 1_000)
     finally:
         site.close()
         thread.close()
