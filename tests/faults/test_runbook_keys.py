@@ -40,7 +40,7 @@ class Site:
         self.stack = stack
         self.env = {"HOLDFAST_NATS_URL": self.server.url} | QUICK
         self.shell = Shell(folder, self.env | self.login("operator"))
-        self._reload = (commands("keys.md", "Let the servers take it")[0], str(pid_file))
+        self._reload = (commands("keys.md", "Reload the servers")[0], str(pid_file))
         self._reloads = 0
 
     def login(self, user: str) -> dict[str, str]:

@@ -283,6 +283,7 @@ class HAScheduleSource(ScheduleSource):
         for name in [*self._marking, *self._due]:
             self._begin(name)
         if not self.election.is_leader:
+            self._trouble = ""  # of the time when it led; the leader sends now
             await self._confirm()
 
     def _begin(self, name: str) -> None:
