@@ -7,17 +7,20 @@ MINUTES ?= 5
 HOURS ?= 1
 REPORTS := build/reports/$(shell date +%Y%m%d-%H%M%S)
 # A suite joins `make test` as soon as its directory exists.
-SUITES := $(wildcard tests/unit tests/conformance tests/integration tests/faults tests/security tests/docs tests/uptime)
+SUITES := $(wildcard tests/unit tests/conformance tests/integration tests/faults tests/security tests/docs tests/uptime examples)
 # Tests mostly wait for servers and processes, so two for each core keep the machine busy. A file
 # runs in one process, so that its tests share one server.
 PARALLEL ?= $(shell $(PYTHON) -c 'import os; print(2 * len(os.sched_getaffinity(0)))')
 PYTEST := $(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile --no-loadscope-reorder
 
+# Without bytecode files every process that a test starts would compile the whole package again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check static unit k8s bench bench-full chaos soak house coverage docs clean system
+.PHONY: help setup demo test check static unit k8s bench bench-full bench-growth bench-limits chaos soak house coverage costs docs site release-check locks clean system
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## make .venv with everything, pinned (quick when nothing changed)
 
@@ -63,6 +66,12 @@ bench-full: setup ## the same with more and longer samples
 	$(BIN)/python -m benchmarks.environments
 	$(BIN)/python -m benchmarks --full
 
+bench-growth: setup ## what more runs, schedules, jobs and workers cost, at 1, 10 and 100 times (8 minutes)
+	$(BIN)/python -m benchmarks.growth
+
+bench-limits: setup ## what limits cost and how fair they are, beside DBOS and taskiq (10 minutes)
+	$(BIN)/python -m benchmarks.limits
+
 chaos: setup system ## break everything for 5 minutes, check every promise (MINUTES=5 SEED=…)
 	$(BIN)/python -m chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 	  --out $(REPORTS)/chaos
@@ -79,6 +88,7 @@ soak: setup system ## the long things: 100,000 histories, hours of chaos (HOURS=
 # when that is allowed.
 system:
 	@missing=; ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || missing="$$missing libfaketime"; \
+	ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || command -v postgres >/dev/null || missing="$$missing postgresql"; \
 	for tool in chromium prometheus openssl; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
 	[ -z "$$missing" ] && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -97,9 +107,32 @@ coverage: setup system ## every suite with coverage; branches of model and owner
 	$(BIN)/coverage report --include='src/holdfast/model/*,src/holdfast/ownership/*' --fail-under=95
 	$(BIN)/coverage html --directory build/coverage
 
+costs: setup system ## measure what each file of tests takes, for the order of `make test`
+	$(PYTEST) -p tests.spread $(SUITES)
+
 docs: setup ## write the generated pages: configuration, command line, metrics
 	$(BIN)/python tools/generate_docs.py
 
+# The site and the release have tools of their own, by hash, so that .venv stays small.
+.venv-%: locks/%.txt
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
+site: setup system .venv-site ## build the documentation site in build/site, strictly, and follow every link
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python tools/site_tools.py
+
+release-check: setup .venv-release ## build sdist and wheel, and try them as installed on every Python here
+	$(BIN)/python tools/release_check.py
+
+LOCK := .venv-release/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+  --no-header --constraint constraints.txt
+locks: .venv-release ## write the locks with hashes anew, from pyproject.toml and locks/*.in
+	$(LOCK) pyproject.toml --extra web --extra taskiq --extra otel --extra s3 --extra sqlalchemy --extra django \
+	  -o locks/runtime.txt
+	$(LOCK) pyproject.toml --extra web --extra otel --extra s3 -o locks/image.txt
+	for name in build release site; do $(LOCK) locks/$$name.in -o locks/$$name.txt; done
+
 clean: ## remove .venv, caches and build output
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-release .venv-site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

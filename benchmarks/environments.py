@@ -10,6 +10,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.plan import ROOT
@@ -28,12 +29,12 @@ def python(peer: str) -> Path:
     return FOLDER / peer / "bin" / "python"
 
 
-def install() -> None:
+def install(peers: Sequence[str] = PEERS) -> None:
     """Make what is missing or has other pins now."""
     FOLDER.mkdir(exist_ok=True)
     (FOLDER / ".gitignore").write_text("*\n")
     install_redis(LOG)
-    for peer in PEERS:
+    for peer in peers:
         pins, stamp = (PINS / f"{peer}.txt").read_text(), FOLDER / peer / "installed.txt"
         if stamp.exists() and stamp.read_text() == pins:
             continue

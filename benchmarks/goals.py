@@ -88,6 +88,12 @@ def _taskiq(variant: str) -> Callable[[Results], float | None]:
     return lambda results: results.ratio("drain", ours, theirs)
 
 
+def _two(variant: str) -> Callable[[Results], float | None]:
+    return lambda results: _ratio(
+        results.value("drain_2", "holdfast", variant), results.value("drain", "holdfast", variant)
+    )
+
+
 GOALS = (
     Goal(
         "drain at_least_once / raw fetch(100) + ack",
@@ -96,7 +102,7 @@ GOALS = (
     ),
     Goal(
         "drain effectively_once / raw fetch(100) + ack",
-        1 / 3,
+        0.6,
         _against("drain", "effectively_once", "raw-fetch"),
     ),
     Goal(
@@ -111,8 +117,26 @@ GOALS = (
     ),
     Goal(
         "drain effectively_once / best-tuned peer",
-        1,
+        2,
         _against_peers("drain", "effectively_once"),
+    ),
+    Goal(
+        "drain at_least_once of plain functions / of async ones",
+        0.6,
+        lambda results: results.ratio(
+            "drain", ("holdfast", "at_least_once, def"), ("holdfast", "at_least_once")
+        ),
+    ),
+    Goal("drain at_least_once, synced", 10_000, _mine("drain", "at_least_once+always"), unit="/s"),
+    Goal(
+        "drain effectively_once, synced",
+        8_000,
+        _mine("drain", "effectively_once+always"),
+        unit="/s",
+    ),
+    *(
+        Goal(f"drain {mode}: two processes / one", 1, _two(mode))
+        for mode in ("at_least_once", "effectively_once")
     ),
     Goal(
         "bulk enqueue / raw publish_async",

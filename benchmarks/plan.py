@@ -73,7 +73,7 @@ class Subject:
 
     def synced(self) -> Subject:
         """The same on a server that writes to disk before it answers."""
-        some = {"enqueue", "enqueue_bulk", "drain", "drain_2", "latency", "schedules"}
+        some = {"enqueue", "enqueue_bulk", "drain", "latency", "schedules"}
         return replace(
             self,
             variant=f"{self.variant}+always",
@@ -164,8 +164,13 @@ def holdfast() -> list[Subject]:
         beside=[],
         measures=RECOVERY,
     )
+    drains = frozenset({"drain", "cpu_run", "drain_2"})
+    plain = [
+        replace(found[n], variant=f"{found[n].variant}, def", mode=f"{mode} def", measures=drains)
+        for n, mode in enumerate(("at_least_once", "effectively_once"))
+    ]
     found[1] = replace(found[1], measures=found[1].measures | SCHEDULES)
-    return [*found, alone, synced_floor(), *(subject.synced() for subject in found)]
+    return [*found, *plain, alone, synced_floor(), *(subject.synced() for subject in found)]
 
 
 def scheduler() -> Command:

@@ -23,7 +23,7 @@ from chaos import report
 from chaos.drill import Drill, Size
 from chaos.plan import ChaosPlan
 
-SMALL = Size(quick=2, steady=1, zoo=1, coordinators=1, rate=15.0)
+SMALL = Size(quick=2, steady=1, zoo=1, coordinators=1, rate=15.0, window=10.0)
 
 
 def say(text: str) -> None:

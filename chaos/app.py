@@ -16,9 +16,11 @@ from typing import Any, Final
 
 from chaos import zoo
 from chaos.effects import Effects
+from chaos.limits import NARROW
 from holdfast.app import Holdfast
 from holdfast.context import Context, SyncContext
 from holdfast.model.backoff import Backoff
+from holdfast.model.limit import Limit
 
 QUICK: Final = "quick"
 STEADY: Final = "steady"
@@ -76,6 +78,7 @@ def make_app(nats_url: str | None = None, namespace: str | None = None) -> Holdf
     """The app, for workers and for senders."""
     app = Holdfast("chaos", nats_url=nats_url, namespace=namespace)
     _define_quick(app)
+    _define_limited(app)
     _define_steady(app)
     _define_zoo(app)
     _define_schedules(app)
@@ -84,14 +87,14 @@ def make_app(nats_url: str | None = None, namespace: str | None = None) -> Holdf
 
 def _define_quick(app: Holdfast) -> None:
     @app.job(group=QUICK, retry=RETRY)
-    async def touch(mark: str, seconds: float, ctx: Context) -> str:
+    async def touch(ctx: Context, mark: str, seconds: float) -> str:
         """One effect."""
         await _attempt(ctx, mark, seconds)
         _apply(ctx, mark)
         return mark
 
     @app.job(group=QUICK, retry=RETRY)
-    async def flaky(mark: str, failures: int, ctx: Context) -> str:
+    async def flaky(ctx: Context, mark: str, failures: int) -> str:
         """Fails some times before its effect."""
         await _attempt(ctx, mark, 0.01)
         if ctx.attempt <= failures:
@@ -101,14 +104,14 @@ def _define_quick(app: Holdfast) -> None:
         return mark
 
     @app.job(group=QUICK, retry=RETRY)
-    async def link(mark: str, ctx: Context) -> None:
+    async def link(ctx: Context, mark: str) -> None:
         """The first link of a chain: publishes, then has its effect."""
         await _attempt(ctx, mark, 0.01)
         await ctx.publish(LINKED, {"mark": f"{mark}/next"})
         _apply(ctx, mark)
 
     @app.job(group=QUICK, retry=RETRY)
-    async def put_off(mark: str, ctx: Context) -> None:
+    async def put_off(ctx: Context, mark: str) -> None:
         """Enqueues a delayed part: a worker with a wrong clock must not get the time wrong."""
         await _attempt(ctx, mark, 0.01)
         later = f"{mark}/later"
@@ -116,41 +119,70 @@ def _define_quick(app: Holdfast) -> None:
         _apply(ctx, mark)
 
 
+def _define_limited(app: Holdfast) -> None:
+    async def visit(ctx: Context, mark: str, seconds: float, failures: int) -> None:
+        await _attempt(ctx, mark, seconds)
+        if ctx.attempt <= failures:
+            _fail(ctx, mark)
+            raise MeantToFail(f"attempt {ctx.attempt} of {failures} that fail")
+        _apply(ctx, mark)
+
+    @app.job(group=QUICK, retry=RETRY, limits=[Limit(running=NARROW, per="lane")])
+    async def narrow(ctx: Context, mark: str, lane: int, seconds: float, failures: int) -> None:
+        """At most two of a key at the same time."""
+        await visit(ctx, mark, seconds, failures)
+
+    @app.job(
+        name="sorted",
+        group=QUICK,
+        retry=RETRY,
+        limits=[Limit(running=1, per="lane", ordered=True)],
+    )
+    async def in_order(ctx: Context, mark: str, lane: int, seconds: float, failures: int) -> None:
+        """One of a key after the other, in the order of acceptance."""
+        await visit(ctx, mark, seconds, failures)
+
+    @app.job(group=QUICK, retry=RETRY, limits=[Limit(starts="5/s", burst=2)])
+    async def paced(ctx: Context, mark: str, lane: int, seconds: float, failures: int) -> None:
+        """At most five starts a second."""
+        await visit(ctx, mark, seconds, failures)
+
+
 def _define_steady(app: Holdfast) -> None:
     @app.job(group=STEADY, retry=RETRY, on=LINKED)
-    async def follow(mark: str, ctx: Context) -> None:
+    async def follow(ctx: Context, mark: str) -> None:
         """The second link of a chain."""
         await _attempt(ctx, mark, 0.01)
         _apply(ctx, mark)
 
     @app.job(group=STEADY, retry=RETRY, on=ANNOUNCED)
-    async def hear(mark: str, ctx: Context) -> None:
+    async def hear(ctx: Context, mark: str) -> None:
         """An event from outside."""
         await _attempt(ctx, mark, 0.01)
         _apply(ctx, mark)
 
     @app.job(group=STEADY, delivery="at_most_once")
-    async def once(mark: str, seconds: float, ctx: Context) -> None:
+    async def once(ctx: Context, mark: str, seconds: float) -> None:
         """Never starts twice; its outcome is recorded in any case."""
         await _attempt(ctx, mark, seconds)
         _apply(ctx, mark)
 
     @app.job(group=STEADY, retry=RETRY)
-    async def long(mark: str, seconds: float, ctx: Context) -> str:
+    async def long(ctx: Context, mark: str, seconds: float) -> str:
         """Outlasts most timeouts."""
         await _attempt(ctx, mark, seconds)
         _apply(ctx, mark)
         return mark
 
     @app.job(group=STEADY, retry=RETRY)
-    async def bulky(mark: str, seconds: float, ctx: Context) -> dict[str, Any]:
+    async def bulky(ctx: Context, mark: str, seconds: float) -> dict[str, Any]:
         """Returns a result stored apart from its record, naming the attempt that wrote it."""
         await _attempt(ctx, mark, seconds)
         _apply(ctx, mark)
         return {"mark": mark, "epoch": ctx.epoch, "filler": "x" * LARGE_BYTES}
 
     @app.job(group=STEADY, retry=RETRY)
-    def compute(mark: str, seconds: float, ctx: SyncContext) -> None:
+    def compute(ctx: SyncContext, mark: str, seconds: float) -> None:
         """A synchronous function that uses CPU time."""
         _begin(ctx, mark)
         zoo.computes(_unheard, seconds)
@@ -173,13 +205,13 @@ def _misbehaves(ctx: Context | SyncContext, mark: str, how: str) -> bool:
 
 def _define_zoo(app: Holdfast) -> None:
     @app.job(group=ZOO, retry=RETRY)
-    async def beside(mark: str, seconds: float, ctx: Context) -> None:
+    async def beside(ctx: Context, mark: str, seconds: float) -> None:
         """An ordinary run beside those that misbehave."""
         await _attempt(ctx, mark, seconds)
         _apply(ctx, mark)
 
     @app.job(group=ZOO, retry=RETRY, timeout=ZOO_TIMEOUT_SECONDS)
-    async def misbehave(mark: str, how: str, ctx: Context) -> None:
+    async def misbehave(ctx: Context, mark: str, how: str) -> None:
         """Misbehaves at first; if that fails the attempt, the second one has the effect."""
         if _misbehaves(ctx, mark, how):
             await ANIMALS[how].handler(_unheard, **LASTING.get(how, {}))
@@ -187,7 +219,7 @@ def _define_zoo(app: Holdfast) -> None:
             _apply(ctx, mark)
 
     @app.job(group=ZOO, retry=RETRY, timeout=ZOO_TIMEOUT_SECONDS)
-    def misbehave_plainly(mark: str, how: str, ctx: SyncContext) -> None:
+    def misbehave_plainly(ctx: SyncContext, mark: str, how: str) -> None:
         """The same for a synchronous function."""
         if _misbehaves(ctx, mark, how):
             ANIMALS[how].handler(_unheard, **LASTING.get(how, {}))
@@ -195,7 +227,7 @@ def _define_zoo(app: Holdfast) -> None:
             _apply(ctx, mark)
 
     @app.job(group=ZOO, retry=RETRY)
-    async def poison(mark: str, ctx: Context) -> None:
+    async def poison(ctx: Context, mark: str) -> None:
         """Takes its process down whenever it starts."""
         await _attempt(ctx, mark, 0.2)
         os._exit(POISON_CODE)

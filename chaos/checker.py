@@ -14,8 +14,11 @@ Violations, each a sentence with the names in it:
 * unrestored  accepted before a backup, and missing after its restore
 * unexplained a handler was started again although nothing had happened to the one before, or a
               process ended by itself
+* over        more runs of a limit's key at the same time than it allows (`chaos.limits`)
+* overtaken   a run of an ordered key that started before an earlier one was done
 * dead        a run was given up
-* open        a fault that could not be healed, or work that was still waiting at the end
+* open        a fault that could not be healed, work that was still waiting at the end, or a place
+              in a limit that nobody needs
 
 Attempts may repeat: a crash between an effect and its settle makes the next holder do it again. A
 repeat is fine when the previous one failed as intended, or when a fault that may have affected it
@@ -36,6 +39,7 @@ from typing import Final
 from chaos.effects import Line
 from chaos.fleet import Exit
 from chaos.history import Operation
+from chaos.limits import NARROW, over, overtaken
 from chaos.nemesis import Wound
 from chaos.plan import SERVERS
 from holdfast.model.run import RunRecord
@@ -128,6 +132,7 @@ class Checker:
         self._check_starts()
         self._check_records()
         self._check_exits()
+        self._check_limits()
         for wound in self._wounds:
             if wound.error:
                 self.verdict.add("open", f"fault {wound.fault.number}", wound.error)
@@ -263,6 +268,15 @@ class Checker:
                 continue
             if not self._faults({end.member}, end.at - AFTERMATH_SECONDS, end.at):
                 self.verdict.add("unexplained", end.member, f"it ended with code {end.code}")
+
+    def _check_limits(self) -> None:
+        """Records say who holds a claim: where they were deleted, nothing can be said."""
+        if self._forgotten(0.0):
+            return
+        for subject, story in over(self._lines, NARROW):
+            self.verdict.add("over", subject, story)
+        for subject, story in overtaken(self._operations, self._lines):
+            self.verdict.add("overtaken", subject, story)
 
     def _faults(self, targets: set[str], since: float, until: float) -> list[Wound]:
         """Faults of these targets or of servers that may have mattered; the targets' own last."""

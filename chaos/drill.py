@@ -34,7 +34,7 @@ from chaos.nemesis import Nemesis, Target, victims
 from chaos.plan import ChaosPlan, Victim
 from chaos.servers import ClusterTarget, NodeTarget, RoutedCluster
 from chaos.targets import Records, Sender, Tap
-from chaos.workload import WINDOW_SECONDS, Workload
+from chaos.workload import Workload
 from holdfast.broker import Broker, Bucket
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, RecordConfig
@@ -45,6 +45,7 @@ from holdfast.model.run import RunRecord
 from holdfast.model.slot import slot_id
 from holdfast.names import schedule_key
 from holdfast.status.jobs import Jobs
+from holdfast.status.limits import Limits
 
 APP: Final = "chaos.app:app"
 SETTLE_SECONDS: Final = 150.0
@@ -54,7 +55,6 @@ ENVIRONMENT: Final = {
     "HOLDFAST_REPLICAS": "3",  # the servers do not report how many they are
     "HOLDFAST_WORKER_CRASH_LIMIT": "100",  # repeated kills are not the run's fault
     "HOLDFAST_RECORD_KEYLESS_TTL_SECONDS": "86400",
-    "HOLDFAST_RECORD_DEDUP_WINDOW_SECONDS": str(WINDOW_SECONDS),
 }
 CRASHES_COUNT: Final = {"HOLDFAST_WORKER_CRASH_LIMIT": "3"}
 """For workers that are not killed: there, only a run that kills them is given up."""
@@ -71,6 +71,8 @@ class Size:
     steady: int = 2
     zoo: int = 2
     rate: float = 25.0
+    window: float = 30.0
+    """How long the servers remember message ids; a short run does not wait that long at its end."""
 
 
 @dataclass(slots=True)
@@ -130,7 +132,11 @@ class Drill:
     def _member(self, kind: str, number: int, command: tuple[str, ...]) -> Member:
         role = "worker" if kind in ("quick", "steady", "zoo") else kind
         zoo = kind == "zoo"
-        own = {**(CRASHES_COUNT if zoo else {}), "HOLDFAST_NAMESPACE": self._namespace}
+        own = {
+            **(CRASHES_COUNT if zoo else {}),
+            "HOLDFAST_NAMESPACE": self._namespace,
+            "HOLDFAST_RECORD_DEDUP_WINDOW_SECONDS": str(self.size.window),
+        }
         return Member(
             f"{kind}-{number}",
             role,
@@ -250,7 +256,7 @@ class Drill:
 
     async def _storm(self, nemesis: Nemesis, plan: ChaosPlan) -> Backup:
         app = make_app(self._network.url, self._namespace)
-        workload = Workload(app, self._history, plan.seed, self.size.rate)
+        workload = Workload(app, self._history, plan.seed, self.size.rate, self.size.window)
         sending = asyncio.create_task(workload.run(), name="chaos-workload")
         backup = Backup(self.root, self._namespace)
         try:
@@ -329,15 +335,23 @@ class Drill:
 
     async def _waiting(self, broker: Broker) -> str:
         """What the queues still hold, apart from slots, which never end."""
+        client = Client(broker, RecordConfig())
         try:
-            found = await Jobs(Client(broker, RecordConfig())).list()
+            found = await Jobs(client).list()
+            limited = await Limits(client).list()
         except BrokerError as error:
             return f"queues unreadable: {error}"
-        return ", ".join(
+        queues = [
             f"{i.job} {i.waiting} waiting {i.in_flight} in flight {i.parked} parked"
             for i in found
             if i.waiting + i.in_flight + i.parked and not i.job.startswith("tick")
-        )
+        ]
+        limits = [
+            f"limit {i.name}: {i.held} places held, {i.waiting} in line"
+            for i in limited
+            if i.held + i.waiting
+        ]
+        return ", ".join(queues + limits)
 
     async def _due_slots(self, broker: Broker, until: int) -> dict[str, float]:
         """Every slot of every schedule since its rule took effect, with its time on our clock."""

@@ -34,6 +34,8 @@ PROMISES: Final = {
     "spared": "poison runs not given up",
     "unrestored": "lost by a restore",
     "unexplained": "repeats without a cause",
+    "over": "limits exceeded",
+    "overtaken": "ordered runs overtaken",
     "dead": "runs given up",
     "open": "faults or queues left open",
 }

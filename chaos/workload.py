@@ -9,6 +9,7 @@ not, and the operation stays unknown. A bulk of runs is resent unchanged: its re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import time
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 from chaos.app import ANIMALS, ANNOUNCED
 from chaos.history import History
+from chaos.limits import KEYS, lane_mark
 from holdfast.app import Holdfast
 from holdfast.errors import BrokerError, HoldfastError
 
@@ -42,10 +44,15 @@ MIX: Final = {
     "beside": 4,
     "misbehave": 3,
     "poison": 0.1,
+    "narrow": 10,
+    "sorted": 6,
+    "paced": 4,
 }
+LIMITED: Final = ("narrow", "sorted", "paced")
+"""Jobs with limits; few enough that nothing waits for good, many enough that runs wait."""
+FAILING: Final = 0.2
+"""The share of them that fails at first: a retry gives its place back, or keeps it."""
 BULK: Final = 10
-WINDOW_SECONDS: Final = 30.0
-"""How long the servers remember message ids: a delayed key is sent again after that."""
 COMPUTE_SECONDS: Final = 0.3
 WITHDRAWN_SECONDS: Final = 15.0
 """The delay of a run to withdraw: leaves time to cancel it."""
@@ -55,14 +62,19 @@ MARGIN_SECONDS: Final = 2.0  # a cancel this close to the due time may lose the 
 class Workload:
     """Sends operations until stopped."""
 
-    def __init__(self, app: Holdfast, history: History, seed: int, rate: float) -> None:
+    def __init__(
+        self, app: Holdfast, history: History, seed: int, rate: float, window: float
+    ) -> None:
+        """`window`: how long servers remember message ids; a delayed key is sent again later."""
         self._app = app
         self._history = history
         self._dice = random.Random(f"{seed}/workload")
         self._rate = rate
+        self._window = window
         self._numbers = itertools.count(1)
         self._stopped = asyncio.Event()
         self._repeatable: list[str] = []
+        self._turns = [asyncio.Lock() for _ in range(KEYS)]
 
     def stop(self) -> None:
         """No more new operations."""
@@ -115,7 +127,7 @@ class Workload:
             "event": lambda: self._announce(name),
             "withdrawn": lambda: self._withdraw(name),
             "bulk": lambda: self._bulk(name, seconds),
-            "delayed_key": lambda: self._delay_key(name, seconds, WINDOW_SECONDS + margin),
+            "delayed_key": lambda: self._delay_key(name, seconds, self._window + margin),
             "large": lambda: self._send(name, kind, "bulky", (name,), {"seconds": seconds}),
             "compute": lambda: self._send(
                 name, kind, "compute", (name,), {"seconds": COMPUTE_SECONDS}
@@ -124,6 +136,9 @@ class Workload:
             "misbehave": lambda: self._misbehave(name, how),
             "poison": lambda: self._send(name, kind, "poison", (name,), {}),
         }
+        if kind in LIMITED:
+            lane, failing = dice.randrange(KEYS), dice.random() < FAILING
+            return lambda: self._limited(name, kind, lane, min(seconds, 0.3), int(failing))
         return jobs[kind]
 
     async def _touch(
@@ -154,6 +169,16 @@ class Workload:
         tries = TRIES if options and "key" in options else 1
         await self._make(name, kind, marks, enqueue, tries, not_before)
 
+    async def _limited(
+        self, name: str, kind: str, lane: int, seconds: float, failures: int
+    ) -> None:
+        """A run of a job with limits; those of an ordered key are sent one after the other."""
+        mark = lane_mark(name, lane)
+        arguments = {"lane": lane, "seconds": seconds, "failures": failures}
+        turn = self._turns[lane] if kind == "sorted" else contextlib.nullcontext()
+        async with turn:
+            await self._send(mark, kind, kind, (mark,), arguments, {"key": mark})
+
     async def _misbehave(self, name: str, how: str) -> None:
         job = "misbehave" if ANIMALS[how].is_async else "misbehave_plainly"
         name = f"{name} {how}"
@@ -174,9 +199,9 @@ class Workload:
         """Send a delayed key again, without delay, once its message id is forgotten."""
         due = time.monotonic() + delay
         await self._touch(name, "delayed_key", seconds, name, delay)
-        await self._pause(WINDOW_SECONDS + 2.0)
+        await self._pause(self._window + 2.0)
         accepted = self._history.operations[name].required
-        if accepted and WINDOW_SECONDS < time.monotonic() - (due - delay) < delay - MARGIN_SECONDS:
+        if accepted and self._window < time.monotonic() - (due - delay) < delay - MARGIN_SECONDS:
             await self._send(
                 name, "delayed_key", "touch", (name,), {"seconds": seconds}, {"key": name}, due
             )

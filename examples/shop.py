@@ -25,7 +25,7 @@ class Order(BaseModel):
 
 
 @app.job(retry=Backoff.list(["500ms", "1s", "2s", "4s"]), timeout="10s")
-async def charge(order: Order, ctx: Context) -> str:
+async def charge(ctx: Context, order: Order) -> str:
     """Take the money. The bank is away now and then: the run fails and is tried again."""
     await asyncio.sleep(random.uniform(0.1, 0.4))
     if random.random() < 0.15:
@@ -37,7 +37,7 @@ async def charge(order: Order, ctx: Context) -> str:
 
 
 @app.job(on="order-paid")
-async def ship(order: int, item: str, ctx: Context) -> None:
+async def ship(ctx: Context, order: int, item: str) -> None:
     """Every job that subscribes to an event gets each one."""
     await asyncio.sleep(random.uniform(0.5, 1.5))
     ctx.logger.info("order %d: %s is on its way", order, item)
@@ -73,7 +73,7 @@ async def restock() -> int:
 
 
 @app.job(timeout="1m")
-async def report(day: str, ctx: Context) -> str:
+async def report(ctx: Context, day: str) -> str:
     """Takes a while: the one most likely to be running when its process is killed."""
     for step in range(20):
         await ctx.progress(step / 20)

@@ -4,9 +4,9 @@ taskiq-nats, nats-py), and then the same with `holdfast.integrations.taskiq` in 
     python examples/taskiq_bugs.py             all of them, about a minute
     python examples/taskiq_bugs.py stall       some, by name
 
-It starts nats-servers of its own and needs `pip install holdfast[taskiq] taskiq-nats`. Each line
-says what was seen, not what was expected; the exit code is 1 when Holdfast showed one of the bugs,
-or when a library did not: then it has been mended, and the story here wants an update.
+It starts nats-servers of its own and needs `pip install 'holdfast-jobs[taskiq]' taskiq-nats`. Each
+line says what was seen, not what was expected; the exit code is 1 when Holdfast showed one of the
+bugs, or when a library did not: then it has been mended, and the story here wants an update.
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ stops or fills a server starts its own: `with Server(fast=True) as server: …`.
 binary these are errors, never skips.
 
 `make test` runs several pytest processes at once (pytest-xdist). A file is the unit of work, so a
-module's server and its namespaces belong to one process. `ORDER` starts the files that take the
-most time first, so that none of them runs alone at the end.
+module's server and its namespaces belong to one process. `tests/spread.py` says in which order.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,21 +24,7 @@ import hypothesis
 import pytest
 
 from holdfast.server import Cluster, Server
-
-ORDER = (
-    "tests/faults/test_chaos_short",
-    "tests/faults/test_upgrade",
-    "tests/faults/test_malformed",
-    "tests/unit/test_scheduler_histories",
-    "tests/integration/test_cli_operator",
-    "tests/faults/",
-    "tests/uptime/",
-    "tests/integration/pages/",
-    "tests/security/",
-    "tests/integration/",
-    "tests/docs/",
-)
-"""Longest first, by file and directory; what is not listed is short and comes last."""
+from tests.spread import SHORT, known, spread
 
 _numbers = itertools.count(1)
 
@@ -50,13 +36,16 @@ hypothesis.settings.load_profile("unhurried")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort by `ORDER`, keeping the order within an entry."""
+    """Order the files so that computing and waiting ones run beside each other."""
+    costs = known()
+    files = {file: costs.get(file, SHORT) for file in map(_file, items)}
+    order = spread(files, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    place = {file: number for number, file in enumerate(order)}
+    items.sort(key=lambda item: place[_file(item)])
 
-    def place(item: pytest.Item) -> int:
-        found = (n for n, start in enumerate(ORDER) if item.nodeid.startswith(start))
-        return next(found, len(ORDER))
 
-    items.sort(key=place)
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.split("::")[0]
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,12 @@ from holdfast.client.fleet import Fleet, new_run
 from holdfast.config import AgentConfig, ConnectionConfig, DispatcherConfig, RecordConfig
 from holdfast.coordinator import Coordinator
 from holdfast.dispatcher import Dispatcher
-from holdfast.identity import AgentCredentials
+from holdfast.identity.credentials import AgentCredentials
 from holdfast.model.fleet import FleetRequest, FleetRun, Return
 from holdfast.model.liveness import PROFILES
 from holdfast.server import Cluster, Server
 from holdfast.telemetry import Telemetry
-from tests.support import until
+from tests.support import running, until
 
 
 class Effects(list[tuple[str, str]]):
@@ -117,7 +117,7 @@ class World:
     async def dispatcher(self, **config: Any) -> AsyncIterator[Dispatcher]:
         """A dispatcher on this loop, which hands over what it owns at the end."""
         made = Dispatcher(self.connection, DispatcherConfig(**config), liveness=PROFILES["local"])
-        async with _running(made, made.started):
+        async with running(made):
             self._dispatchers += 1
             try:
                 yield made
@@ -128,7 +128,7 @@ class World:
     async def coordinator(self) -> AsyncIterator[Coordinator]:
         """A coordinator on this loop."""
         made = Coordinator(self.connection, liveness=PROFILES["local"])
-        async with _running(made, None):
+        async with running(made):
             yield made
 
     # ---- asking
@@ -164,20 +164,6 @@ class World:
             )
             or 0.0
         )
-
-
-@contextlib.asynccontextmanager
-async def _running(role: Any, ready: asyncio.Event | None) -> AsyncIterator[None]:
-    task = asyncio.create_task(role.run())
-    try:
-        if ready is not None:
-            await until(lambda: ready.is_set() or task.done(), 20, "a role that is ready")
-        if task.done():
-            task.result()
-        yield
-    finally:
-        role.stop()
-        await task
 
 
 @contextlib.contextmanager

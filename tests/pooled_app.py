@@ -31,7 +31,7 @@ def area(size: Size, times: int = 1) -> dict[str, int]:
 
 
 @app.job(execution="process", retry=once)
-def tell(folder: str, ctx: SyncContext) -> list[Any]:
+def tell(ctx: SyncContext, folder: str) -> list[Any]:
     """Uses everything in its context."""
     ctx.progress(0.5, "half")
     ctx.publish("told", {"run": ctx.run})

@@ -1,28 +1,24 @@
-"""Holdfast: the job in one of its delivery modes, and its sender.
+"""Holdfast: the job in one of its delivery modes, asynchronous or plain, and its sender.
 
 The worker is the product's own command: `holdfast worker benchmarks.subjects.holdfast_jobs:app`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import Any, cast
 
-from benchmarks import sending, tally
+from benchmarks import sending
+from benchmarks.subjects import job
 from holdfast import Holdfast
 
 app = Holdfast("bench")
-_delivery: Any = os.environ.get("BENCH_VARIANT", "effectively_once")
+_mode, _, _kind = os.environ.get("BENCH_VARIANT", "effectively_once").partition(" ")
+_delivery: Any = _mode
 
-
-@app.job(delivery=_delivery)
-async def work(sent: int, nap: float, text: str) -> None:
-    """The job."""
-    tally.started(sent)
-    if nap:
-        await asyncio.sleep(nap)
-    tally.ended()
+handler: Any = job.work_in_thread if _kind == "def" else job.work
+_keep = os.environ.get("BENCH_KEEP") != "off"
+work = app.job(name="work", delivery=_delivery, keep_payload=_keep)(handler)
 
 
 class HoldfastSender:

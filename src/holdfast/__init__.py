@@ -6,19 +6,25 @@ this package too, starts without the NATS client.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from holdfast.lazily import exporting
 from holdfast.version import __version__
 
 if TYPE_CHECKING:
-    from holdfast.app import Holdfast, Job
+    from holdfast.app import Holdfast
     from holdfast.client import Run, RunStatus
     from holdfast.client.bucket import Bucket
+    from holdfast.client.once import Once
     from holdfast.client.schedules import Schedules
     from holdfast.context import Context, SyncContext
-    from holdfast.errors import Conflict, Discard, HoldfastError, Retry, Snooze
+    from holdfast.errors import Conflict, Discard, HoldfastError, Retry, Snooze, StepFailed
+    from holdfast.flow import Flow, FlowEvent, FlowStep, Settled, current_step
+    from holdfast.job import Job
     from holdfast.model.backoff import Backoff
+    from holdfast.model.limit import Limit
+    from holdfast.model.runlog import LogLine
+    from holdfast.resources import Resource
     from holdfast.sync import SyncApp
     from holdfast.worker import Worker, run_consumer
 
@@ -28,49 +34,58 @@ __all__ = [
     "Conflict",
     "Context",
     "Discard",
+    "Flow",
+    "FlowEvent",
+    "FlowStep",
     "Holdfast",
     "HoldfastError",
     "Job",
+    "Limit",
+    "LogLine",
+    "Once",
+    "Resource",
     "Retry",
     "Run",
     "RunStatus",
     "Schedules",
+    "Settled",
     "Snooze",
+    "StepFailed",
     "SyncApp",
     "SyncContext",
     "Worker",
     "__version__",
+    "current_step",
     "run_consumer",
 ]
 
-_HOMES = {
-    "Backoff": "holdfast.model.backoff",
-    "Bucket": "holdfast.client.bucket",
-    "Conflict": "holdfast.errors",
-    "Context": "holdfast.context",
-    "Discard": "holdfast.errors",
-    "Holdfast": "holdfast.app",
-    "HoldfastError": "holdfast.errors",
-    "Job": "holdfast.app",
-    "Retry": "holdfast.errors",
-    "Run": "holdfast.client",
-    "RunStatus": "holdfast.client",
-    "Schedules": "holdfast.client.schedules",
-    "Snooze": "holdfast.errors",
-    "SyncApp": "holdfast.sync",
-    "SyncContext": "holdfast.context",
-    "Worker": "holdfast.worker",
-    "run_consumer": "holdfast.worker",
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Import an exported name when it is first asked for."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = found
-    return found
+__getattr__ = exporting(
+    __name__,
+    {
+        "holdfast.app": ("Holdfast",),
+        "holdfast.client": ("Run", "RunStatus"),
+        "holdfast.client.bucket": ("Bucket",),
+        "holdfast.client.once": ("Once",),
+        "holdfast.client.schedules": ("Schedules",),
+        "holdfast.context": ("Context", "SyncContext"),
+        "holdfast.errors": (
+            "Conflict",
+            "Discard",
+            "HoldfastError",
+            "Retry",
+            "Snooze",
+            "StepFailed",
+        ),
+        "holdfast.flow": ("Flow", "FlowEvent", "FlowStep", "Settled", "current_step"),
+        "holdfast.job": ("Job",),
+        "holdfast.model.backoff": ("Backoff",),
+        "holdfast.model.limit": ("Limit",),
+        "holdfast.model.runlog": ("LogLine",),
+        "holdfast.resources": ("Resource",),
+        "holdfast.sync": ("SyncApp",),
+        "holdfast.worker": ("Worker", "run_consumer"),
+    },
+)
 
 
 def __dir__() -> list[str]:

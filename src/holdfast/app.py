@@ -8,225 +8,83 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
-import dataclasses
-import functools
 import inspect
 import weakref
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Coroutine,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from datetime import datetime
-from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from holdfast import tracing
 from holdfast.broker import Broker
+from holdfast.built_in_flows import BATCH, CHAIN, ChainLink, asked, batch, chain
 from holdfast.client import Client, Run
 from holdfast.client.bucket import Bucket, Data
-from holdfast.client.run import Backend, Enqueued, Request, SendOptions, make_request
+from holdfast.client.once import BUCKET, Once, OnceStore
+from holdfast.client.run import Backend, Enqueued, JobRequest, Request, RunById
 from holdfast.config import ConnectionConfig, RecordConfig, load
-from holdfast.context import Context, SyncContext, current_run
-from holdfast.durations import Duration, seconds
+from holdfast.context import Context, sending
+from holdfast.durations import Duration
 from holdfast.errors import DefinitionError, InvalidInput, UnknownJob
-from holdfast.model import backoff
+from holdfast.flow import Flow
+from holdfast.job import Job
 from holdfast.model.backoff import Backoff
-from holdfast.model.job import Delivery, Execution, Fallback, GroupSpec, JobSpec, Lane, RestartSaid
+from holdfast.model.job import Fallback, GroupSpec
+from holdfast.model.limit import Limit, WhenFull
 from holdfast.model.run import Restart
-from holdfast.model.schedule import CatchUp, Overlap, Schedule, define
+from holdfast.model.schedule import Schedule
 from holdfast.names import (
     DEFAULT_GROUP,
     H_MSG_ID,
+    H_USER,
     IdMaker,
     check_event,
     check_event_id,
+    check_header,
     check_name,
 )
-from holdfast.payload import Signature, encode_value
+from holdfast.options import (
+    FlowOptions,
+    JobOptions,
+    RuleOptions,
+    ScheduleOptions,
+    check_options,
+    make_spec,
+    name_limits,
+)
+from holdfast.ownership.store import MemoryStore
+from holdfast.payload import encode_value
+from holdfast.resources import Resource
 
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 V = TypeVar("V")
+P = ParamSpec("P")
 CallNext = Callable[[], Awaitable[Any]]
 Middleware = Callable[[Context, CallNext], Awaitable[Any]]
 Hook = Callable[[], Awaitable[None] | None]
 
-_OPTIONS = frozenset(SendOptions.__annotations__)
 _make_event_id = IdMaker()
 
 
-class JobOptions(TypedDict, total=False):
-    """What `@app.job(...)` takes: the job's contract."""
-
-    name: str | None
-    """The job's name, instead of the function's."""
-    group: str
-    """The group whose workers run it."""
-    delivery: Delivery
-    retry: Backoff | None
-    """When a failed attempt is repeated."""
-    restart: Restart | None
-    """What happens to a run whose worker died."""
-    timeout: Duration | None
-    """The longest that one attempt may take."""
-    run_timeout: Duration | None
-    """The longest that all attempts together may take."""
-    on: str | Sequence[str]
-    """Events that start a run each."""
-    execution: Execution
-
-
-class RuleOptions(TypedDict, total=False):
-    """Options of a schedule's rule, besides its timing."""
-
-    schedule: str | None
-    """The schedule's name, instead of the job's."""
-    tz: str
-    jitter: Duration
-    """Delay each slot by up to this time."""
-    start: datetime | float | str | None
-    end: datetime | float | str | None
-    payload: Any
-    headers: dict[str, str] | None
-    catch_up: CatchUp
-    """Which missed slots fire afterwards."""
-    limit: int
-    """How many missed slots fire at most."""
-    overlap: Overlap
-    """What to do when the run of the slot before has not ended."""
-    run_on_start: bool
-
-
-class ScheduleOptions(JobOptions, RuleOptions, total=False):
-    """What `@app.cron(...)` and `@app.every(...)` take."""
-
-
-class Job(Generic[P, R]):
-    """A function registered with `@app.job`, and its contract.
-
-    Call it as the plain function that it is, or `enqueue` it to have a worker run it.
-    """
-
-    def __init__(self, app: Holdfast, func: Callable[P, R], spec: JobSpec) -> None:
-        self.app = app
-        self.spec = spec
-        self.func = func
-        self.signature = Signature.of(func, (Context, SyncContext))
-        self.is_async = inspect.iscoroutinefunction(func)
-        self.lane: Lane = "loop" if self.is_async else "thread"
-        if spec.execution == "process":
-            _check_process(func, spec.name, self.is_async)
-            self.lane = "process"
-        functools.update_wrapper(self, func)
-
-    @property
-    def name(self) -> str:
-        """The name under which it is sent and shown."""
-        return self.spec.name
-
-    def configured(self, restart: str, by_group: Mapping[str, str]) -> Job[P, R]:
-        """The same job with the restart strategy that a worker's configuration chooses."""
-        spec = self.spec.configured(restart, by_group)
-        if spec == self.spec:
-            return self
-        found = copy.copy(self)
-        found.spec = spec
-        return found
-
-    def __repr__(self) -> str:
-        return f"<Job {self.spec.name} in group {self.spec.group}>"
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call it as the plain function that it is."""
-        return self.func(*args, **kwargs)
-
-    # The result of an `async def` handler is what awaiting it gives: each of these overloads has
-    # that case first.
+class FlowDecorator(Protocol):
+    """What `@app.flow(...)` with options returns: a context that comes first is left out."""
 
     @overload
-    def options(
-        self: Job[Any, Coroutine[Any, Any, V]], **options: Unpack[SendOptions]
-    ) -> JobWithOptions[V]: ...
+    def __call__(
+        self, func: Callable[Concatenate[Flow, P], Coroutine[Any, Any, V]], /
+    ) -> Job[Callable[P, Coroutine[Any, Any, V]]]: ...
     @overload
-    def options(self, **options: Unpack[SendOptions]) -> JobWithOptions[R]: ...
-    def options(self, **options: Unpack[SendOptions]) -> JobWithOptions[Any]:
-        """The job with its send options filled in, for parameters called `key`, `at`, …"""
-        return JobWithOptions(self, options)
-
-    @overload
-    async def enqueue(
-        self: Job[Any, Coroutine[Any, Any, V]], *args: Any, **kwargs: Any
-    ) -> Run[V]: ...
-    @overload
-    async def enqueue(self, *args: Any, **kwargs: Any) -> Run[R]: ...
-    async def enqueue(self, *args: Any, **kwargs: Any) -> Run[Any]:
-        """Send a run, and return once the server has stored it.
-
-        `key=`, `delay=`, `at=`, `headers=` and `group=` say how to send it; the other arguments are
-        the payload. A parameter of the job with one of these names wins: use `options()` then.
-        """
-        return await self.app.send(self.request(*args, **kwargs))
-
-    def request(self, *args: Any, **kwargs: Any) -> Request:
-        """A run to be sent later by `enqueue_many`; takes what `enqueue` takes."""
-        if _OPTIONS.isdisjoint(kwargs):
-            return self.make_request(args, kwargs, {})
-        names = _OPTIONS - set(self.signature.parameters)
-        options = {k: v for k, v in kwargs.items() if k in names}
-        payload = {k: v for k, v in kwargs.items() if k not in names}
-        return self.make_request(args, payload, options)  # type: ignore[arg-type]  # by its names
-
-    def make_request(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: SendOptions
-    ) -> Request:
-        """Encode the arguments and check the options."""
-        body = self.signature.encode(args, kwargs)
-        request = make_request(self.spec, body, current_run.get(), **options)
-        if tracing.on():
-            tracing.sent(f"enqueue {self.name}", request.headers, run=request.run)
-        return request
-
-    @overload
-    async def enqueue_many(
-        self: Job[Any, Coroutine[Any, Any, V]], items: Iterable[Any]
-    ) -> list[Run[V]]: ...
-    @overload
-    async def enqueue_many(self, items: Iterable[Any]) -> list[Run[R]]: ...
-    async def enqueue_many(self, items: Iterable[Any]) -> list[Run[Any]]:
-        """Send many runs in batches. An item is a payload, or what `request()` returned."""
-        requests = [i if isinstance(i, Request) else self.request(i) for i in items]
-        return await self.app.enqueue_many(requests)
-
-    def schedule(self, name: str, *, payload: Any = None, **rule: Any) -> Schedule:
-        """A schedule of this job, to be added at run time with `Schedules.of(app)`.
-
-        It takes one of `cron=`, `every=` and `at=`, and the options of `app.cron`.
-        """
-        given = dict(payload) if isinstance(payload, dict) else {}
-        rest = () if payload is None or isinstance(payload, dict) else (payload,)
-        body = self.signature.encode(rest, given)
-        return define(name, self.name, group=self.spec.group, body=body, **rule)
+    def __call__(
+        self, func: Callable[..., Coroutine[Any, Any, V]], /
+    ) -> Job[Callable[..., Coroutine[Any, Any, V]]]: ...
 
 
-class JobWithOptions(Generic[R]):
-    """A job with its send options filled in: `job.options(key="42").enqueue(...)`."""
-
-    def __init__(self, job: Job[Any, R], options: SendOptions) -> None:
-        self._job = job
-        self._options = options
-
-    def request(self, *args: Any, **kwargs: Any) -> Request:
-        """A run to be sent later by `enqueue_many`."""
-        return self._job.make_request(args, kwargs, self._options)
-
-    async def enqueue(self, *args: Any, **kwargs: Any) -> Run[R]:
-        """Send a run with these arguments."""
-        return await self._job.app.send(self.request(*args, **kwargs))
+def _check_sending() -> None:
+    """Refuse to send from a flow's function itself: every replay would send again."""
+    if sending.get():
+        raise InvalidInput(
+            "inside a flow, send with its context: `await ctx.call(job.request(...))` or "
+            "`ctx.gather(...)` wait for the result, `ctx.start(...)` does not, `ctx.publish(...)` "
+            "sends an event. A replay of the flow would send this again"
+        )
 
 
 class Holdfast:
@@ -245,13 +103,16 @@ class Holdfast:
         self, name: str, *, nats_url: str | None = None, namespace: str | None = None
     ) -> None:
         self.name = check_name(name, "app")
-        self.jobs: dict[str, Job[Any, Any]] = {}
+        self.jobs: dict[str, Job[Any]] = {}
         self.schedules: dict[str, Schedule] = {}
         self.groups: dict[str, GroupSpec] = {}
+        self.limits: dict[str, Limit] = {}
         self.middlewares: list[Middleware] = []
         self.startup_hooks: list[Hook] = []
         self.shutdown_hooks: list[Hook] = []
-        self._overrides = {"nats_url": nats_url, "namespace": namespace}
+        self._overrides: dict[str, Any] = {"nats_url": nats_url, "namespace": namespace}
+        self.resources: dict[Callable[[], Any], Resource[Any]] = {}
+        self._once: MemoryStore | None = None
         self._backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Backend] = (
             weakref.WeakKeyDictionary()
         )
@@ -264,39 +125,73 @@ class Holdfast:
     # ---- defining
 
     @overload
-    def job(self, func: Callable[P, R]) -> Job[P, R]: ...
+    def job(self, func: F) -> Job[F]: ...
     @overload
-    def job(self, **contract: Unpack[JobOptions]) -> Callable[[Callable[P, R]], Job[P, R]]: ...
+    def job(self, **contract: Unpack[JobOptions]) -> Callable[[F], Job[F]]: ...
     def job(self, func: Any = None, **contract: Any) -> Any:
         """Register a function as a job: `@app.job`, or `@app.job(timeout="5m")`."""
+        check_options(contract, JobOptions.__annotations__, "@app.job", DefinitionError)
         if func is not None:
             return self._register(func, contract)
         return lambda decorated: self._register(decorated, contract)
 
-    def _register(self, func: Callable[..., Any], contract: dict[str, Any]) -> Job[Any, Any]:
+    @overload
+    def flow(
+        self, func: Callable[Concatenate[Flow, P], Coroutine[Any, Any, V]]
+    ) -> Job[Callable[P, Coroutine[Any, Any, V]]]: ...
+    @overload
+    def flow(
+        self, func: Callable[..., Coroutine[Any, Any, V]]
+    ) -> Job[Callable[..., Coroutine[Any, Any, V]]]: ...
+    @overload
+    def flow(self, **contract: Unpack[FlowOptions]) -> FlowDecorator: ...
+    def flow(self, func: Any = None, **contract: Any) -> Any:
+        """Register a function that survives its processes: `@app.flow(timeout="30d")`.
+
+        It is sent, scheduled and started by events like a job; see `holdfast.Flow` for what it can
+        do.
+        """
+        check_options(contract, FlowOptions.__annotations__, "@app.flow", DefinitionError)
+        contract["run_timeout"] = contract.pop("timeout", None)
+        contract |= {"flow": True, "retry": Backoff.never()}
+        if func is not None:
+            return self._register(func, contract)
+        return lambda decorated: self._register(decorated, dict(contract))
+
+    def _register(self, func: Callable[..., Any], contract: dict[str, Any]) -> Job[Any]:
         if not callable(func):
             raise DefinitionError(f"@app.job decorates a function, not {func!r}")
-        spec = self._spec(contract.pop("name", None) or getattr(func, "__name__", ""), contract)
+        key = contract.pop("key", None)
+        name = contract.pop("name", None) or getattr(func, "__name__", "")
+        contract["limits"] = name_limits(self.name, self.limits, name, contract.get("limits", ()))
+        spec = make_spec(name, self.groups.get(contract.get("group", DEFAULT_GROUP)), contract)
         if spec.name in self.jobs:
             raise DefinitionError(
                 f"job {spec.name!r} is defined twice in app {self.name!r}: give one a name="
             )
-        job: Job[Any, Any] = Job(self, func, spec)
+        job: Job[Any] = Job(self, func, spec, key)
+        self.limits |= {limit.name: limit for limit in spec.limits}
         self.jobs[spec.name] = job
         return job
 
-    def _spec(self, name: str, contract: dict[str, Any]) -> JobSpec:
-        """A job's contract: what the job says, then what its group says."""
-        group = self.groups.get(contract.get("group", DEFAULT_GROUP))
-        said: RestartSaid = "job" if contract.get("restart") else ""
-        if group is None:
-            return dataclasses.replace(_spec(name, **contract), restart_said=said)
-        ours = contract.get("delivery", "effectively_once") == "effectively_once"
-        if ours and group.restart and not said:
-            contract["restart"], said = group.restart, "group"
-        return dataclasses.replace(
-            _spec(name, **contract), fallback=group.fallback, restart_said=said
+    def limit(
+        self,
+        name: str,
+        *,
+        running: int | None = None,
+        starts: str | None = None,
+        burst: int | None = None,
+        per: str = "",
+        when_full: WhenFull = "wait",
+    ) -> Limit:
+        """Define a limit that several jobs share: `@app.job(limits=[stripe])` in each of them."""
+        limit = Limit(
+            running=running, starts=starts, burst=burst, per=per, when_full=when_full, name=name
         )
+        if name in self.limits:
+            raise DefinitionError(f"limit {name!r} is defined twice in app {self.name!r}")
+        self.limits[name] = limit
+        return limit
 
     def group(
         self,
@@ -312,9 +207,7 @@ class Holdfast:
         self.groups[name] = GroupSpec(name, restart, fallback, profile)
         return self.groups[name]
 
-    def cron(
-        self, expression: str, **options: Unpack[ScheduleOptions]
-    ) -> Callable[[Callable[P, R]], Job[P, R]]:
+    def cron(self, expression: str, **options: Unpack[ScheduleOptions]) -> Callable[[F], Job[F]]:
         """Run by a cron rule: 5 fields, 6 with seconds first, or a name such as `@hourly`.
 
         Also registers the function as a job, so it takes what `job` takes, and besides: `schedule=`
@@ -322,15 +215,17 @@ class Holdfast:
         `headers=`, `catch_up=`, `limit=`, `overlap=`, `run_on_start=`. Above `@app.job` or another
         rule it adds a rule.
         """
+        check_options(options, ScheduleOptions.__annotations__, "@app.cron", DefinitionError)
         return lambda func: self._scheduled(func, {"cron": expression}, dict(options))
 
     def every(
         self, interval: Duration, **options: Unpack[ScheduleOptions]
-    ) -> Callable[[Callable[P, R]], Job[P, R]]:
+    ) -> Callable[[F], Job[F]]:
         """Run at a fixed interval of whole seconds; takes what `cron` takes."""
+        check_options(options, ScheduleOptions.__annotations__, "@app.every", DefinitionError)
         return lambda func: self._scheduled(func, {"every": interval}, dict(options))
 
-    def _scheduled(self, func: Any, rule: dict[str, Any], options: dict[str, Any]) -> Job[Any, Any]:
+    def _scheduled(self, func: Any, rule: dict[str, Any], options: dict[str, Any]) -> Job[Any]:
         names = RuleOptions.__annotations__.keys() & options.keys()
         own = {name: options.pop(name) for name in names}
         if isinstance(func, Job) and options:
@@ -340,7 +235,9 @@ class Holdfast:
         job = func if isinstance(func, Job) else self._register(func, options)
         name = own.pop("schedule", None) or job.name
         try:
-            schedule = job.schedule(name, app=self.name, **rule, **own)
+            schedule = job.make_schedule(
+                name, own.pop("payload", None), app=self.name, **rule, **own
+            )
         except InvalidInput as error:
             raise DefinitionError(f"schedule {name!r}: {error}") from None
         if name in self.schedules:
@@ -356,6 +253,24 @@ class Holdfast:
             raise DefinitionError("a middleware is an async function of (ctx, call_next)")
         self.middlewares.append(func)
         return func
+
+    @overload
+    def resource(self, opener: Callable[[], AsyncIterator[V]]) -> Resource[V]: ...
+    @overload
+    def resource(self, opener: Callable[[], Iterator[V]]) -> Resource[V]: ...
+    @overload
+    def resource(self, opener: Callable[[], Awaitable[V]]) -> Resource[V]: ...
+    @overload
+    def resource(self, opener: Callable[[], V]) -> Resource[V]: ...
+    def resource(self, opener: Callable[[], Any]) -> Resource[Any]:
+        """Register what handlers share: opened once in a process, handed in by its parameter.
+
+        The function yields the opened value, or returns it; see `holdfast.resources`. The same
+        function gives the same resource.
+        """
+        if opener not in self.resources:
+            self.resources[opener] = Resource(opener)
+        return self.resources[opener]
 
     def on_startup(self, func: Hook) -> Hook:
         """Call a function once in each worker process before the first run."""
@@ -373,32 +288,117 @@ class Holdfast:
         """Send a run of one of this app's jobs, by its name."""
         return await self.job_named(job).enqueue(*args, **kwargs)
 
-    def job_named(self, name: str) -> Job[Any, Any]:
+    def job_named(self, name: str) -> Job[Any]:
         """One of this app's jobs; `UnknownJob` says which there are."""
         if name not in self.jobs:
             known = ", ".join(sorted(self.jobs)) or "none"
             raise UnknownJob(f"app {self.name!r} has no job {name!r}: it has {known}")
         return self.jobs[name]
 
-    async def send(self, request: Request) -> Run[Any]:
+    async def send(self, request: JobRequest[V]) -> Run[V]:
         """Send what `job.request(...)` returned."""
+        _check_sending()
         backend = await self.backend()
         return self.handle(request, await backend.enqueue(request), backend)
 
+    @overload
+    async def enqueue_many(self, requests: Iterable[JobRequest[V]]) -> list[Run[V]]: ...
+    @overload
+    async def enqueue_many(self, requests: Iterable[Request]) -> list[Run[Any]]: ...
     async def enqueue_many(self, requests: Iterable[Request]) -> list[Run[Any]]:
         """Send requests of any jobs, in batches, in order."""
+        _check_sending()
         wanted = list(requests)
         backend = await self.backend()
         answers = await backend.enqueue_many(wanted)
         return [self.handle(r, e, backend) for r, e in zip(wanted, answers, strict=True)]
 
-    async def publish(self, event: str, data: Any = None, *, id: str | None = None) -> None:
-        """Send an event from outside a run; with an `id`, repeats of it are detected."""
+    def built_in_flows(self) -> tuple[Job[Any], Job[Any]]:
+        """Add the flows behind `batch` and `chain` to this app, so that its workers run them.
+
+        Call it beside your jobs: each costs a worker of the default group one more consumer.
+        """
+        for name, func in ((BATCH, batch), (CHAIN, chain)):
+            if name not in self.jobs:
+                self._register(func, {"name": name, "flow": True, "retry": Backoff.never()})
+        return self.jobs[BATCH], self.jobs[CHAIN]
+
+    async def batch(
+        self,
+        requests: Iterable[Request],
+        then: Request | ChainLink | None = None,
+        *,
+        key: str | None = None,
+    ) -> Run[Any]:
+        """Run many requests, and then one more with what became of them; returns once stored.
+
+        `then=report.link()` gets a `BatchEnd`, as `then=report.request(...)` does not. Without
+        `then` the result of the batch is the `BatchEnd`.
+        """
+        payload = [asked(one) for one in requests], asked(then) if then is not None else None
+        job = self._built_in(BATCH, "batch")
+        return await job.options(key=key).enqueue(*payload)
+
+    async def chain(self, *requests: Request | ChainLink, key: str | None = None) -> Run[Any]:
+        """Run requests one after the other; returns once stored.
+
+        `job.link(...)` gets the result of the one before, `job.request(...)` does not. The result
+        of the chain is that of its last part.
+        """
+        job = self._built_in(CHAIN, "chain")
+        return await job.options(key=key).enqueue([asked(one) for one in requests])
+
+    def _built_in(self, name: str, method: str) -> Job[Any]:
+        if name not in self.jobs:
+            raise InvalidInput(
+                f"app.{method}() needs a flow that workers know: call `app.built_in_flows()` "
+                "beside the jobs of your app"
+            )
+        return self.jobs[name]
+
+    # ---- runs by their id
+
+    def run(self, id: str) -> Run[Any]:
+        """The handle on a run of which only the id is known, whoever sent it; see `RunById`."""
+        return RunById(id, self.backend, self._returns)
+
+    async def runs(
+        self, *, job: str = "", state: str = "", key: str = "", limit: int = 100
+    ) -> list[Run[Any]]:
+        """Handles on the runs that match, newest change first, with `id`, `job` and `state`."""
+        found = await (await self.backend()).list_runs(job, state, key, limit)
+        return [RunById(s.run, self.backend, self._returns, s) for s in found]
+
+    def _returns(self, job: str) -> Any:
+        return self.jobs[job].signature.returns if job in self.jobs else Any
+
+    # ---- events
+
+    async def publish(
+        self,
+        event: str,
+        data: Any = None,
+        *,
+        id: str | None = None,
+        key: str | None = None,
+        by: str = "",
+    ) -> None:
+        """Send an event from outside a run; with an `id`, repeats of it are detected.
+
+        With a `key` it also reaches the flows that wait for it with `ctx.event(event, key=key)`,
+        now or later; `by` tells them who sent it.
+        """
+        _check_sending()
         body = encode_value(data)
         backend = await self.backend()
         headers = {H_MSG_ID: check_event_id(id) if id else _make_event_id("e")}
         tracing.sent(f"publish {event}", headers, event=event)
-        await backend.publish_event(check_event(event), body, headers)
+        if key is None:
+            await backend.publish_event(check_event(event), body, headers)
+            return
+        check_header("by", by)
+        told = {H_USER: by} if by else {}
+        await backend.publish_signal(check_event(event), key, body, headers | told)
 
     # ---- records of the program
 
@@ -410,13 +410,30 @@ class Holdfast:
         """Records of this program, kept where its runs are; see `holdfast.Bucket`."""
         return Bucket(self._data, name, type)
 
+    def once(self, key: str, *, ttl: Duration = "24h", timeout: float | None = None) -> Once:
+        """A guard around work that is no job, so that it is done once; see `holdfast.client.once`.
+
+            async with app.once("document-42", ttl="24h") as first:
+                if first:
+                    ...
+
+        It waits while somebody else is at it; after `timeout` seconds it raises `StillHeld`. With
+        `record.once = "memory"` it guards only within this process.
+        """
+        return Once(self._once_store, key, ttl, timeout)
+
+    async def _once_store(self) -> OnceStore:
+        if self._fixed is None and load(RecordConfig).once == "memory":
+            self._once = self._once or MemoryStore()
+            return self._once
+        return await self._data(BUCKET)
+
     async def _data(self, name: str) -> Data:
         return await (await self.backend()).data(name)
 
     def handle(self, request: Request, enqueued: Enqueued, backend: Backend) -> Run[Any]:
         """The handle of an accepted run."""
-        job = self.jobs.get(request.spec.name)
-        returns = job.signature.returns if job else Any
+        returns = self._returns(request.spec.name)
         return Run(backend, request.spec, request.group, enqueued, returns)
 
     # ---- connection
@@ -444,6 +461,10 @@ class Holdfast:
         given = {k: v for k, v in overrides.items() if v is not None}
         return load(ConnectionConfig, **{**self._overrides, **given})
 
+    def connect_with(self, **overrides: Any) -> None:
+        """Connect with these values from now on, as flags of a command give them."""
+        self._overrides |= {k: v for k, v in overrides.items() if v is not None}
+
     @contextlib.contextmanager
     def bound(self, backend: Backend) -> Iterator[None]:
         """Send this event loop's runs through `backend` meanwhile, unless it has a connection."""
@@ -464,9 +485,15 @@ class Holdfast:
 
     async def close(self) -> None:
         """Close this event loop's connection, if sending has opened one."""
+        await self.close_resources()
         backend = self._backends.pop(asyncio.get_running_loop(), None)
         if isinstance(backend, Client):
             await backend.broker.close()
+
+    async def close_resources(self) -> None:
+        """Close this event loop's resources, the last one first."""
+        for resource in reversed(self.resources.values()):
+            await resource.close()
 
     async def __aenter__(self) -> Holdfast:
         await self.backend()
@@ -474,45 +501,3 @@ class Holdfast:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
-
-
-def _spec(
-    name: str,
-    *,
-    group: str = DEFAULT_GROUP,
-    delivery: Delivery = "effectively_once",
-    retry: Backoff | None = None,
-    restart: Restart | None = None,
-    timeout: Duration | None = None,
-    run_timeout: Duration | None = None,
-    on: str | Sequence[str] = (),
-    execution: Execution = "worker",
-) -> JobSpec:
-    once = delivery == "at_most_once"
-    if retry is not None and not isinstance(retry, Backoff):
-        raise DefinitionError(f"job {name!r}: retry= takes a Backoff, such as Backoff.linear()")
-    return JobSpec(
-        name,
-        group,
-        delivery,
-        retry if retry is not None else (Backoff.never() if once else backoff.DEFAULT),
-        restart if restart is not None else ("never" if once else "immediately"),
-        seconds(timeout, "timeout") if timeout is not None else None,
-        seconds(run_timeout, "run_timeout") if run_timeout is not None else None,
-        (on,) if isinstance(on, str) else tuple(on),
-        execution=execution,
-    )
-
-
-def _check_process(func: Callable[..., Any], name: str, is_async: bool) -> None:
-    """Refuse a handler that a process of the pool could not import and call."""
-    if is_async:
-        raise DefinitionError(
-            f"job {name!r}: execution='process' is for plain handlers: write `def`, not `async def`"
-        )
-    where = getattr(func, "__qualname__", "<")
-    if "<" in where or not getattr(func, "__module__", ""):
-        raise DefinitionError(
-            f"job {name!r}: execution='process' needs a function that another process can import: "
-            "define it at the top level of a module"
-        )

@@ -32,11 +32,8 @@ class Clock(Protocol):
 class SystemClock:
     """The real clock."""
 
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-    def utc(self) -> float:
-        return time.time()
+    monotonic = staticmethod(time.monotonic)
+    utc = staticmethod(time.time)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

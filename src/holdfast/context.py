@@ -29,6 +29,10 @@ T = TypeVar("T")
 current_run: contextvars.ContextVar[str] = contextvars.ContextVar("holdfast_run", default="")
 """The run that the current code belongs to: runs that it enqueues name it as their cause."""
 
+sending: contextvars.ContextVar[str] = contextvars.ContextVar("holdfast_sending", default="")
+"""`flow` in the function of a flow, outside of its steps: what it sends there would be sent again
+by every replay."""
+
 _log = logging.getLogger("holdfast.job")
 
 

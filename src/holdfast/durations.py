@@ -10,14 +10,22 @@ from __future__ import annotations
 import math
 import re
 from datetime import datetime, timedelta
+from typing import Final
 
 from holdfast.errors import InvalidInput
 
 Duration = float | int | str | timedelta
 
+NANO: Final = 1_000_000_000
+"""Nanoseconds in a second: the server's unit for durations and times."""
+MINUTE: Final = 60
+HOUR: Final = 60 * MINUTE
+DAY: Final = 24 * HOUR
+"""In seconds, as every duration inside Holdfast."""
+
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
-_LONGEST = 366 * 86400.0 * 100
+_LONGEST = 100 * 366 * DAY  # a hundred years: longer is a mistake
 _LONGEST_TEXT = 100  # matching takes quadratic time, and the text is untrusted
 LATEST = 4_102_444_800
 """The year 2100: anything later is a wrong unit, such as milliseconds."""

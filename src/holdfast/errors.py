@@ -32,9 +32,15 @@ need are attributes. Errors of the NATS client never leave `holdfast.broker`.
     ├── Unreadable                skip it: a record is damaged, or a newer version wrote it
     ├── SettingsError             settings that cannot be published, read or rendered
     ├── HandlerError              what a handler in a process raised, as its middlewares see it
+    ├── FlowError                 what a flow asked for cannot be had
+    │   ├── StepFailed            a step has used up its attempts
+    │   ├── FlowTooLong           it has too many operations
+    │   └── FlowMismatch          its code no longer fits its journal; it is kept
     └── RunError                  what became of a run
         ├── RunFailed
         ├── RunCancelled
+        ├── DuplicateRun          the key has a run already; nothing was sent
+        ├── StillHeld             somebody else is at the work that `app.once` guards
         ├── RunLost
         ├── RunNotFound
         ├── ResultTimeout
@@ -204,6 +210,34 @@ class SettingsError(HoldfastError):
         self.reason = reason
 
 
+class FlowError(HoldfastError):
+    """What a flow asked for cannot be had."""
+
+
+class StepFailed(FlowError):
+    """A step has used up its attempts; also raised, with the same text, by every later replay."""
+
+    def __init__(self, step: str, error: str, attempts: int = 1) -> None:
+        super().__init__(f"step {step} failed after {attempts} attempt(s): {error}")
+        self.step = step
+        self.error = error
+        """What the step raised, as one line: `ValueError: no such card`."""
+        self.attempts = attempts
+
+
+class FlowTooLong(FlowError):
+    """A flow has too many operations, or too many children at a time: use child flows."""
+
+
+class FlowMismatch(FlowError):
+    """A flow's code no longer fits its journal; the flow is kept and can be resumed."""
+
+    def __init__(self, message: str, *, operation: int = 0) -> None:
+        super().__init__(message)
+        self.operation = operation
+        """Which one, counted from 1."""
+
+
 class RunError(HoldfastError):
     """What became of a run."""
 
@@ -218,6 +252,14 @@ class RunFailed(RunError):
 
 class RunCancelled(RunError):
     """The run was cancelled or discarded."""
+
+
+class DuplicateRun(RunError):
+    """The key has a run already, and `on_duplicate="raise"` was given; nothing was sent."""
+
+
+class StillHeld(RunError):
+    """Somebody else holds the key of `app.once`, and has not finished in time."""
 
 
 class RunLost(RunError):

@@ -49,7 +49,13 @@ H_DEAD_AT = "Hf-Dead-At"
 H_OBJECT = "Hf-Object"
 H_EVENT = "Hf-Event"
 H_CAUSE = "Hf-Cause"
+H_PARENT = "Hf-Parent"
+"""On a child of a flow: the flow that waits for it."""
+H_WAKE = "Hf-Wake"
+"""On a message without a payload: "look at your flow again", and why."""
 H_SLOT = "Hf-Slot"
+H_DEBOUNCE = "Hf-Debounce"
+"""On a run that waits until it is quiet, or has waited: its burst."""
 H_COMMAND = "Hf-Command"
 H_AGENT = "Hf-Agent"
 H_EPOCH = "Hf-Epoch"
@@ -240,6 +246,20 @@ def keyed_run(group: str, job: str, key: object) -> str:
     return f"{prefix}/{encode(key)}"
 
 
+def spelled_runs(text: str) -> list[str]:
+    """The run ids that somebody may mean who typed a key as it was given: `ocr/d2:left`.
+
+    The id itself comes first if it is one, then a key of a job, then one of a group's job.
+    """
+    found = [text] if _RUN.fullmatch(text) else []
+    parts = text.split("/")
+    for home in (1, 2):
+        prefix, key = parts[:home], "/".join(parts[home:])
+        if key and all(_NAME.fullmatch(part) for part in prefix):
+            found.append("/".join((*prefix, encode(key))))
+    return list(dict.fromkeys(found)) or [text]
+
+
 def sequence_run(stream_sequence: int, timestamp_ns: int) -> str:
     """The run id of a message that carries none: where and when the stream stored it."""
     return f"s{stream_sequence}-{_b62(timestamp_ns)}"
@@ -254,9 +274,34 @@ def event_run(group: str, job: str, event_id: str) -> str:
     return f"{prefix}/=e{encode(event_id)}"
 
 
+def child_run(group: str, job: str, parent: str, n: int, index: int) -> str:
+    """The run id of a flow's child: always the same, so that a replay sends no second one.
+
+    The parent is hashed: children of children would otherwise have ever longer ids.
+    """
+    prefix = job if group == DEFAULT_GROUP else f"{group}/{job}"
+    return f"{prefix}/=c{hashlib.sha256(parent.encode()).hexdigest()[:20]}-{n}-{index}"
+
+
+def wake_message_id(run: str, mark: str) -> str:
+    """The message id of a wake; `mark` says who sends it and for which wait."""
+    return f"{run}.wake.{mark}"
+
+
 def is_event_run(run: str) -> bool:
     """Whether a run id is that of a subscriber."""
     return run.rpartition("/")[2].startswith("=e")
+
+
+def is_keyed_by_sender(run: str, group: str, job: str) -> bool:
+    """Whether a run id is a key of this job that its sender chose or computed."""
+    prefix = job if group == DEFAULT_GROUP else f"{group}/{job}"
+    return run.startswith(f"{prefix}/") and not is_event_run(run)
+
+
+def is_slot_or_trigger(run: str) -> bool:
+    """Whether a run id is that of a schedule's slot, or of one triggered by hand."""
+    return run.rpartition("/")[2].startswith(("=t", "=m"))
 
 
 def slot_run(schedule: str, time: str) -> str:
@@ -281,6 +326,12 @@ def trigger_run(schedule: str, id: str) -> str:
 def schedule_key(schedule: str) -> str:
     """The key of a schedule in its bucket."""
     return f"schedule.{schedule}"
+
+
+def _after(first: str, key: str) -> tuple[str, str] | None:
+    """The two parts of a key that follow its first one, or None."""
+    parts = key.split(".")
+    return (parts[1], parts[2]) if len(parts) == 3 and parts[0] == first else None
 
 
 APPS = "app"
@@ -312,8 +363,33 @@ def pause_key(group: str, job: str) -> str:
 
 def parse_pause_key(key: str) -> tuple[str, str] | None:
     """Group and job of a pause's key, or None."""
-    parts = key.split(".")
-    return (parts[1], parts[2]) if len(parts) == 3 and parts[0] == PAUSES else None
+    return _after(PAUSES, key)
+
+
+def release_order(release: str) -> tuple[int, ...]:
+    """A release as something that can be compared."""
+    return tuple(int(part) for part in release.split(".")) if release else ()
+
+
+RULES = "rule"
+"""The first part of the keys of limits' rules."""
+GATES = "gate"
+"""The first part of the keys of limits' gates."""
+
+
+def rule_key(limit: str) -> str:
+    """The key, in the limits' bucket, of what a limit allows."""
+    return f"{RULES}.{limit}"
+
+
+def gate_key(limit: str, key: str) -> str:
+    """The key, in the limits' bucket, of one key of a limit."""
+    return f"{GATES}.{limit}.{key}"
+
+
+def parse_gate_key(key: str) -> tuple[str, str] | None:
+    """Limit and key of a gate's key, or None."""
+    return _after(GATES, key)
 
 
 def slot_key(schedule: str, time: str) -> str:
@@ -323,8 +399,7 @@ def slot_key(schedule: str, time: str) -> str:
 
 def parse_slot_key(key: str) -> tuple[str, str] | None:
     """Schedule and time of a slot's key, or None."""
-    parts = key.split(".")
-    return (parts[1], parts[2]) if len(parts) == 3 and parts[0] == "slot" else None
+    return _after("slot", key)
 
 
 def marker_key(schedule: str, slot: str) -> str:
@@ -380,6 +455,26 @@ def settings_manifest_key(sha256: str) -> str:
     return f"manifest.{sha256}"
 
 
+def settings_history_key(number: int) -> str:
+    """The key of an earlier revision of the settings."""
+    return f"history.{number}"
+
+
+def settings_secret_key(version: str) -> str:
+    """The key of a secret as sealed to the account, by its version."""
+    return f"secret.{version}"
+
+
+def join_key(agent: str) -> str:
+    """The key of the host that asked to become an agent."""
+    return f"host.{agent}"
+
+
+def token_key(token: str) -> str:
+    """The key of what is known about a token."""
+    return f"token.{token}"
+
+
 def active_key(run: str) -> str:
     """The key that says a fan-out run has not ended, and who owns it."""
     return f"active.{run}"
@@ -416,12 +511,19 @@ def event_message_id(run: str, event: str, number: int) -> str:
     return f"{run}.{event}.{number}"
 
 
-def consumer(group: str, job: str, event: str = "") -> str:
-    """The durable consumer of a job, or of its subscription to an event.
+GRANTED = "granted"
+QUEUES = ("high", "normal", "low", GRANTED)
+"""A job's queues besides its own: runs sent with another priority than the job's, and the runs of
+an ordered job that have their place."""
 
-    `=` cannot occur in any of the names, so no two jobs collide.
+
+def consumer(group: str, job: str, event: str = "", queue: str = "") -> str:
+    """The durable consumer of one of a job's queues, or of its subscription to an event.
+
+    `=` cannot occur in any of the names, and no event starts with `:`, so no two collide.
     """
-    return f"{group}={job}={event.replace('.', ':')}" if event else f"{group}={job}"
+    part = f":{queue}" if queue else event.replace(".", ":")
+    return f"{group}={job}={part}" if part else f"{group}={job}"
 
 
 def parse_consumer(name: str) -> tuple[str, str] | None:
@@ -465,6 +567,60 @@ class Names:
     def ledger(self) -> str:
         return self._stream("LEDGER")
 
+    @property
+    def run_logs(self) -> str:
+        """The stream of what handlers log."""
+        return self._stream("RUN_LOGS")
+
+    @property
+    def history(self) -> str:
+        """The stream of runs that have ended."""
+        return self._stream("HISTORY")
+
+    @property
+    def history_index(self) -> str:
+        """The stream that says where in the history a run is, and what the history adds up to."""
+        return self._stream("HISTORY_INDEX")
+
+    @property
+    def flows(self) -> str:
+        """The stream of flows' journals, of events with a key, and of who waits for them."""
+        return self._stream("FLOWS")
+
+    def flow(self, run: str) -> str:
+        """Where a flow's journal is."""
+        return f"{self.namespace}.flow.{run}"
+
+    def flow_children(self, run: str, n: int | str) -> str:
+        """Where the ends of the children are that an operation of a flow waits for."""
+        return f"{self.namespace}.flow.{run}.{n}"
+
+    def flow_stop(self, run: str) -> str:
+        """Where it is stored that a flow was cancelled."""
+        return f"{self.namespace}.flow.{run}.stop"
+
+    def signal(self, event: str, key: str) -> str:
+        """Where an event with a key is stored; the event's dots are encoded."""
+        return f"{self.namespace}.signal.{encode(event)}.{encode(key)}"
+
+    @property
+    def signal_any(self) -> str:
+        """Every event with a key."""
+        return f"{self.namespace}.signal.>"
+
+    def signal_wait(self, event: str, key: str, run: str) -> str:
+        """Where it is stored that a flow waits for an event."""
+        return f"{self.namespace}.wait.{encode(event)}.{encode(key)}.{run}"
+
+    def waits_of(self, signal: str) -> str:
+        """The flows that wait for a stored event, by its subject."""
+        return f"{self.namespace}.wait.{signal.removeprefix(f'{self.namespace}.signal.')}.*"
+
+    def parse_flow(self, subject: str) -> str | None:
+        """The run of a journal's subject, or None."""
+        parts = subject.split(".")
+        return parts[2] if len(parts) == 3 and parts[:2] == [self.namespace, "flow"] else None
+
     def bucket(self, noun: str) -> str:
         return f"{self.namespace}_{noun}"
 
@@ -493,6 +649,11 @@ class Names:
         return self.bucket("leases")
 
     @property
+    def limits(self) -> str:
+        """The rules and gates of limits; coordinators create it, or a worker with limits."""
+        return self.bucket("limits")
+
+    @property
     def settings(self) -> str:
         """Files, manifests and the revision: any agent reads it, only publishers write it."""
         return self.bucket("settings")
@@ -502,6 +663,16 @@ class Names:
         """Sealed secrets, key: the agent's id. An agent may read its own key only, by a direct
         get of that subject; its changes are repeated without their content."""
         return self.bucket("secrets")
+
+    @property
+    def joins(self) -> str:
+        """Hosts that asked to become agents, and the tokens they used."""
+        return self.bucket("joins")
+
+    @property
+    def join(self) -> str:
+        """Where a host with a token asks to become an agent."""
+        return f"{self.namespace}.join.ask"
 
     @property
     def applied(self) -> str:
@@ -531,11 +702,31 @@ class Names:
         """The bucket of attempts and acknowledged positions of taskiq queues."""
         return self.bucket("taskiq_queues")
 
-    def job(self, group: str, job: str) -> str:
-        return f"{self.namespace}.job.{group}.{job}"
+    def job(self, group: str, job: str, queue: str = "") -> str:
+        """One of a job's queues; by default its own."""
+        return f"{self.namespace}.job.{group}.{job}" + (f".{queue}" if queue else "")
+
+    def queues(self, group: str = "*", job: str = "*") -> tuple[str, ...]:
+        """Patterns that match all queues of a job, or of all jobs of a group."""
+        if job == "*":
+            return (f"{self.namespace}.job.{group}.>",)
+        return self.job(group, job), self.job(group, job, "*")
 
     def later(self, group: str, job: str, run: str, attempt: int | str) -> str:
         return f"{self.namespace}.later.{group}.{job}.{run}.{attempt}"
+
+    def quiet(self, group: str, job: str, key: str) -> str:
+        """Where the last run of a burst waits; `encode` never makes `=d`, so it is no run."""
+        return self.later(group, job, key if key == "*" else f"=d{key}", "quiet")
+
+    def line(self, limit: str, key: str, run: str) -> str:
+        """Where a run waits for a place; one token shorter than `later`, so the two never match."""
+        return f"{self.namespace}.later.{limit}.{key}.{run}"
+
+    @property
+    def later_or_line(self) -> str:
+        """Everything that waits, for a time or for a place."""
+        return f"{self.namespace}.later.>"
 
     def canary(self, group: str, node: str) -> str:
         return f"{self.namespace}.canary.{group}.{node}"
@@ -546,8 +737,20 @@ class Names:
     def dead_letter(self, group: str, job: str) -> str:
         return f"{self.namespace}.dead.{group}.{job}"
 
+    def ended(self, group: str, job: str, state: str) -> str:
+        """Where the ends of runs are appended to the history."""
+        return f"{self.namespace}.ended.{group}.{job}.{state}"
+
+    def indexed(self, part: int | str) -> str:
+        """Where one part of the history's index is; or its `head`, a `minute` or an `hour`."""
+        return f"{self.namespace}.indexed.{part}"
+
     def log(self, *parts: str) -> str:
         return ".".join((self.namespace, "log", *parts))
+
+    def run_log(self, run: str) -> str:
+        """Where the log lines of a run go."""
+        return f"{self.namespace}.runlog.{run}"
 
     def cancel(self, run: str) -> str:
         return f"{self.namespace}.run.{run}.cancel"
@@ -599,18 +802,39 @@ class Names:
         return f"{self.namespace}.kv.{bucket}.{key}"
 
     def parse_job(self, subject: str) -> tuple[str, str] | None:
-        """Group and job of a job subject, or None."""
-        return self._parse(subject, "job")
+        """Group and job of one of a job's queues, or None."""
+        queue = self.parse_queue(subject)
+        return self._parse(subject.removesuffix(f".{queue}") if queue else subject, "job")
+
+    def parse_queue(self, subject: str) -> str:
+        """Which of its job's queues a subject is; empty for its own, and for other subjects."""
+        parts = subject.split(".")
+        ours = len(parts) == 5 and parts[:2] == [self.namespace, "job"]
+        return parts[4] if ours and parts[4] in QUEUES else ""
 
     def parse_dead(self, subject: str) -> tuple[str, str] | None:
         """Group and job of a dead letter's subject, or None."""
         return self._parse(subject, "dead")
+
+    def parse_ended(self, subject: str) -> tuple[str, str, str] | None:
+        """Group, job and state of a subject of the history, or None."""
+        parts = subject.split(".")
+        if len(parts) == 5 and parts[:2] == [self.namespace, "ended"]:
+            return parts[2], parts[3], parts[4]
+        return None
 
     def parse_later(self, subject: str) -> tuple[str, str, str] | None:
         """Group, job and run of a parked message's subject, or None."""
         parts = subject.split(".")
         if len(parts) == 6 and parts[:2] == [self.namespace, "later"]:
             return parts[2], parts[3], parts[4]
+        return None
+
+    def parse_line(self, subject: str) -> tuple[tuple[str, str], str] | None:
+        """The gate and the run of a message that waits for a place, or None."""
+        parts = subject.split(".")
+        if len(parts) == 5 and parts[:2] == [self.namespace, "later"]:
+            return (parts[2], parts[3]), parts[4]
         return None
 
     def parse_event(self, subject: str) -> str | None:
@@ -642,6 +866,11 @@ class Names:
 def result_object(run: str, epoch: int) -> str:
     """The object of one holder's large result: a replaced holder writes another one."""
     return f"result/{run}/{epoch}"
+
+
+def step_object(run: str, n: int, epoch: int) -> str:
+    """The object of one holder's large result of a flow's step."""
+    return f"flow/{run}/{n}/{epoch}"
 
 
 def body_object(run: str, mark: str) -> str:

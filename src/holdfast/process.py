@@ -7,6 +7,7 @@ role cannot continue (so that an orchestrator restarts it), 128 + signal after a
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import os
@@ -27,6 +28,12 @@ HANDLER_TASK: Final = "holdfast-job"
 PLACE_TASK: Final = "holdfast-place"
 HANDLERS: Final = (HANDLER_TASK, PLACE_TASK)
 """Name prefixes of the threads and tasks that run handlers."""
+
+
+DEFAULT_THRESHOLDS: Final = (700, 2_000)
+"""Python's own, up to 3.12 and later."""
+COLLECT_AFTER: Final = 10_000
+"""New objects until the next look: some hundred runs, and a few megabytes at most."""
 
 
 class Runnable(Protocol):
@@ -75,6 +82,7 @@ async def _main(make: Callable[[], Runnable]) -> int:
     code = 0
     try:
         role = make()
+        collect_rarely()
         handle_signals(role.stop)
         await role.run()
     except HoldfastError as error:
@@ -83,6 +91,19 @@ async def _main(make: Callable[[], Runnable]) -> int:
     if any(t.get_name().startswith(HANDLERS) for t in asyncio.all_tasks()):
         _exit_now(code)
     return code
+
+
+def collect_rarely() -> None:
+    """Let Python look for reference cycles less often, unless somebody has set how often.
+
+    By default it looks after every 700 new objects, a few runs, and each time at everything that
+    is under way. What was imported by now is never looked at again.
+    """
+    new, *older = gc.get_threshold()
+    if gc.isenabled() and new in DEFAULT_THRESHOLDS:
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(COLLECT_AFTER, *older)
 
 
 def handle_signals(stop: Callable[[], None], kill: Callable[[], None] | None = None) -> None:

@@ -3,7 +3,7 @@
     shop = SyncApp(app)                                  # at module level: does nothing yet
 
     def view(request):
-        run = shop.enqueue(resize, Image(id=42), key="image-42")
+        run = shop.enqueue(resize.options(key="image-42"), Image(id=42))
         return run.result(timeout=5)
 
 One background thread with an event loop and a connection, made at the first call and shared by all
@@ -23,18 +23,23 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from holdfast.app import Holdfast, Job, JobWithOptions
-from holdfast.client import Enqueued, Request, Run, RunStatus
+from holdfast.app import Holdfast
+from holdfast.client import Backend, Enqueued, JobRequest, Request, Run, RunStatus
 from holdfast.errors import HoldfastError, OutcomeUnknown
+from holdfast.job import Sendable
+from holdfast.model.runlog import LogLine
 
 T = TypeVar("T")
 R = TypeVar("R")
+P = ParamSpec("P")
 
 CLOSE_SECONDS = 5.0
 """For a goodbye to the server, and again for the thread: a process must end without its server."""
 
+_NOWHERE: Any = None
+"""A handle made here is asked for its facts only."""
 _everyone: weakref.WeakSet[SyncApp] = weakref.WeakSet()
 _left_behind: list[object] = []
 """Loops that a forked child inherited without their threads. They must neither be used nor closed:
@@ -44,15 +49,16 @@ their file descriptors are shared with the parent, which would stop receiving on
 class SyncRun(Generic[R]):
     """One accepted run, as `Run`, with methods that block."""
 
-    def __init__(self, owner: SyncApp, request: Request, enqueued: Enqueued) -> None:
-        self.id = enqueued.run
-        self.job = request.spec.name
-        self.group = request.group
-        self.duplicate = enqueued.duplicate
+    def __init__(self, owner: SyncApp, run: Run[R], handle: Callable[[Backend], Run[R]]) -> None:
+        self.id = run.id
+        self.job = run.job
+        self.group = run.group
+        self.duplicate = run.duplicate
         """The key was known already: this handle is the earlier run's."""
+        self.state = run.state
+        """As `Run.state`."""
         self._owner = owner
-        self._request = request
-        self._enqueued = enqueued
+        self._handle = handle
 
     def __repr__(self) -> str:
         return f"<SyncRun {self.id} of {self.job}>"
@@ -65,16 +71,23 @@ class SyncRun(Generic[R]):
         """Where the run is now."""
         return self._ask(lambda run: run.status())
 
+    def logs(self) -> list[LogLine]:
+        """What its handler has logged and printed so far, in all attempts; the newest are kept."""
+        return self._ask(lambda run: run.logs())
+
     def cancel(self) -> bool:
         """Cancel it: queued, delayed, waiting for a retry or running. False: it had ended."""
         return self._ask(lambda run: run.cancel())
+
+    def retry(self) -> str:
+        """Send it again after it was given up, or start its next attempt now."""
+        return self._ask(lambda run: run.retry())
 
     def _ask(self, what: Callable[[Run[R]], Coroutine[Any, Any, T]]) -> T:
         """Ask through the current connection: the old one may be closed, or the parent's."""
 
         async def ask() -> T:
-            app = self._owner.app
-            return await what(app.handle(self._request, self._enqueued, await app.backend()))
+            return await what(self._handle(await self._owner.app.backend()))
 
         return self._owner._wait(ask)
 
@@ -95,38 +108,53 @@ class SyncApp:
     # ---- sending
 
     @overload
-    def enqueue(
-        self, job: Job[Any, Coroutine[Any, Any, R]], *args: Any, **kwargs: Any
-    ) -> SyncRun[R]: ...
-    @overload
-    def enqueue(
-        self, job: Job[Any, R] | JobWithOptions[R], *args: Any, **kwargs: Any
-    ) -> SyncRun[R]: ...
+    def enqueue(self, job: Sendable[P, R], *args: P.args, **kwargs: P.kwargs) -> SyncRun[R]: ...
     @overload
     def enqueue(self, job: str, *args: Any, **kwargs: Any) -> SyncRun[Any]: ...
-    def enqueue(
-        self, job: Job[Any, Any] | JobWithOptions[Any] | str, *args: Any, **kwargs: Any
-    ) -> SyncRun[Any]:
+    def enqueue(self, job: Sendable[..., Any] | str, *args: Any, **kwargs: Any) -> SyncRun[Any]:
         """Send a run of a job, of `job.options(...)`, or of a job by name.
 
-        `key=`, `delay=`, `at=`, `headers=`, `group=` say how to send it; the other arguments are
-        the payload. Invalid arguments raise before anything is sent.
+        Takes what `Job.enqueue` takes. Invalid arguments raise before anything is sent.
         """
         found = self.app.job_named(job) if isinstance(job, str) else job
         request = found.request(*args, **kwargs)
-        return SyncRun(self, request, self._wait(lambda: self._enqueue(request)))
+        return self._sent(request, self._wait(lambda: self._enqueue(request)))
+
+    def _sent(self, request: Request, enqueued: Enqueued) -> SyncRun[Any]:
+        def handle(backend: Backend) -> Run[Any]:
+            return self.app.handle(request, enqueued, backend)
+
+        return SyncRun(self, handle(_NOWHERE), handle)
 
     async def _enqueue(self, request: Request) -> Enqueued:
         return await (await self.app.backend()).enqueue(request)
 
-    def enqueue_many(self, requests: Iterable[Request]) -> list[SyncRun[Any]]:
+    def enqueue_many(self, requests: Iterable[JobRequest[R]]) -> list[SyncRun[R]]:
         """Send what `job.request(...)` made, of any jobs, pipelined, in order."""
-        wanted = list(requests)
+        wanted: list[Request] = list(requests)
         answers = self._wait(lambda: self._enqueue_many(wanted))
-        return [SyncRun(self, r, e) for r, e in zip(wanted, answers, strict=True)]
+        return [self._sent(r, e) for r, e in zip(wanted, answers, strict=True)]
 
     async def _enqueue_many(self, requests: list[Request]) -> list[Enqueued]:
         return await (await self.app.backend()).enqueue_many(requests)
+
+    # ---- runs by their id
+
+    def run(self, id: str) -> SyncRun[Any]:
+        """The handle on a run of which only the id is known; see `Holdfast.run`."""
+        return self._by_id(self.app.run(id))
+
+    def runs(
+        self, *, job: str = "", state: str = "", key: str = "", limit: int = 100
+    ) -> list[SyncRun[Any]]:
+        """Handles on the runs that match, newest change first; see `Holdfast.runs`."""
+        found = self._wait(lambda: self.app.runs(job=job, state=state, key=key, limit=limit))
+        return [self._by_id(run) for run in found]
+
+    def _by_id(self, run: Run[Any]) -> SyncRun[Any]:
+        return SyncRun(self, run, lambda _: self.app.run(run.id))
+
+    # ---- events
 
     def publish(self, event: str, data: Any = None, *, id: str | None = None) -> None:
         """Send an event from outside a run; with an `id`, repeats of it are detected."""

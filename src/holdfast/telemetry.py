@@ -1,33 +1,24 @@
-"""The catalogue of everything Holdfast tells about itself: metrics and log lines.
+"""The catalogue of everything that Holdfast counts: its metrics.
 
 Each metric is declared once, in `CATALOGUE`, with its kind, labels and meaning; documentation and
 dashboards are generated from it. A `Telemetry` holds one process's values: two in one process
-(tests) do not mix. Log lines of a run carry run, job, attempt, node and epoch.
+(tests) do not mix.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
-import textwrap
-import time
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client import Metric as PrometheusMetric
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
-from holdfast import visible
-from holdfast.redaction import scrub
-
 log = logging.getLogger("holdfast.events")
-
-RUN_FIELDS: Final = ("run", "job", "attempt", "node", "epoch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +105,14 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "Records and messages that could not be read and were passed over, by bucket or stream; "
         "'holdfast doctor' lists them.",
         ("bucket",),
+    ),
+    Metric(
+        "log_lines",
+        "holdfast_run_log_lines",
+        "counter",
+        "Log lines of runs, by what became of them: sent, or dropped because a run logged too much "
+        "at once or NATS was away.",
+        ("outcome",),
     ),
     Metric("reconnects", "holdfast_reconnects", "counter", "Reconnects to NATS."),
     Metric("terms", "holdfast_terms", "counter", "Terms won by this process.", ("role",)),
@@ -251,7 +250,7 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "holdfast_settings_refused",
         "counter",
         "Settings that were not put into force, by reason: hash, torn, signature, rollback, "
-        "secret, unresolved, template, unreadable, invalid.",
+        "secret, unresolved, template, schedules, unreadable, invalid.",
         ("reason",),
     ),
     Metric(
@@ -259,7 +258,8 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "holdfast_commands",
         "counter",
         "Commands that an agent got, by what became of them: accepted, known (asked again), stale "
-        "(of a dispatcher that was replaced), busy, cancel, refused and why, returned and how.",
+        "(of a dispatcher that was replaced), busy, cancel, refused and why, returned and how; "
+        "scheduled are slots of its own schedules.",
         ("verdict",),
     ),
     Metric(
@@ -291,6 +291,7 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
 TALLIED: Final = frozenset({"started", "ended", "seconds", "waited"})
 """Metrics that change with every attempt: counted as plain numbers, labelled when they are read."""
 
+# From a no-op handler to one that runs for an hour.
 _SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 3600.0)
 
 
@@ -375,6 +376,7 @@ class Telemetry:
     unclaimed: Counter
     enqueued: Counter
     unreadable: Counter
+    log_lines: Counter
     reconnects: Counter
     terms: Counter
     leading: Gauge
@@ -448,46 +450,3 @@ class Telemetry:
     def render(self) -> bytes:
         """The text that Prometheus reads."""
         return generate_latest(self.registry)
-
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object per line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-            + f".{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        line.update({k: getattr(record, k) for k in RUN_FIELDS if hasattr(record, k)})
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return scrub(json.dumps(line, default=str))
-
-
-class TextFormatter(logging.Formatter):
-    """One readable line, whatever is in its message; the fields of a run stand at its end."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        fields = " ".join(f"{k}={getattr(record, k)}" for k in RUN_FIELDS if hasattr(record, k))
-        name = record.name.removeprefix("holdfast.")
-        line = f"{clock}.{int(record.msecs):03d} {record.levelname:<7} {name}: "
-        line += record.getMessage() + (f"  [{fields}]" if fields else "")
-        line = visible.one_line(scrub(line))
-        if record.exc_info:  # indented, so that no text in it can pass for a line of the log
-            told = visible.block(scrub(self.formatException(record.exc_info)))
-            line += "\n" + textwrap.indent(told, "  ", lambda _: True)
-        return line
-
-
-def configure_logging(level: str = "info", style: str = "text") -> None:
-    """Log to standard error; called by the command line only, never on import."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level.upper())
-    logging.getLogger("nats").setLevel(logging.CRITICAL)

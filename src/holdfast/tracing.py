@@ -2,7 +2,7 @@
 
     enqueue (producer) ──traceparent──► run (consumer) ──traceparent──► run of the subscriber
 
-With `pip install holdfast[otel]` and a tracer provider set by your program or
+With `pip install holdfast-jobs[otel]` and a tracer provider set by your program or
 `opentelemetry-instrument`, runs carry the W3C header `traceparent` through retries, dead letters
 and replays, so a chain of runs is one trace. An attempt's span is current inside the handler: spans
 you start there are its children.

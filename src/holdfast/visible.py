@@ -2,7 +2,7 @@
 
 Returns, facts, errors, payloads, keys and log messages come from others. Printed raw, they could
 move the cursor, repaint a line, write to the clipboard (OSC 52), reverse the reading order (bidi)
-or be invisible: a failed host could paint itself "ok". So the command line (`cli.common`) and the
+or be invisible: a failed host could paint itself "ok". So the command line (`cli.out`) and the
 text log (`telemetry`) print only what `one_line` or `block` returns; JSON passes `json_text`.
 
 Escaped (`\\x1b`, `\\u202e`): C0 and C1 controls, delete, Unicode format characters (bidi, zero

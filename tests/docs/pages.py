@@ -9,6 +9,9 @@ The words after a block's language say how it is tested:
     ```python pytest       is a test module; pytest must pass it
     ```python fragment     is not a program by itself: it must only be Python
 
+    ```text output         what a reader sees who types the blocks before it, as
+                           `make release-check` does; it leaves out ```sh skip
+
 A line `holdfast …` in a block of `sh`, or of no language, must be a command that exists, with
 options that exist.
 """
@@ -87,5 +90,5 @@ def _read(path: Path) -> str:
 
 def pages() -> list[Page]:
     """Every page."""
-    top = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    top = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
     return [Page(path) for path in [*top, *sorted((ROOT / "docs").rglob("*.md"))]]

@@ -11,11 +11,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import django
 import pytest
+from django.conf import settings
 
 from tests.docs.pages import ROOT
 
 PAGE = ROOT / "docs" / "api.md"
+
+settings.configure(INSTALLED_APPS=["holdfast.integrations.django"])  # its models need a project
+django.setup()
 
 _SECTION = re.compile(r"^## `(holdfast[\w.]*)`$", re.MULTILINE)
 _NAME = re.compile(r"^\| `(\w+)`", re.MULTILINE)
@@ -42,6 +47,8 @@ def written_for_users() -> Iterator[Path]:
 def test_examples_import_public_names_only(path: Path) -> None:
     """Docs, examples, the scaffold and the uptime monitor use what the page lists."""
     for module, names in _IMPORT.findall(path.read_text(encoding="utf-8")):
+        if all(f"{module}.{name.strip()}" in public() for name in names.split(",")):
+            continue
         assert module in public(), f"{module} is not on {PAGE.name}"
         for name in re.findall(r"(\w+)(?: as \w+)?", names):
             known = public()[module] | {m.rpartition(".")[2] for m in public()}

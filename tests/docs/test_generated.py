@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
-from pathlib import Path
+import tomllib
 from types import ModuleType
 from typing import Any
 
@@ -109,18 +109,28 @@ EXPORTED = {
     "Conflict",
     "Context",
     "Discard",
+    "Flow",
+    "FlowEvent",
+    "FlowStep",
     "Holdfast",
     "HoldfastError",
     "Job",
     "Retry",
     "Run",
     "RunStatus",
+    "Limit",
+    "LogLine",
+    "Once",
+    "Resource",
     "Schedules",
+    "Settled",
     "Snooze",
+    "StepFailed",
     "SyncApp",
     "SyncContext",
     "Worker",
     "__version__",
+    "current_step",
     "run_consumer",
 }
 EXPORTED_FOR_TESTS = {
@@ -135,6 +145,7 @@ EXPORTED_FOR_TESTS = {
     "make_context",
     "make_sync_context",
     "memory",
+    "replay_flow",
 }
 
 
@@ -153,7 +164,8 @@ def test_exported_names_are_these(module: ModuleType, names: set[str]) -> None:
 
 
 def test_version_is_the_same_everywhere() -> None:
-    """The package, its metadata and the changelog speak of the same version."""
-    metadata = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert f'version = "{holdfast.__version__}"' in metadata
-    assert "## Unreleased" in Path(ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    """The package and the changelog speak of the same version; the metadata take it from there."""
+    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "version" in metadata["project"]["dynamic"]
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## \[?([\d.]+)", changes, re.MULTILINE)[0] == holdfast.__version__

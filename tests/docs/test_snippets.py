@@ -41,6 +41,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
 async def test_page_snippets_run(page: Page, folder: Path, nats: Server, namespace: str) -> None:
     """Every Python block of a page runs, in order, on a real server where it needs one."""
+    for block in _before(page):
+        (folder / block.word("file")).write_text(block.text, encoding="utf-8")
     imported = set(sys.modules)
     module = sys.modules["page"] = ModuleType("page")
     try:
@@ -52,12 +54,20 @@ async def test_page_snippets_run(page: Page, folder: Path, nats: Server, namespa
                 del sys.modules[name]
 
 
+def _before(page: Page) -> list[Block]:
+    """The files of earlier chapters, for a chapter of the tutorial."""
+    chapters = [p for p in pages() if p.path.parent == page.path.parent and p.path < page.path]
+    found = [block for p in chapters for block in p.blocks() if block.word("file")]
+    return found if page.path.parent.name == "tutorial" else []
+
+
 async def _run(
     block: Block, page: Page, names: dict[str, Any], folder: Path, url: str, namespace: str
 ) -> None:
     if file := block.word("file"):
         (folder / file).write_text(block.text, encoding="utf-8")
         importlib.invalidate_caches()
+        sys.modules.pop(file.removesuffix(".py"), None)  # a later block may have a newer one
         names.update(vars(importlib.import_module(file.removesuffix(".py"))))
         return
     code = _compiled(block, page)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast import Backoff, Context, Holdfast, SyncContext
+from holdfast import Backoff, Context, Holdfast, Limit, SyncContext
 from tests.faults.effects import Effects
 
 app = Holdfast("faults")
@@ -19,7 +19,7 @@ effects = Effects(Path(os.environ["EFFECTS"]))
 
 
 @app.job(retry=Backoff.list(["100ms", "200ms", "1s"]))
-async def work(key: str, seconds: float, ctx: Context) -> str:
+async def work(ctx: Context, key: str, seconds: float) -> str:
     """Takes a while, then has its effect once per run id."""
     effects.started(run=ctx.run, key=key, epoch=ctx.epoch, attempt=ctx.attempt, node=ctx.node)
     await asyncio.sleep(seconds * random.uniform(0.5, 1.5))
@@ -27,8 +27,31 @@ async def work(key: str, seconds: float, ctx: Context) -> str:
     return key
 
 
+@app.job(limits=[Limit(running=2, per="key")])
+async def narrow(ctx: Context, key: str, seconds: float) -> str:
+    """At most two at the same time of each key."""
+    effects.started(run=ctx.run, key=key, epoch=ctx.epoch, attempt=ctx.attempt, node=ctx.node)
+    await asyncio.sleep(seconds)
+    effects.apply(ctx.run, key=key, epoch=ctx.epoch, node=ctx.node)
+    return key
+
+
+@app.job(
+    retry=Backoff.linear("200ms", "200ms", 30),
+    limits=[Limit(running=1, per="key", ordered=True)],
+)
+async def in_order(ctx: Context, key: str, number: int, seconds: float) -> int:
+    """One after the other of each key; every fifth fails at first."""
+    effects.started(run=ctx.run, key=key, epoch=ctx.epoch, attempt=ctx.attempt, node=ctx.node)
+    await asyncio.sleep(seconds)
+    if number % 5 == 4 and ctx.attempt == 1:
+        raise ValueError("not yet")
+    effects.apply(ctx.run, key=key, epoch=ctx.epoch, node=ctx.node)
+    return number
+
+
 @app.job
-async def slow(key: str, seconds: float, ctx: Context) -> str:
+async def slow(ctx: Context, key: str, seconds: float) -> str:
     """Outlasts every timeout in the system."""
     effects.started(run=ctx.run, key=key, epoch=ctx.epoch, attempt=ctx.attempt, node=ctx.node)
     await asyncio.sleep(seconds)
@@ -37,7 +60,7 @@ async def slow(key: str, seconds: float, ctx: Context) -> str:
 
 
 @app.job
-async def bulky(key: str, seconds: float, ctx: Context) -> str:
+async def bulky(ctx: Context, key: str, seconds: float) -> str:
     """Like `slow`, with a result too large for a record; it starts with the node."""
     effects.started(run=ctx.run, key=key, epoch=ctx.epoch, attempt=ctx.attempt, node=ctx.node)
     await asyncio.sleep(seconds)
@@ -46,7 +69,7 @@ async def bulky(key: str, seconds: float, ctx: Context) -> str:
 
 
 @app.job
-async def held(key: str, gate: str, ctx: Context) -> str:
+async def held(ctx: Context, key: str, gate: str) -> str:
     """Runs until a file exists: as long as the test wants."""
     effects.started(run=ctx.run, key=key, epoch=ctx.epoch, attempt=ctx.attempt, node=ctx.node)
     while not (effects.root / gate).exists():
@@ -56,7 +79,7 @@ async def held(key: str, gate: str, ctx: Context) -> str:
 
 
 @app.job
-async def forking(key: str, gate: str, ctx: Context) -> str:
+async def forking(ctx: Context, key: str, gate: str) -> str:
     """Leaves a child behind that inherits every socket of its worker, then waits for a file."""
     if fork_in_c() == 0:
         while True:
@@ -78,7 +101,7 @@ def fork_in_c() -> int:
 
 
 @app.job(delivery="at_least_once")
-async def loose(key: str, ctx: Context, seconds: float = 0.0) -> None:
+async def loose(ctx: Context, key: str, seconds: float = 0.0) -> None:
     """Without a record."""
     effects.started(run=ctx.run, key=key, attempt=ctx.attempt)
     await asyncio.sleep(seconds)
@@ -86,7 +109,7 @@ async def loose(key: str, ctx: Context, seconds: float = 0.0) -> None:
 
 
 @app.job(retry=Backoff.never())
-async def poison(how: str, ctx: Context) -> None:
+async def poison(ctx: Context, how: str) -> None:
     """Kills its process."""
     effects.started(run=ctx.run, key=how, epoch=ctx.epoch, attempt=ctx.attempt)
     if how == "exit":
@@ -95,7 +118,7 @@ async def poison(how: str, ctx: Context) -> None:
 
 
 @app.job
-async def anything(data: dict[str, Any], ctx: Context) -> None:
+async def anything(ctx: Context, data: dict[str, Any]) -> None:
     """Takes any object."""
     effects.apply(ctx.run)
 
@@ -107,7 +130,7 @@ async def typed(a: int, b: str = "x") -> int:
 
 
 @app.job(restart="after_grace")
-async def patient(key: str, seconds: float, ctx: Context) -> None:
+async def patient(ctx: Context, key: str, seconds: float) -> None:
     """Started again only after the grace period of its lost worker."""
     effects.started(run=ctx.run, key=key, epoch=ctx.epoch)
     await asyncio.sleep(seconds)
@@ -115,7 +138,7 @@ async def patient(key: str, seconds: float, ctx: Context) -> None:
 
 
 @app.job(restart="never")
-async def fragile(key: str, seconds: float, ctx: Context) -> None:
+async def fragile(ctx: Context, key: str, seconds: float) -> None:
     """Never started again."""
     effects.started(run=ctx.run, key=key, epoch=ctx.epoch)
     await asyncio.sleep(seconds)
@@ -123,7 +146,7 @@ async def fragile(key: str, seconds: float, ctx: Context) -> None:
 
 
 @app.job(delivery="at_most_once")
-async def once(key: str, seconds: float, ctx: Context) -> None:
+async def once(ctx: Context, key: str, seconds: float) -> None:
     """Never a second start."""
     effects.started(run=ctx.run, key=key, epoch=ctx.epoch)
     await asyncio.sleep(seconds)
@@ -136,7 +159,7 @@ async def _until(gate: str) -> None:
 
 
 @app.job
-async def block(gate: str, seconds: float, ctx: Context) -> None:
+async def block(ctx: Context, gate: str, seconds: float) -> None:
     """Blocks the event loop once a gate is open, at its first attempt."""
     effects.started(run=ctx.run, attempt=ctx.attempt, node=ctx.node)
     await _until(gate)
@@ -145,7 +168,7 @@ async def block(gate: str, seconds: float, ctx: Context) -> None:
 
 
 @app.job
-async def hold_interpreter(gate: str, seconds: int, ctx: Context) -> None:
+async def hold_interpreter(ctx: Context, gate: str, seconds: int) -> None:
     """Runs C code that holds the interpreter lock, once a gate is open."""
     effects.started(run=ctx.run, attempt=ctx.attempt, node=ctx.node)
     await _until(gate)
@@ -154,7 +177,7 @@ async def hold_interpreter(gate: str, seconds: int, ctx: Context) -> None:
 
 
 @app.job
-async def many_threads(gate: str, seconds: float, ctx: Context) -> None:
+async def many_threads(ctx: Context, gate: str, seconds: float) -> None:
     """Starts a hundred threads that compute, once a gate is open."""
     effects.started(run=ctx.run, attempt=ctx.attempt, node=ctx.node)
     await _until(gate)
@@ -172,9 +195,17 @@ async def many_threads(gate: str, seconds: float, ctx: Context) -> None:
 
 
 @app.job
-def compute(key: str, seconds: float, ctx: SyncContext) -> None:
+def compute(ctx: SyncContext, key: str, seconds: float) -> None:
     """Uses CPU time in a thread."""
     effects.started(run=ctx.run, attempt=ctx.attempt, node=ctx.node)
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
+
+
+def sender(url: str, namespace: str) -> Holdfast:
+    """An app with the same jobs that only sends, to one server."""
+    made = Holdfast("sender", nats_url=url, namespace=namespace)
+    for job in app.jobs.values():
+        made.job(name=job.name, delivery=job.spec.delivery)(job.func)
+    return made

@@ -7,8 +7,9 @@ import hashlib
 
 from holdfast.broker import Broker
 from holdfast.broker.batch import Write
+from holdfast.client import once
 from holdfast.errors import BrokerError
-from holdfast.names import SETTINGS_REVISION, Names, kv_subject
+from holdfast.names import SETTINGS_REVISION, Names, gate_key, kv_subject, rule_key
 
 NEWER = (
     b'{"state":"resting","status":"resting","outcome":"resting","id":"%(name)s","name":"%(name)s",'
@@ -61,14 +62,17 @@ def records(names: Names, kind: str, mark: str = "") -> list[Write]:
         ],
         names.slots: [f"slot.tick.{stamp}", f"slot.tick.{name}", "progress.scheduler"],
         names.leases: [name, "scheduler", f"term.{name}"],
+        names.limits: [rule_key(name), gate_key(name, run)],
         names.fleet: [f"run.{run}", f"active.{run}"],
         names.returns: [f"{run}.agent1"],
         names.facts: [name],
         names.agents: [name],
-        names.settings: [f"manifest.{run}", f"file.{run}"],
+        names.joins: [f"host.{name}", f"token.{name}"],
+        names.settings: [f"manifest.{run}", f"file.{run}", f"history.{int(run[1:6], 16)}"],
         names.secrets: [name],
         names.applied: [name],
         names.bucket("sessions"): [hashlib.sha256(name.encode()).hexdigest()],
+        names.data(once.BUCKET): [name],
     }
     if not mark:
         keys[names.settings].append(SETTINGS_REVISION)
@@ -79,16 +83,25 @@ def records(names: Names, kind: str, mark: str = "") -> list[Write]:
         Write(names.log("node", name), data, {}),
         Write(names.log("fleet", run), data, {}),
         Write(names.log("operator", "cancel"), data, {}),
+        Write(names.run_log(run), data, {}),
+        Write(names.flow(run), data, odd),
+        Write(names.flow_children(run, 1), data, odd),
+        Write(names.flow_stop(run), data, odd),
+        Write(names.signal("damaged", name), data, odd),
+        Write(names.signal_wait("damaged", name, run), data, odd),
         Write(names.dead_letter("default", "loose"), data, story),
         Write(names.job("default", "loose"), data, odd),
         Write(names.event("damaged"), data, odd),
+        Write(names.ended("default", "loose", "done"), data, odd),
+        Write(names.ended("default", "loose", "dead"), data, {"Hf-Run": f"{run} r2"}),
+        *(Write(names.indexed(part), data, {}) for part in (*range(64), "head", "minute", "hour")),
     ]
     return found
 
 
 def readable(names: Names, kind: str) -> set[str]:
     """Buckets in which a kind is no damage: any value is valid, or the member is never read."""
-    everything = {names.bucket("sessions")}
+    everything = {names.bucket("sessions"), names.limits, names.data(once.BUCKET)}
     if kind == "newer":
         return {*open_records(names), names.facts, names.applied, names.ledger, names.returns} | (
             everything

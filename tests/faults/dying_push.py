@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from holdfast.broker.connection import Broker
 from holdfast.cli import main
 
-_write = Broker._write
 _left = int(os.environ["DIE_AT"])
 
 
-async def _counted(self: Broker, lines: bytes) -> None:
-    global _left
-    if lines.startswith((b"PUB $KV.", b"HPUB $KV.")):
-        _left -= 1
-        if _left == 0:
-            await self.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
-    await _write(self, lines)
+def _counted(send: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
+    async def counted(self: Broker, first: Any, *rest: Any) -> Any:
+        global _left
+        subject = first if isinstance(first, str) else first[0][0] if first else ""
+        if subject.startswith("$KV."):
+            _left -= 1
+            if _left == 0:
+                await self.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+        return await send(self, first, *rest)
+
+    return counted
 
 
 if __name__ == "__main__":
-    Broker._write = _counted  # type: ignore[method-assign]
+    for name in ("store", "put", "send", "publish_all"):
+        setattr(Broker, name, _counted(getattr(Broker, name)))
     main()

@@ -18,7 +18,7 @@ import httpx
 
 from holdfast.broker import Broker
 from holdfast.broker.streams import FLEET_BUCKETS, SETTINGS_BUCKETS, Topology
-from holdfast.client import Client
+from holdfast.client import Client, once
 from holdfast.client.fleet import Fleet, new_run
 from holdfast.client.schedules import Schedules
 from holdfast.config import ConnectionConfig, RecordConfig
@@ -26,11 +26,11 @@ from holdfast.errors import ResultTimeout
 from holdfast.model.fleet import FleetRequest, FleetRun, Return
 from holdfast.model.schedule import define
 from holdfast.web.auth import make_token
+from tests.faults.app import sender
 from tests.faults.conftest import QUICK
 from tests.faults.effects import Effects
 from tests.faults.processes import Process
 from tests.faults.scheduling import free_port
-from tests.faults.test_frozen_worker import sender
 from tests.support import until
 
 AGENT = "agent1"
@@ -85,9 +85,10 @@ class Everybody:
         async with self.broker:
             topology = Topology(self.broker, RecordConfig())
             await topology.ensure()
-            for noun in (*FLEET_BUCKETS, *SETTINGS_BUCKETS, "sessions"):
+            for noun in (*FLEET_BUCKETS, *SETTINGS_BUCKETS, "sessions", "limits"):
                 await topology.ensure_buckets(noun)
             self.client = Client(self.broker, RecordConfig())
+            await self.client.data(once.BUCKET)
             try:
                 yield self
             finally:

@@ -16,7 +16,7 @@ from pathlib import Path
 from holdfast.agent.settings import AgentSettings
 from holdfast.broker import Broker
 from holdfast.config import ConnectionConfig
-from holdfast.identity import AccountSeed
+from holdfast.identity.seed import AccountSeed
 from holdfast.process import run_loop
 from holdfast.settings.renderer import Renderer
 from holdfast.settings.resolving import Snapshot

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast import Context, Holdfast, Worker
-from holdfast.client import Client
 from holdfast.client.schedules import Schedules
 from holdfast.config import WorkerConfig
 from holdfast.model.schedule import Schedule, define, instants
@@ -28,6 +27,8 @@ from holdfast.model.slot import parse_stamp
 from holdfast.names import parse_slot_run
 from holdfast.server import Cluster, Server
 from tests.faults.processes import Process, until
+from tests.integration.support import operating
+from tests.support import running
 
 SLOW_EVERY = range(2, 11)
 PACE_SECONDS = 0.02
@@ -141,7 +142,7 @@ class Noise:
 
 
 @dataclass
-class Site:
+class Ticks:
     """A namespace with schedules and a worker that logs."""
 
     app: Holdfast
@@ -149,9 +150,9 @@ class Site:
     fired: Fired
     noise: Noise = field(default_factory=Noise)
 
-    async def settle(self, until_moment: float, limit: float = 60) -> None:
+    async def settle(self, until_moment: float, limit: float = 60, since: float = 0.0) -> None:
         """Wait until every slot up to a moment has fired, or time is up; `check` decides."""
-        wanted = self.expected(self.since, until_moment)
+        wanted = self.expected(since or self.since, until_moment)
         deadline = time.monotonic() + limit
         while time.monotonic() < deadline:
             seen = {(name, moment) for name, moment, _ in self.fired.slots}
@@ -181,14 +182,14 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def site(
+async def ticking(
     nats: Server | Cluster,
     namespace: str,
     *,
     fast: int = 50,
     slow: int = 200,
     catch_up: str = "all",
-) -> AsyncIterator[Site]:
+) -> AsyncIterator[Ticks]:
     """Schedules at 1 s and at 2 to 10 s, registered, with a worker that logs what they fire."""
     app = Holdfast("ticks", nats_url=nats.url, namespace=namespace)
     fired = Fired()
@@ -202,23 +203,16 @@ async def site(
         define(f"s{n}", "tick", every=gap, catch_up=catch_up, limit=1000)
         for n, gap in enumerate(every)
     ]
-    backend = await app.backend()
-    assert isinstance(backend, Client)
-    await backend.topology.ensure()
     worker = Worker(app, WorkerConfig(concurrency=1000))
-    working = asyncio.create_task(worker.run())
-    measuring = asyncio.create_task(asyncio.sleep(0))
-    try:
-        registry = Schedules(backend)
+    async with operating(app) as client, running(worker, lambda: worker.pulling):
+        registry = Schedules(client)
         await registry.sync("ticks", defined)
-        found = Site(app, await registry.list(), fired)
+        found = Ticks(app, await registry.list(), fired)
         measuring = asyncio.create_task(found.noise.run())
-        yield found
-    finally:
-        measuring.cancel()
-        worker.stop()
-        await asyncio.gather(working, return_exceptions=True)
-        await app.close()
+        try:
+            yield found
+        finally:
+            measuring.cancel()
 
 
 def percentile(values: list[float], share: float) -> float:

@@ -20,7 +20,7 @@ from tests.faults.processes import WorkerProcess, until, worker_fleet
 
 RUNS = 2_000
 DUPLICATES = 200
-WINDOW_SECONDS = 20
+WINDOW_SECONDS = 8
 
 
 class Sent(NamedTuple):

@@ -1,4 +1,4 @@
-"""A minute of everything at once: `make chaos` runs it for five, with more processes."""
+"""Everything at once for 39 seconds: `make chaos` runs it for five minutes, with more processes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SEED = 691
+SEED = 15201
+"""In 39 seconds it deals ten faults of nine kinds, one of them to a server of NATS."""
 
 
 @pytest.mark.timeout(400)
 def test_chaos_keeps_every_promise(tmp_path: Path) -> None:
-    """60 s, fixed seed: kills, freezes, partitions, wrong clocks, servers down; 0 violations."""
+    """Fixed seed: kills, freezes, cuts, lost answers, a wrong clock, a server down: all kept."""
     out = tmp_path / "chaos"
     path = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "chaos", "--small", "--minutes", "1"]
+    command = [sys.executable, "-m", "chaos", "--small", "--fast", "--minutes", "0.65"]
     done = subprocess.run(
         [*command, "--seed", str(SEED), "--out", str(out)],
         cwd=tmp_path,
@@ -31,7 +32,9 @@ def test_chaos_keeps_every_promise(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((out / "summary.json").read_text())
     assert found["ok"]
-    assert len(found["measures"]["faults"]) == len(found["plan"]["faults"]) > 8
+    dealt = found["plan"]["faults"]
+    assert len(found["measures"]["faults"]) == len(dealt) > 8
+    assert len({fault["kind"] for fault in dealt}) > 7
     assert found["operations"]["ok"] > 300
     assert found["measures"]["slots"] > 60
     page = (out / "report.html").read_text()

@@ -22,10 +22,10 @@ from holdfast import Run
 from holdfast.broker import Broker
 from holdfast.config import ConnectionConfig
 from holdfast.server import Server
+from tests.faults.app import sender
 from tests.faults.effects import Effects
 from tests.faults.processes import Process, WorkerProcess, until
 from tests.faults.scheduling import rounds
-from tests.faults.test_frozen_worker import sender
 from tests.faults.test_liveness import IN_FLIGHT, _watching, coordinators
 
 KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS", "0")) or rounds(2, 20)

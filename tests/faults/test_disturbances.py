@@ -156,10 +156,10 @@ async def stage(root: Path, namespace: str) -> AsyncIterator[tuple[Cluster, Brok
                     judge.close()
 
 
-async def _restart(cluster: Cluster, end: Callable[[int], None]) -> None:
+async def _restart(cluster: Cluster, fleet: Nodes, end: Callable[[int], None]) -> None:
     number = random.randrange(3)
     await asyncio.to_thread(end, number)
-    await asyncio.sleep(1.0)  # everybody has found another server
+    await until(fleet.all_connected, what="everybody on another server")
     await asyncio.to_thread(cluster.restart, number)
     await asyncio.to_thread(cluster.wait_ready, 60)
 
@@ -175,13 +175,12 @@ async def disturb(cluster: Cluster, fleet: Nodes, times: int) -> int:
         fleet.drop,
         lambda: fleet.drop(2),
         fleet.drop_all,
-        lambda: _restart(cluster, terminate),
-        lambda: _restart(cluster, cluster.kill),
+        lambda: _restart(cluster, fleet, terminate),
+        lambda: _restart(cluster, fleet, cluster.kill),
     ]
     for kind in kinds * times:
         await kind()
         await until(fleet.all_connected, 90, "every node to be connected again")
-        await asyncio.sleep(SETTLE_SECONDS)
     return len(kinds) * times
 
 
@@ -218,6 +217,7 @@ async def test_disturbances_cost_no_live_node(
             took = await kill_some(fleet, verdicts, rounds(3, 12))
             killed += len(took)
             done = await disturb(cluster, fleet, rounds(0, 3))
+            await asyncio.sleep(SETTLE_SECONDS)
         report(f"tap and burners: {len(took)} kills, {_shown(took)}; {done} disturbances")
     report(f"{len(verdicts.lost) - killed} live nodes were lost")
     assert len(verdicts.lost) == killed, verdicts.reasons

@@ -264,7 +264,7 @@ async def test_server_restart_in_the_middle_of_a_run(namespace: str, tmp_path: P
             await world.fleet.start(request)
             await until(lambda: len(world.effects.of("outage")) == 4, what="a start")
             server.kill()
-            await asyncio.sleep(1.5)  # long enough that all have ended without a server
+            await until(lambda: world.commands("returned: ok") == 4, what="ends without a server")
             server.start()
             await until(lambda: world.sender.connected, what="a connection")
             record, returns = await world.followed(request.run)

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from holdfast import Holdfast, Run
-from holdfast.client import Client
 from holdfast.model.lifecycle import may_follow
 from holdfast.server import Server
 from holdfast.status.nodes import NodeInfo, Nodes
+from tests.faults.app import sender
 from tests.faults.conftest import QUICK
 from tests.faults.effects import Effects
 from tests.faults.processes import WorkerProcess, until, worker_fleet
-from tests.faults.test_frozen_worker import sender
 from tests.faults.test_liveness import coordinators
+from tests.integration.support import client_of
 
-BLOCKED_SECONDS = 7
-"""Longer than three timeouts of `QUICK`."""
+BLOCKED_SECONDS = 5
+"""Longer than two timeouts of `QUICK`."""
 
 
 def keepers(pid: int) -> list[int]:
@@ -42,8 +42,7 @@ def keepers(pid: int) -> list[int]:
 
 async def nodes_of(app: Holdfast) -> list[NodeInfo]:
     """Every worker, also those that have ended."""
-    backend = await app.backend()
-    assert isinstance(backend, Client)
+    backend = await client_of(app)
     return await Nodes(backend).list(role="worker", ended=True)
 
 
@@ -73,29 +72,28 @@ async def test_blocked_worker_keeps_its_node_and_every_run(
     """Past the timeout and `ack_wait`, beside a worker that would take over: nothing is restarted,
     and the node's record names what blocks it."""
     effects = Effects(tmp_path / "effects")
-    app = sender(nats.url, namespace)
-    with (
-        coordinators(1, nats.url, namespace, tmp_path),
-        worker_fleet(1, nats.url, namespace, tmp_path, **QUICK) as [worker],
-    ):
-        await worker.ready()
-        runs = await start_all(app, effects, job, BLOCKED_SECONDS)
-        with another(nats, namespace, tmp_path) as other:
-            await other.ready()
-            effects.open("block")
-            if job != "many_threads":  # there the loop moves now and then
+    async with sender(nats.url, namespace) as app:
+        with (
+            coordinators(1, nats.url, namespace, tmp_path),
+            worker_fleet(1, nats.url, namespace, tmp_path, **QUICK) as [worker],
+        ):
+            await worker.ready()
+            runs = await start_all(app, effects, job, BLOCKED_SECONDS)
+            with another(nats, namespace, tmp_path) as other:
+                await other.ready()
+                effects.open("block")
+                if job != "many_threads":  # there the loop moves now and then
 
-                async def named() -> bool:
-                    return any(job in node.trouble for node in await nodes_of(app))
+                    async def named() -> bool:
+                        return any(job in node.trouble for node in await nodes_of(app))
 
-                await until(named, 30, "the culprit in the node's record")
-                assert runs[0].id in worker.text()
-                assert f"in {job}" in worker.text()
-            await runs[0].result(timeout=60)
-            effects.open("end")
-            await until(lambda: effects.count() == len(runs) - 1, 60, "the end of the others")
-            assert {node.state for node in await nodes_of(app)} == {"RUNNING"}
-    await app.close()
+                    await until(named, 30, "the culprit in the node's record")
+                    assert runs[0].id in worker.text()
+                    assert f"in {job}" in worker.text()
+                await runs[0].result(timeout=60)
+                effects.open("end")
+                await until(lambda: effects.count() == len(runs) - 1, 60, "the end of the others")
+                assert {node.state for node in await nodes_of(app)} == {"RUNNING"}
     assert set(effects.starts_per_run().values()) == {1}
 
 
@@ -104,20 +102,19 @@ async def test_computing_runs_start_once_and_cost_no_node(
 ) -> None:
     """Plain handlers that compute, on two workers with as many threads as there are cores."""
     effects = Effects(tmp_path / "effects")
-    app = sender(nats.url, namespace)
-    with (
-        coordinators(1, nats.url, namespace, tmp_path),
-        worker_fleet(2, nats.url, namespace, tmp_path, **QUICK) as workers,
-    ):
-        for worker in workers:
-            await worker.ready()
-        runs = [await app.jobs["compute"].enqueue(key=str(n), seconds=0.2) for n in range(80)]
-        for run in runs:
-            await run.result(timeout=120)
-        assert {node.state for node in await nodes_of(app)} == {"RUNNING"}
-    await app.close()
+    async with sender(nats.url, namespace) as app:
+        with (
+            coordinators(1, nats.url, namespace, tmp_path),
+            worker_fleet(2, nats.url, namespace, tmp_path, **QUICK) as workers,
+        ):
+            for worker in workers:
+                await worker.ready()
+            runs = [await app.jobs["compute"].enqueue(key=str(n), seconds=0.1) for n in range(60)]
+            for run in runs:
+                await run.result(timeout=120)
+            assert {node.state for node in await nodes_of(app)} == {"RUNNING"}
     assert set(effects.starts_per_run().values()) == {1}
-    assert len(effects.starts()) == 80
+    assert len(effects.starts()) == 60
 
 
 async def test_killed_worker_takes_its_keeper_along_and_is_reported_by_it(
@@ -125,23 +122,22 @@ async def test_killed_worker_takes_its_keeper_along_and_is_reported_by_it(
 ) -> None:
     """kill -9 of the worker, without a coordinator: its keeper says so, gives back, and ends."""
     effects = Effects(tmp_path / "effects")
-    app = sender(nats.url, namespace)
-    slow_to_notice = {"HOLDFAST_LIVENESS_TIMEOUT_SECONDS": "60"}
-    with worker_fleet(1, nats.url, namespace, tmp_path, **{**QUICK, **slow_to_notice}) as [worker]:
-        await worker.ready()
-        runs = [await app.jobs["held"].enqueue(key=str(n), gate="end") for n in range(3)]
-        await until(lambda: len(effects.starts()) == 3, what="the first starts")
-        [keeper] = await until(lambda: keepers(worker.pid), what="the keeper")
-        with another(nats, namespace, tmp_path, **slow_to_notice) as other:
-            await other.ready()
-            worker.kill()
-            await until(lambda: len(effects.starts()) == 6, 30, "the runs to start again")
-            effects.open("end")
-            for run in runs:
-                await run.result(timeout=30)
-            gone = [n for n in await nodes_of(app) if n.pid == worker.pid]
-            await until(lambda: not Path(f"/proc/{keeper}").exists(), 20, "the keeper's end")
-    await app.close()
+    async with sender(nats.url, namespace) as app:
+        slow = {**QUICK, "HOLDFAST_LIVENESS_TIMEOUT_SECONDS": "60"}
+        with worker_fleet(1, nats.url, namespace, tmp_path, **slow) as [worker]:
+            await worker.ready()
+            runs = [await app.jobs["held"].enqueue(key=str(n), gate="end") for n in range(3)]
+            await until(lambda: len(effects.starts()) == 3, what="the first starts")
+            [keeper] = await until(lambda: keepers(worker.pid), what="the keeper")
+            with another(nats, namespace, tmp_path, **slow) as other:
+                await other.ready()
+                worker.kill()
+                await until(lambda: len(effects.starts()) == 6, 30, "the runs to start again")
+                effects.open("end")
+                for run in runs:
+                    await run.result(timeout=30)
+                gone = [n for n in await nodes_of(app) if n.pid == worker.pid]
+                await until(lambda: not Path(f"/proc/{keeper}").exists(), 20, "the keeper's end")
     assert [node.state for node in gone] == ["DISCONNECTED"]
     assert "its keeper saw it end" in gone[0].reason
     assert set(effects.starts_per_run().values()) == {2}
@@ -152,28 +148,29 @@ async def test_lost_keeper_loses_nothing(
     nats: Server, namespace: str, tmp_path: Path, number: signal.Signals
 ) -> None:
     """A keeper that is killed, or does not move: the worker beats itself and starts another."""
+    # A keeper that does not move is replaced after two seconds: the node must outlast them.
+    patient = {"HOLDFAST_LIVENESS_TIMEOUT_SECONDS": "8"}
     effects = Effects(tmp_path / "effects")
-    app = sender(nats.url, namespace)
-    with (
-        coordinators(1, nats.url, namespace, tmp_path),
-        worker_fleet(1, nats.url, namespace, tmp_path, **QUICK) as [worker],
-    ):
-        await worker.ready()
-        run = await app.jobs["held"].enqueue(key="a", gate="end")
-        await until(effects.starts, what="the first start")
-        [keeper] = await until(lambda: keepers(worker.pid), what="the keeper")
-        with another(nats, namespace, tmp_path) as other:
-            await other.ready()
-            os.kill(keeper, number)
+    async with sender(nats.url, namespace) as app:
+        with (
+            coordinators(1, nats.url, namespace, tmp_path),
+            worker_fleet(1, nats.url, namespace, tmp_path, **{**QUICK, **patient}) as [worker],
+        ):
+            await worker.ready()
+            run = await app.jobs["held"].enqueue(key="a", gate="end")
+            await until(effects.starts, what="the first start")
+            [keeper] = await until(lambda: keepers(worker.pid), what="the keeper")
+            with another(nats, namespace, tmp_path) as other:
+                await other.ready()
+                os.kill(keeper, number)
 
-            def replaced() -> bool:
-                return bool(found := keepers(worker.pid)) and keeper not in found
+                def replaced() -> bool:
+                    return bool(found := keepers(worker.pid)) and keeper not in found
 
-            await until(replaced, 60, "another keeper")
-            effects.open("end")
-            await run.result(timeout=30)
-            assert {node.state for node in await nodes_of(app)} == {"RUNNING"}
-    await app.close()
+                await until(replaced, 60, "another keeper")
+                effects.open("end")
+                await run.result(timeout=30)
+                assert {node.state for node in await nodes_of(app)} == {"RUNNING"}
     assert set(effects.starts_per_run().values()) == {1}
 
 
@@ -183,29 +180,27 @@ async def test_worker_blocked_for_too_long_is_ended_and_only_the_culprit_counts_
     """ERROR with the culprit in the node's history, then SIGKILL; bystanders start again with no
     crash of theirs."""
     effects = Effects(tmp_path / "effects")
-    app = sender(nats.url, namespace)
-    limit = {"HOLDFAST_WORKER_BLOCKED_SECONDS": "3"}
-    with (
-        coordinators(1, nats.url, namespace, tmp_path),
-        worker_fleet(1, nats.url, namespace, tmp_path, **QUICK, **limit) as [worker],
-    ):
-        await worker.ready()
-        culprit = await app.jobs["block"].enqueue(gate="block", seconds=3600)
-        others = [await app.jobs["held"].enqueue(key=str(n), gate="end") for n in range(3)]
-        await until(lambda: len(effects.starts()) == 4, what="every start")
-        effects.open("block")
-        assert await worker.stopped(60) == -signal.SIGKILL
-        backend = await app.backend()
-        assert isinstance(backend, Client)
-        [node] = [n for n in await nodes_of(app) if n.pid == worker.pid]
-        with another(nats, namespace, tmp_path, **limit):
-            effects.open("end")
-            for run in (culprit, *others):
-                await run.result(timeout=60)
-            history = await Nodes(backend).history(node.id)
-            [errored] = [step for step in history if step.after == "ERROR"]
-            records = [(await run.status()).record for run in (culprit, *others)]
-    await app.close()
+    async with sender(nats.url, namespace) as app:
+        limit = {"HOLDFAST_WORKER_BLOCKED_SECONDS": "3"}
+        with (
+            coordinators(1, nats.url, namespace, tmp_path),
+            worker_fleet(1, nats.url, namespace, tmp_path, **QUICK, **limit) as [worker],
+        ):
+            await worker.ready()
+            culprit = await app.jobs["block"].enqueue(gate="block", seconds=3600)
+            others = [await app.jobs["held"].enqueue(key=str(n), gate="end") for n in range(3)]
+            await until(lambda: len(effects.starts()) == 4, what="every start")
+            effects.open("block")
+            assert await worker.stopped(60) == -signal.SIGKILL
+            backend = await client_of(app)
+            [node] = [n for n in await nodes_of(app) if n.pid == worker.pid]
+            with another(nats, namespace, tmp_path, **limit):
+                effects.open("end")
+                for run in (culprit, *others):
+                    await run.result(timeout=60)
+                history = await Nodes(backend).history(node.id)
+                [errored] = [step for step in history if step.after == "ERROR"]
+                records = [(await run.status()).record for run in (culprit, *others)]
     assert culprit.id in errored.reason
     assert "block" in errored.reason
     assert all(may_follow(step.before, step.after) for step in history)

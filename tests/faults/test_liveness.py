@@ -23,11 +23,11 @@ from holdfast.model.liveness import PROFILES
 from holdfast.server import Server
 from holdfast.status.dead import DeadLetters
 from holdfast.status.nodes import Nodes
+from tests.faults.app import sender
 from tests.faults.conftest import QUICK
 from tests.faults.effects import Effects
 from tests.faults.processes import Process, WorkerProcess, until, worker_fleet
 from tests.faults.proxy import Proxy
-from tests.faults.test_frozen_worker import sender
 
 KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS", "5"))
 IN_FLIGHT = 10
@@ -58,28 +58,27 @@ async def test_killed_worker_is_recovered_within_seconds(
 ) -> None:
     """kill -9 with 10 runs in flight, again and again: all restarted, higher epoch, effect once."""
     effects = Effects(tmp_path / "effects")
-    app = sender(nats.url, namespace)
-    gaps: list[float] = []
-    with coordinators(2, nats.url, namespace, tmp_path) as judges:
-        await _watching(judges)
-        victim = _worker(nats.url, namespace, tmp_path)
-        try:
-            for kill in range(KILLS):
-                await victim.ready()
-                runs = await _ten_in_flight(app, effects, kill)
-                victim, dead = _worker(nats.url, namespace, tmp_path), victim
-                await victim.ready()
-                killed = time.time()
-                dead.kill()
-                effects.open(f"gate-{kill}")
-                for run in runs:
-                    await run.result(timeout=40)
-                again = [s for s in effects.starts() if s["at"] > killed]
-                assert {start["run"] for start in again} == {run.id for run in runs}
-                gaps += [start["at"] - killed for start in again]
-        finally:
-            victim.close()
-    await app.close()
+    async with sender(nats.url, namespace) as app:
+        gaps: list[float] = []
+        with coordinators(2, nats.url, namespace, tmp_path) as judges:
+            await _watching(judges)
+            victim = _worker(nats.url, namespace, tmp_path)
+            try:
+                for kill in range(KILLS):
+                    await victim.ready()
+                    runs = await _ten_in_flight(app, effects, kill)
+                    victim, dead = _worker(nats.url, namespace, tmp_path), victim
+                    await victim.ready()
+                    killed = time.time()
+                    dead.kill()
+                    effects.open(f"gate-{kill}")
+                    for run in runs:
+                        await run.result(timeout=40)
+                    again = [s for s in effects.starts() if s["at"] > killed]
+                    assert {start["run"] for start in again} == {run.id for run in runs}
+                    gaps += [start["at"] - killed for start in again]
+            finally:
+                victim.close()
     starts = effects.starts_per_run()
     report(
         f"{KILLS} kills, {len(gaps)} runs restarted: median {statistics.median(gaps):.2f} s, "
@@ -97,21 +96,20 @@ async def test_messages_without_a_claim_are_given_back_too(
 ) -> None:
     """Runs without a record, and those that waited for a slot, do not wait for `ack_wait`."""
     effects = Effects(tmp_path / "effects")
-    app = sender(nats.url, namespace)
-    patience = {"HOLDFAST_WORKER_ACK_WAIT_SECONDS": "600", "HOLDFAST_WORKER_CONCURRENCY": "4"}
-    with coordinators(1, nats.url, namespace, tmp_path) as judges:
-        await _watching(judges)
-        with worker_fleet(1, nats.url, namespace, tmp_path, **patience) as [victim]:
-            await victim.ready()
-            loose = app.jobs["loose"]
-            await loose.enqueue_many([loose.request(key=str(n), seconds=5.0) for n in range(4)])
-            await until(lambda: len(effects.starts()) == 4, 20, "all in flight")
-            await asyncio.sleep(2.5)  # the coordinator has asked it, and knows it for long enough
-            killed = time.time()
-            victim.kill()
-            victim.replace()
-            await until(lambda: len(effects.starts()) == 8, 60, "new starts")
-    await app.close()
+    async with sender(nats.url, namespace) as app:
+        patience = {"HOLDFAST_WORKER_ACK_WAIT_SECONDS": "600", "HOLDFAST_WORKER_CONCURRENCY": "4"}
+        with coordinators(1, nats.url, namespace, tmp_path) as judges:
+            await _watching(judges)
+            with worker_fleet(1, nats.url, namespace, tmp_path, **patience) as [victim]:
+                await victim.ready()
+                loose = app.jobs["loose"]
+                await loose.enqueue_many([loose.request(key=str(n), seconds=5.0) for n in range(4)])
+                await until(lambda: len(effects.starts()) == 4, 20, "all in flight")
+                await _past_initial_delay(nats.url, namespace)
+                killed = time.time()
+                victim.kill()
+                victim.replace()
+                await until(lambda: len(effects.starts()) == 8, 60, "new starts")
     late = [start["at"] - killed for start in effects.starts()[4:]]
     report(f"4 runs without a record started again {max(late):.2f} s after the kill")
     assert set(effects.starts_per_run().values()) == {2}
@@ -166,30 +164,29 @@ async def test_restart_strategies_are_kept(
 ) -> None:
     """A killed worker's runs: `after_grace` waits for the grace, `never` is not run again."""
     effects = Effects(tmp_path / "effects")
-    app = sender(nats.url, namespace)
-    grace = {"HOLDFAST_LIVENESS_GRACE_SECONDS": "6"}
-    with (
-        coordinators(2, nats.url, namespace, tmp_path) as judges,
-        worker_fleet(1, nats.url, namespace, tmp_path, **grace) as [worker],
-    ):
-        await _watching(judges)
-        await worker.ready()
-        names = ("patient", "fragile", "once", "slow")
-        runs = {n: await app.jobs[n].enqueue(key=n, seconds=2.0) for n in names}
-        await until(lambda: len(effects.starts()) == 4, what="four starts")
-        killed = time.time()
-        worker.replace()
-        await until(lambda: len(effects.starts()) == 6, 40, "two restarts")
-        for name in ("fragile", "once"):
-            with pytest.raises(RunLost):
-                await runs[name].result(timeout=20)
-        await runs["patient"].result(timeout=20)
-        await runs["slow"].result(timeout=20)
-        async with _client(nats.url, namespace) as client:
-            dead = DeadLetters(client)
-            letters = list(await dead.list())
-            bodies = [await dead.body(letter.id) for letter in letters]
-    await app.close()
+    async with sender(nats.url, namespace) as app:
+        grace = {"HOLDFAST_LIVENESS_GRACE_SECONDS": "6"}
+        with (
+            coordinators(2, nats.url, namespace, tmp_path) as judges,
+            worker_fleet(1, nats.url, namespace, tmp_path, **grace) as [worker],
+        ):
+            await _watching(judges)
+            await worker.ready()
+            names = ("patient", "fragile", "once", "slow")
+            runs = {n: await app.jobs[n].enqueue(key=n, seconds=2.0) for n in names}
+            await until(lambda: len(effects.starts()) == 4, what="four starts")
+            killed = time.time()
+            worker.replace()
+            await until(lambda: len(effects.starts()) == 6, 40, "two restarts")
+            for name in ("fragile", "once"):
+                with pytest.raises(RunLost):
+                    await runs[name].result(timeout=20)
+            await runs["patient"].result(timeout=20)
+            await runs["slow"].result(timeout=20)
+            async with _client(nats.url, namespace) as client:
+                dead = DeadLetters(client)
+                letters = list(await dead.list())
+                bodies = [await dead.body(letter.id) for letter in letters]
     again = {s["key"]: s["at"] - killed for s in effects.starts()[4:]}
     report(f"started again after {again}")
     assert set(again) == {"patient", "slow"}
@@ -202,28 +199,27 @@ async def test_restart_strategies_are_kept(
 async def test_frozen_node_stops_itself(nats: Server, namespace: str, tmp_path: Path) -> None:
     """SIGSTOP past the timeout, then SIGCONT: it is DISCONNECTED, says why, and exits by itself."""
     effects = Effects(tmp_path / "effects")
-    app = sender(nats.url, namespace)
-    other_root = tmp_path / "other"
-    other_root.mkdir()
-    (other_root / "effects").symlink_to(tmp_path / "effects")
-    with (
-        coordinators(2, nats.url, namespace, tmp_path) as judges,
-        worker_fleet(1, nats.url, namespace, tmp_path, **QUICK) as [frozen],
-    ):
-        await _watching(judges)
-        await frozen.ready()
-        run = await app.jobs["slow"].enqueue(key="a", seconds=3.0)
-        await until(lambda: effects.starts(), what="the start")
-        frozen.signal(signal.SIGSTOP)
-        with worker_fleet(1, nats.url, namespace, other_root, **QUICK) as [other]:
-            await run.result(timeout=40)
-            before = (await run.status()).record
-            states = await _states(nats.url, namespace)
-            frozen.signal(signal.SIGCONT)
-            code = await frozen.stopped()
-            assert (await run.status()).record == before
-            assert other.running
-    await app.close()
+    async with sender(nats.url, namespace) as app:
+        other_root = tmp_path / "other"
+        other_root.mkdir()
+        (other_root / "effects").symlink_to(tmp_path / "effects")
+        with (
+            coordinators(2, nats.url, namespace, tmp_path) as judges,
+            worker_fleet(1, nats.url, namespace, tmp_path, **QUICK) as [frozen],
+        ):
+            await _watching(judges)
+            await frozen.ready()
+            run = await app.jobs["slow"].enqueue(key="a", seconds=3.0)
+            await until(lambda: effects.starts(), what="the start")
+            frozen.signal(signal.SIGSTOP)
+            with worker_fleet(1, nats.url, namespace, other_root, **QUICK) as [other]:
+                await run.result(timeout=40)
+                before = (await run.status()).record
+                states = await _states(nats.url, namespace)
+                frozen.signal(signal.SIGCONT)
+                code = await frozen.stopped()
+                assert (await run.status()).record == before
+                assert other.running
     assert code == 1
     assert [s for n, s in states.items() if f"-{frozen.pid}-" in n] == ["DISCONNECTED"]
     text = frozen.text()
@@ -238,8 +234,7 @@ async def test_restart_of_nats_and_short_cut_lose_nobody(tmp_path: Path, namespa
     """A NATS restart and a network cut of one second: no node is lost, nothing is run again."""
     effects = Effects(tmp_path / "effects")
     with Server(store=tmp_path / "store") as server:
-        app = sender(server.url, namespace)
-        async with Proxy(server.port) as proxy:
+        async with sender(server.url, namespace) as app, Proxy(server.port) as proxy:
             with (
                 coordinators(2, server.url, namespace, tmp_path) as judges,
                 worker_fleet(2, proxy.url, namespace, tmp_path) as fleet,
@@ -261,7 +256,6 @@ async def test_restart_of_nats_and_short_cut_lose_nobody(tmp_path: Path, namespa
                 for run in runs:
                     await run.result(timeout=40)
                 states = await _states(server.url, namespace)
-        await app.close()
     assert len(effects.starts()) == 8
     assert set(states.values()) == {"RUNNING"}
     assert not any("lost:" in judge.text() for judge in judges)
@@ -309,7 +303,7 @@ async def test_lost_node_is_disconnected_by_one_coordinator_only(
                 await worker.ready()
             async with _client(nats.url, namespace) as client:
                 nodes = Nodes(client)
-                await asyncio.sleep(2.5)  # past the initial delay, in which nobody is judged
+                await _past_initial_delay(nats.url, namespace)
                 for worker in fleet:
                     worker.kill()
 

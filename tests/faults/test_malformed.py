@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 
-from holdfast.app import Holdfast, Job
+from holdfast.app import Holdfast
 from holdfast.broker import Broker
 from holdfast.cli import main
 from holdfast.config import ConnectionConfig
 from holdfast.errors import BrokerError, HoldfastError
+from holdfast.job import Job
 from holdfast.server import Server
+from tests.faults.app import sender
 from tests.faults.effects import Effects
 from tests.faults.processes import until, worker_fleet
-from tests.faults.test_frozen_worker import sender
 
 RAW, API, CLI = 5_000, 4_600, 400
 
@@ -99,19 +100,18 @@ async def test_malformed_inputs_stop_nobody(
 ) -> None:
     """Raw publishes, the API and the command line: all answered, the same worker still runs."""
     dice = random.Random(11)
-    app = sender(nats.url, namespace)
-    env = {"HOLDFAST_LOG_LEVEL": "error", "HOLDFAST_WORKER_UNKNOWN_PAYLOAD_SECONDS": "1"}
-    with worker_fleet(1, nats.url, namespace, tmp_path, **env) as [worker]:
-        await app.jobs["typed"].options(key="first").enqueue(a=1)
-        stored = await _raw(nats.url, namespace, dice)
-        refused = await _through_api(app, dice)
-        said = await asyncio.to_thread(_through_cli, nats.url, namespace, dice, monkeypatch)
-        run = await app.jobs["typed"].enqueue(a=7)
-        assert await run.result(timeout=120) == 7
-        drained = await _drained(nats.url, namespace)
-        assert worker.running
-        log = worker.text()
-    await app.close()
+    async with sender(nats.url, namespace) as app:
+        env = {"HOLDFAST_LOG_LEVEL": "error", "HOLDFAST_WORKER_UNKNOWN_PAYLOAD_SECONDS": "1"}
+        with worker_fleet(1, nats.url, namespace, tmp_path, **env) as [worker]:
+            await app.jobs["typed"].options(key="first").enqueue(a=1)
+            stored = await _raw(nats.url, namespace, dice)
+            refused = await _through_api(app, dice)
+            said = await asyncio.to_thread(_through_cli, nats.url, namespace, dice, monkeypatch)
+            run = await app.jobs["typed"].enqueue(a=7)
+            assert await run.result(timeout=120) == 7
+            drained = await _drained(nats.url, namespace)
+            assert worker.running
+            log = worker.text()
     report(
         f"{RAW} raw ({stored} stored), {API} calls ({refused} refused), {CLI} commands: "
         f"{drained['dead']} dead letters, {drained['records']} records, nothing waiting"
@@ -151,7 +151,7 @@ async def _through_api(app: Holdfast, dice: random.Random) -> int:
     """Every refusal is one of ours; nothing else comes out."""
     refused = 0
     said: list[str] = []
-    typed: Job[Any, Any] = app.jobs["typed"]
+    typed: Job[Any] = app.jobs["typed"]
     for _ in range(API):
         nasty = dice.choice(NASTY)
         call = dice.choice(

@@ -8,11 +8,12 @@ import pytest
 
 from holdfast.errors import RunLost
 from holdfast.server import Server
+from holdfast.status.nodes import Nodes
+from tests.faults.app import sender
 from tests.faults.conftest import QUICK
 from tests.faults.effects import Effects
 from tests.faults.processes import Process, until, worker_fleet
-from tests.faults.test_frozen_worker import sender
-from tests.faults.test_liveness import _client
+from tests.integration.support import client_of
 
 
 @pytest.mark.timeout(120)
@@ -21,25 +22,22 @@ async def test_at_most_once_run_is_told_lost_by_a_later_coordinator(
 ) -> None:
     """Its worker died unseen and its record has expired: it is lost, not forgotten."""
     effects = Effects(tmp_path / "effects")
-    app = sender(nats.url, namespace)
-    with worker_fleet(1, nats.url, namespace, tmp_path, **QUICK) as [worker]:
-        await worker.ready()
-        run = await app.jobs["once"].enqueue(key="a", seconds=60.0)
-        await until(lambda: effects.starts(), what="the start")
-        worker.kill()
-    async with _client(nats.url, namespace) as client:
+    async with sender(nats.url, namespace) as app:
+        with worker_fleet(1, nats.url, namespace, tmp_path, **QUICK) as [worker]:
+            await worker.ready()
+            run = await app.jobs["once"].enqueue(key="a", seconds=60.0)
+            await until(lambda: effects.starts(), what="the start")
+            worker.kill()
+        nodes = Nodes(await client_of(app))
 
         async def forgotten() -> bool:
-            record = await client.read(run.id)
-            assert record is not None
-            return await client._alive(record.node) is False
+            return worker.pid not in {node.pid for node in await nodes.list(ended=True)}
 
-        await until(forgotten, 30, "the worker's record to expire")
-    coordinator = Process(["coordinator"], nats.url, namespace, tmp_path / "late.log", **QUICK)
-    try:
-        with pytest.raises(RunLost):
-            await run.result(timeout=60)
-    finally:
-        coordinator.close()
-        await app.close()
+        await until(forgotten, what="the worker's record to expire")
+        coordinator = Process(["coordinator"], nats.url, namespace, tmp_path / "late.log", **QUICK)
+        try:
+            with pytest.raises(RunLost):
+                await run.result(timeout=60)
+        finally:
+            coordinator.close()
     assert len(effects.starts()) == 1

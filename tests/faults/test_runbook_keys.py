@@ -8,15 +8,15 @@ import signal
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from holdfast.broker import Broker
 from holdfast.config import ConnectionConfig
 from holdfast.errors import NotConnected
-from holdfast.identity.users import UserFolder
-from holdfast.server import Server
 from tests.faults.runbook import Load, Shell, commands, repeated
+from tests.integration.auth_support import guarded
 from tests.integration.command import Command
 from tests.support import until
 
@@ -25,18 +25,16 @@ QUICK = {"HOLDFAST_DISPATCHER_ACK_SECONDS": "1", "HOLDFAST_DISPATCHER_GRACE_SECO
 OLDER = "credentials are older than the dispatchers' generation"
 
 
-class Site:
-    """A server with the users of `secrets`, and the shell of somebody who looks after it."""
+class Watch:
+    """The shell of somebody who looks after a site."""
 
     def __init__(self, folder: Path, stack: AsyncExitStack) -> None:
         self.folder = folder
-        self.users = UserFolder(folder / "secrets")
-        self.users.init("hf")
         pid_file = folder / "nats.pid"
-        self.server = Server(
-            fast=True, includes=[self.users.config], extra_config=f'pid_file: "{pid_file}"'
-        )
-        stack.enter_context(self.server)
+        options: dict[str, Any] = {"name": "secrets", "extra_config": f'pid_file: "{pid_file}"'}
+        self.site = stack.enter_context(guarded(folder, (), **options))
+        self.server = self.site.server
+        self.users = self.site.folder
         self.stack = stack
         self.env = {"HOLDFAST_NATS_URL": self.server.url} | QUICK
         self.shell = Shell(folder, self.env | self.login("operator"))
@@ -44,7 +42,7 @@ class Site:
         self._reloads = 0
 
     def login(self, user: str) -> dict[str, str]:
-        return {"HOLDFAST_CREDENTIALS_FILE": str(self.users.credentials(user))}
+        return {"HOLDFAST_CREDENTIALS_FILE": self.site.file(user)}
 
     async def reload(self) -> None:
         """As the page says; over when the server has told so."""
@@ -111,28 +109,28 @@ async def test_rotated_login_loses_nothing_and_the_old_one_is_refused(
     missed, and after the last step nobody gets in with the old one."""
     issue, replace, revoke = commands("keys.md", "Rotate a login")
     async with AsyncExitStack() as stack:
-        site = Site(tmp_path, stack)
-        load = Load(tmp_path, site.env, stack)
-        await load.start("control", **site.login("control"))
-        await load.start("worker", **site.login("worker"))
-        old = site.keep("worker")
-        login = str(site.users.credentials("client"))
-        async with load.sending(nats_url=site.server.url, credentials_file=login):
+        watch = Watch(tmp_path, stack)
+        load = Load(tmp_path, watch.env, stack)
+        await load.start("control", **watch.login("control"))
+        await load.start("worker", **watch.login("worker"))
+        old = watch.keep("worker")
+        login = str(watch.users.credentials("client"))
+        async with load.sending(nats_url=watch.server.url, credentials_file=login):
             await load.more_slots()
-            await site.shell.run(issue)
-            await site.reload()
-            await site.shell.run(replace)
-            await load.start("worker", **site.login("worker"))
+            await watch.shell.run(issue)
+            await watch.reload()
+            await watch.shell.run(replace)
+            await load.start("worker", **watch.login("worker"))
             await load.stop_oldest("worker")
-            assert not await site.refuses(old)
-            await site.shell.run(revoke)
-            await site.reload()
-            assert await site.refuses(old)
+            assert not await watch.refuses(old)
+            await watch.shell.run(revoke)
+            await watch.reload()
+            assert await watch.refuses(old)
             await load.more_slots()
         await load.all_done(load.accepted)
-        assert not await site.refuses(site.users.credentials("worker"))
-        listed = json.loads(await site.shell.run("holdfast auth list --json --dir secrets"))
-        await site.shell.run("holdfast doctor")
+        assert not await watch.refuses(watch.users.credentials("worker"))
+        listed = json.loads(await watch.shell.run("holdfast auth list --json --dir secrets"))
+        await watch.shell.run("holdfast doctor")
     assert [u["user"] for u in listed if u.get("revoked")] == ["worker"]
     assert repeated(load.done()) == []
     assert load.missed() == []
@@ -147,36 +145,36 @@ async def test_rotated_command_keys_are_obeyed_and_the_old_ones_refused(tmp_path
     refuses what the new generation signs."""
     both, alone = commands("keys.md", "Rotate the keys of commands")
     async with AsyncExitStack() as stack:
-        site = Site(tmp_path, stack)
-        await site.shell.run("holdfast auth agent web1 web2 --dir secrets")
-        await site.reload()
-        load = Load(tmp_path, site.env, stack)
+        watch = Watch(tmp_path, stack)
+        await watch.shell.run("holdfast auth agent web1 web2 --dir secrets")
+        await watch.reload()
+        load = Load(tmp_path, watch.env, stack)
         seed = {"HOLDFAST_DISPATCHER_SEED_FILE": str(tmp_path / "secrets" / "account.seed")}
-        first = site.login("control") | seed
+        first = watch.login("control") | seed
         second = first | {"HOLDFAST_DISPATCHER_GENERATION": "2"}
         await load.start("control", **first)
-        old = site.keep("agent-web1")
-        agent = await site.agent("web1", old)
-        left_out = await site.agent("web2", site.users.credentials("agent-web2"))
+        old = watch.keep("agent-web1")
+        agent = await watch.agent("web1", old)
+        left_out = await watch.agent("web2", watch.users.credentials("agent-web2"))
 
-        await site.shell.run(both)
-        await site.reload()
-        assert await site.refuses(old)
-        await site.replace(agent)
-        agent = await site.agent("web1", site.users.credentials("agent-web1"))
+        await watch.shell.run(both)
+        await watch.reload()
+        assert await watch.refuses(old)
+        await watch.replace(agent)
+        agent = await watch.agent("web1", watch.users.credentials("agent-web1"))
         await load.start("control", **second)
         await load.stop_oldest("control")
-        await until(lambda: site.answers("web1"), what="an answer to the new generation")
-        assert not await site.answers("web2")
+        await until(lambda: watch.answers("web1"), what="an answer to the new generation")
+        assert not await watch.answers("web2")
         assert OLDER in left_out.text
 
-        await site.shell.run(alone)
-        await site.reload()
-        await site.replace(agent)
-        agent = await site.agent("web1", site.users.credentials("agent-web1"))
+        await watch.shell.run(alone)
+        await watch.reload()
+        await watch.replace(agent)
+        agent = await watch.agent("web1", watch.users.credentials("agent-web1"))
         await load.start("control", **first)
         await load.stop_oldest("control")
-        assert not await site.answers("web1")
+        assert not await watch.answers("web1")
         assert OLDER in agent.text
 
 
@@ -195,29 +193,29 @@ async def test_rotated_settings_keys_are_read_and_the_old_ones_refused(tmp_path:
         return path.exists() and value in path.read_text()
 
     async with AsyncExitStack() as stack:
-        site = Site(tmp_path, stack)
-        await site.shell.run("holdfast auth agent web1 --dir secrets")
-        await site.reload()
+        watch = Watch(tmp_path, stack)
+        await watch.shell.run("holdfast auth agent web1 --dir secrets")
+        await watch.reload()
         seed = {"HOLDFAST_DISPATCHER_SEED_FILE": str(tmp_path / "secrets" / "account.seed")}
-        load = Load(tmp_path, site.env, stack)
-        await load.start("control", **site.login("control"), **seed)
-        login = site.users.credentials("agent-web1")
-        agent = await site.agent("web1", login)
+        load = Load(tmp_path, watch.env, stack)
+        await load.start("control", **watch.login("control"), **seed)
+        login = watch.users.credentials("agent-web1")
+        agent = await watch.agent("web1", login)
 
         async def publish(value: str) -> None:
             (tree / "db.yaml").write_text(f"db: {{password: !encrypted {value}}}\n")
-            await site.shell.run(push)
+            await watch.shell.run(push)
 
         await publish(f"{SECRET}-1")
         await until(lambda: taken("web1", f"{SECRET}-1"), what="the first secret")
-        await site.shell.run(begin)
+        await watch.shell.run(begin)
         await publish(f"{SECRET}-2")
         await until(lambda: taken("web1", f"{SECRET}-2"), what="a secret while it is under way")
-        await until(lambda: site.finished(finish), what="the end of the rotation")
-        assert "2" in await site.shell.run(status)
+        await until(lambda: watch.finished(finish), what="the end of the rotation")
+        assert "2" in await watch.shell.run(status)
         await publish(f"{SECRET}-3")
         await until(lambda: taken("web1", f"{SECRET}-3"), what="a secret of the new keys")
-        await site.replace(agent)
-        thief = await site.agent("web1", login, "elsewhere")
+        await watch.replace(agent)
+        thief = await watch.agent("web1", login, "elsewhere")
         await thief.says("signed with generation 2 of the account's keys and this agent has 1")
         assert not taken("elsewhere", SECRET)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from holdfast.server import Server
 from tests.faults.processes import until
-from tests.faults.scheduling import SchedulerProcess, figures, leader_of, site
+from tests.faults.scheduling import SchedulerProcess, figures, leader_of, ticking
 
 LIBRARIES = (
     "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1",
@@ -44,23 +43,22 @@ async def test_clock_that_jumps_fires_nothing_early(
     """The leader's clock jumps by an hour: it gives the lead away, and no slot is early or lost."""
     clock = tmp_path / "clock"
     clock.write_text("+0\n")
-    async with site(nats, namespace, fast=20, slow=40) as ticks:
+    async with ticking(nats, namespace, fast=20, slow=40) as ticks:
         wrong = SchedulerProcess(nats.url, namespace, tmp_path / "wrong.log", **faked(clock))
         other = None
         try:
             await leader_of([wrong])
             other = SchedulerProcess(nats.url, namespace, tmp_path / "other.log")
             await other.ready()
-            await asyncio.sleep(2)
+            await ticks.settle(time.time() + 1)
             clock.write_text(f"{jump}\n")
             jumped = time.time()
             await until(lambda: "clock is off" in wrong.text(), 10, "it notices")
             noticed = time.time() - jumped
             await leader_of([other])
-            await asyncio.sleep(3)
-            assert not wrong.leads
-            end = time.time() + 1
+            end = time.time() + 3
             await ticks.settle(end)
+            assert not wrong.leads
             count, late = ticks.check(end)
             clock.write_text("+0\n")
             other.kill()

@@ -19,7 +19,7 @@ from tests.faults.scheduling import (
     leader_of,
     rounds,
     scheduler_fleet,
-    site,
+    ticking,
 )
 
 Report = Callable[[str], None]
@@ -37,8 +37,8 @@ async def test_leader_killed_costs_no_slot(
 ) -> None:
     """kill -9 of the leader, again and again: no slot missed, none twice, 99 % within a second."""
     dice = random.Random(4)
-    kills = rounds(5, 20)
-    async with site(nats, namespace) as ticks:
+    kills = rounds(3, 20)
+    async with ticking(nats, namespace) as ticks:
         with scheduler_fleet(2, nats.url, namespace, tmp_path) as fleet:
             for process in fleet:
                 await process.ready()
@@ -80,9 +80,9 @@ async def test_handover_on_sigterm_is_not_noticed(
     nats: Server, namespace: str, tmp_path: Path, report: Report
 ) -> None:
     """SIGTERM to the leader costs no slot; how late they were is told beside that of a standby."""
-    turns = rounds(5, 20)
+    turns = rounds(3, 20)
     dice = random.Random(5)
-    async with site(nats, namespace) as ticks:
+    async with ticking(nats, namespace) as ticks:
         with scheduler_fleet(2, nats.url, namespace, tmp_path) as fleet:
             for process in fleet:
                 await process.ready()
@@ -113,7 +113,7 @@ async def test_frozen_leader_does_no_harm(
     """SIGSTOP past the lease, then SIGCONT: nothing twice, its late writes refused and counted."""
     freezes = [3.0, 1.0] * rounds(1, 3)  # after its lease, which another has by then
     refused = 0.0
-    async with site(nats, namespace) as ticks:
+    async with ticking(nats, namespace) as ticks:
         with scheduler_fleet(2, nats.url, namespace, tmp_path, health=True) as fleet:
             for process in fleet:
                 await process.ready()
@@ -140,13 +140,13 @@ async def test_any_number_of_schedulers(
     schedulers: int, nats: Server, namespace: str, tmp_path: Path, report: Report
 ) -> None:
     """Three and five schedulers at once, one killed: each slot fires once."""
-    async with site(nats, namespace, fast=20, slow=60) as ticks:
+    async with ticking(nats, namespace, fast=20, slow=60) as ticks:
         with scheduler_fleet(schedulers, nats.url, namespace, tmp_path) as fleet:
             for process in fleet:
                 await process.ready()
             leader = await leader_of(fleet)
             began = time.time()
-            await asyncio.sleep(2)
+            await ticks.settle(began + 1)
             leader.kill()
             await leader_of([p for p in fleet if p is not leader])
             end = time.time() + 3

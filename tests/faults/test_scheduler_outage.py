@@ -18,7 +18,7 @@ from holdfast.errors import BrokerError
 from holdfast.server import Cluster, Server
 from holdfast.status.schedules import SlotHistory
 from tests.faults.processes import until
-from tests.faults.scheduling import figures, leader_of, rounds, scheduler_fleet, site
+from tests.faults.scheduling import figures, leader_of, rounds, scheduler_fleet, ticking
 
 AWAY_SECONDS = 10
 MISSED: dict[str, Any] = {"HOLDFAST_SCHEDULER_MISSED_AFTER_SECONDS": "4"}
@@ -34,10 +34,10 @@ async def test_slots_of_an_outage_are_caught_up(
     """NATS killed with -9 for a while: every slot since is fired, once."""
     away = rounds(11, 30)  # every schedule misses a slot: the slowest has one in ten seconds
     with Server(store=tmp_path / "store") as nats:
-        async with site(nats, namespace) as ticks:
+        async with ticking(nats, namespace) as ticks:
             with scheduler_fleet(2, nats.url, namespace, tmp_path, **MISSED) as fleet:
                 await leader_of(fleet)
-                await asyncio.sleep(3)
+                await ticks.settle(time.time() + 1)
                 nats.kill()
                 await asyncio.sleep(away)
                 await asyncio.to_thread(nats.restart)
@@ -60,16 +60,16 @@ async def test_policy_decides_about_missed_slots(
 ) -> None:
     """catch_up="last": one run for the missed slots, the others are recorded as skipped."""
     with Server(store=tmp_path / "store") as nats:
-        async with site(nats, namespace, fast=5, slow=5, catch_up="last") as ticks:
+        async with ticking(nats, namespace, fast=5, slow=5, catch_up="last") as ticks:
             with scheduler_fleet(1, nats.url, namespace, tmp_path, **MISSED) as fleet:
                 await leader_of(fleet)
-                await asyncio.sleep(2)
+                await ticks.settle(time.time() + 1)
             stopped = time.time()
             await asyncio.sleep(AWAY_SECONDS)
             with scheduler_fleet(1, nats.url, namespace, tmp_path / "later", **MISSED) as fleet:
                 await leader_of(fleet)
                 began = time.time()
-                await asyncio.sleep(2)
+                await ticks.settle(began + 2, since=began)
             fired = Counter((name, moment) for name, moment, _ in ticks.fired.slots)
             assert set(fired.values()) == {1}
             config = ConnectionConfig(nats_url=nats.url, namespace=namespace)
@@ -85,19 +85,18 @@ async def test_policy_decides_about_missed_slots(
     assert verdicts["skipped"]
 
 
-async def _stream_leader(cluster: Cluster, namespace: str) -> Server:
-    """The node that leads the slots' stream."""
-    async with Broker(ConnectionConfig(nats_url=cluster.url, namespace=namespace)) as broker:
-        info = await broker.api(f"STREAM.INFO.KV_{namespace}_slots")
-    name = info["cluster"]["leader"]
-    return next(node for node in cluster.nodes if node.name == name)
-
-
-async def _led_by_another(cluster: Cluster, namespace: str, gone: Server) -> bool:
+async def _stream_leader(
+    cluster: Cluster, namespace: str, gone: Server | None = None
+) -> Server | None:
+    """The node that leads the slots' stream; None while there is none but the one that is gone."""
     try:
-        return await _stream_leader(cluster, namespace) is not gone
-    except (BrokerError, KeyError):
-        return False  # nobody leads it yet
+        async with Broker(ConnectionConfig(nats_url=cluster.url, namespace=namespace)) as broker:
+            info = await broker.api(f"STREAM.INFO.KV_{namespace}_slots")
+    except BrokerError:
+        return None
+    name = info["cluster"].get("leader")
+    found = next((node for node in cluster.nodes if node.name == name), None)
+    return None if found is gone else found
 
 
 @pytest.mark.timeout(400)
@@ -106,15 +105,17 @@ async def test_stream_leader_killed_costs_no_slot(
 ) -> None:
     """Three nodes, the one that leads the slots' stream killed: every slot is fired, once."""
     with Cluster(store=tmp_path / "store") as cluster:
-        async with site(cluster, namespace) as ticks:
+        async with ticking(cluster, namespace) as ticks:
             with scheduler_fleet(2, cluster.url, namespace, tmp_path) as fleet:
                 await leader_of(fleet)
-                await asyncio.sleep(2)
+                await ticks.settle(time.time() + 1)
                 for _ in range(rounds(1, 2)):
-                    node = await _stream_leader(cluster, namespace)
+                    node = await until(
+                        lambda: _stream_leader(cluster, namespace), 60, "a leader of the stream"
+                    )
                     node.kill()
                     await until(
-                        lambda n=node: _led_by_another(cluster, namespace, n), 60, "another to lead"
+                        lambda n=node: _stream_leader(cluster, namespace, n), 60, "another to lead"
                     )
                     await ticks.settle(time.time() + 1)  # the two that are left do fire
                     await asyncio.to_thread(node.restart)

@@ -84,7 +84,7 @@ async def test_burst_is_enqueued_within_seconds(
 async def test_idle_schedules_cost_next_to_nothing(
     nats: Server, namespace: str, tmp_path: Path, report: Report
 ) -> None:
-    """Schedules that are not due cost little memory; how little of a core is told."""
+    """Schedules that are not due cost little memory."""
     count = rounds(10_000, 100_000)
     config = ConnectionConfig(nats_url=nats.url, namespace=namespace)
     async with Broker(config) as broker:
@@ -95,13 +95,6 @@ async def test_idle_schedules_cost_next_to_nothing(
         with scheduler_fleet(1, nats.url, namespace, tmp_path) as [scheduler]:
             await leader_of([scheduler], 120)
             loading = _cpu(scheduler.pid)
-            await asyncio.sleep(3)
-            began, before = time.monotonic(), _cpu(scheduler.pid)
-            await asyncio.sleep(rounds(5, 30))
-            share = (_cpu(scheduler.pid) - before) / (time.monotonic() - began)
             memory = _memory(scheduler.pid)
-    report(
-        f"{count} schedules: {memory:.0f} MB, {loading:.1f} s of CPU time to load, "
-        f"{share:.2%} of a core when idle"
-    )
+    report(f"{count} schedules: {memory:.0f} MB, {loading:.1f} s of CPU time to load")
     assert memory < 60 + count * 0.002

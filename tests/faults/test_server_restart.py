@@ -15,9 +15,9 @@ from holdfast.config import ConnectionConfig
 from holdfast.errors import BrokerError, NotFound
 from holdfast.names import consumer
 from holdfast.server import Cluster, Server
+from tests.faults.app import sender
 from tests.faults.effects import Effects
 from tests.faults.processes import until, worker_fleet
-from tests.faults.test_frozen_worker import sender
 
 
 class Nats(Protocol):
@@ -66,23 +66,21 @@ async def test_consumption_resumes_after_restart(
     """kill -9 of every node and a restart: runs are consumed again, the time is reported."""
     effects = Effects(tmp_path / "effects")
     with _nats(kind, tmp_path) as nats:
-        app = sender(nats.url, namespace)
-        with worker_fleet(1, nats.url, namespace, tmp_path) as [worker]:
-            await worker.ready()
-            first = await app.jobs["work"].enqueue(key="before", seconds=0.01)
-            await first.result(timeout=20)
-            _kill_all(nats)
-            _start_all(nats)
-            led = await _leaders(nats.url, namespace, delete=deleted)
-            await app.close()
-            app = sender(nats.url, namespace)
-            run = await _accepted(app)
-            accepted = time.monotonic()
-            await until(lambda: effects.count() >= 2, 60, "consumption after the restart")
-            resumed = time.monotonic()
-            assert await run.result(timeout=60) == "after"
-            losses = worker.text().count("connection to NATS lost")
-        await app.close()
+        async with sender(nats.url, namespace) as app:
+            with worker_fleet(1, nats.url, namespace, tmp_path) as [worker]:
+                await worker.ready()
+                first = await app.jobs["work"].enqueue(key="before", seconds=0.01)
+                await first.result(timeout=20)
+                _kill_all(nats)
+                _start_all(nats)
+                led = await _leaders(nats.url, namespace, delete=deleted)
+                async with sender(nats.url, namespace) as fresh:
+                    run = await _accepted(fresh)
+                    accepted = time.monotonic()
+                    await until(lambda: effects.count() >= 2, what="consumption after the restart")
+                    resumed = time.monotonic()
+                    assert await run.result(timeout=60) == "after"
+                losses = worker.text().count("connection to NATS lost")
     report(
         f"resumed {resumed - led:.2f} s after leaders, "
         f"{resumed - accepted:.2f} s after the next run was accepted"

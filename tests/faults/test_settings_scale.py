@@ -9,23 +9,26 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from holdfast.server import Server
+from holdfast.settings.canary import Trial
 from tests.faults.processes import ROOT
 from tests.faults.test_settings_publisher import write_tree
-from tests.integration.settings_support import world
+from tests.integration.settings_support import World, world
 from tests.support import until
 
 COUNT = 1000 if os.environ.get("HOLDFAST_SOAK") else 60
 PROCESSES = 2
+BACK_SECONDS = 10.0
+"""For a fleet to be on the old snapshot, from the push of a broken one or the rollback on."""
 
 
 async def test_fleet_converges_on_a_new_revision(
     namespace: str, tmp_path: Path, report: Callable[[str], None]
 ) -> None:
-    """Every agent has it, whole, rendered by itself and with its own secret opened."""
+    """Every agent has it, whole, with its own secret opened; and the old one when it is back."""
     place = "/dev/shm" if Path("/dev/shm").is_dir() else None  # a thousand hosts, no shared disk
     disk = Path(tempfile.mkdtemp(prefix="holdfast-agents-", dir=place))
     with contextlib.ExitStack() as stack:
@@ -59,10 +62,51 @@ async def test_fleet_converges_on_a_new_revision(
                     return [report.number for report in reports].count(3) == COUNT
 
                 await until(told, what="a report of every agent")
+                await _taken_back(w, report)
             finally:
                 for process in fleet:
                     process.kill()
                     await process.wait()
+
+
+async def _taken_back(w: World, report: Callable[[str], None]) -> None:
+    """A broken file stops at its wave; after that, and after a rollback, all have the old one."""
+    [in_force] = {r.manifest for r in (await w.publisher.store.reports()).values()}
+    w.write(one="one: {{ facts.missing }}\n")
+    wave = [f"web{n}" for n in range(COUNT // 20)]
+
+    async def check(_: Sequence[str]) -> str:
+        return ""
+
+    began = time.time()
+    _, plan, verdict = await Trial(w.broker, w.publisher, wave, 5.0, check).push(w.folder)
+    assert plan.revision
+    assert plan.revision.canary
+    broken = plan.revision.canary.manifest
+    assert verdict
+    assert verdict.final.revision
+    assert "refused it" in verdict.failure
+    seconds = await _everywhere(w, verdict.final.revision.number, in_force, began, broken)
+    report(f"a broken file on {len(wave)} of {COUNT} agents: all as before {seconds:.1f} s later")
+    assert seconds < BACK_SECONDS
+    began = time.time()
+    back = await w.publisher.go_back(2)
+    assert back.revision
+    seconds = await _everywhere(w, back.revision.number, back.revision.manifest, began, in_force)
+    report(f"a rollback of {COUNT} agents: all on the old snapshot {seconds:.1f} s later")
+    assert seconds < BACK_SECONDS
+
+
+async def _everywhere(w: World, number: int, manifest: str, began: float, never: str) -> float:
+    """Wait until every agent has this manifest in force as this revision; returns how long."""
+
+    async def all_have() -> bool:
+        reports = (await w.publisher.store.reports()).values()
+        return all((r.number, r.manifest) == (number, manifest) for r in reports)
+
+    assert manifest != never
+    await until(all_have, 60, f"revision {number} everywhere")
+    return time.time() - began
 
 
 async def start(server: Server, namespace: str, root: Path, n: int) -> asyncio.subprocess.Process:

@@ -34,7 +34,7 @@ def test_damage_is_written_to_every_bucket_and_stream(namespace: str) -> None:
     """A bucket or stream that is added later has to be damaged here too."""
     names = Names(namespace)
     configs = stream_configs(names, RecordConfig(), 1)
-    nouns = (*FLEET_BUCKETS, *SETTINGS_BUCKETS, "sessions")
+    nouns = (*FLEET_BUCKETS, *SETTINGS_BUCKETS, "sessions", "limits")
     configs += [bucket_config(names, noun, 1) for noun in nouns]
     written = [one.subject for one in damage.records(names, "text")]
     for config in configs:

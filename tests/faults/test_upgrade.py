@@ -27,7 +27,7 @@ from holdfast import Holdfast
 from holdfast.names import parse_slot_run
 from holdfast.server import Server
 from tests.faults.test_rollout import APP, Role, _missing, effects, send
-from tests.integration.command import Command
+from tests.integration.cli_support import clean_environment, run_command
 from tests.support import until
 
 ROOT = Path(__file__).parents[2]
@@ -95,10 +95,10 @@ class Upgrade:
 
     async def command(self, sources: Path, *words: str) -> str:
         """A command of one version, which has to succeed."""
-        env = self._of(sources)
-        with Command(*words, folder=self.folder, cwd=self.folder, env=env) as done:
-            assert await done.ended() == 0, f"{words}:\n{done.text}"
-            return done.text
+        env = clean_environment() | self._of(sources)
+        done = await run_command(*words, env=env, cwd=self.folder, sources=str(sources))
+        assert done.code == 0, f"{words}:\n{done.err}"
+        return done.out
 
     async def use(self, *versions: Path) -> None:
         """Send runs, a delayed one among them, and a command to the agent, by each version."""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from holdfast.broker import Broker
+from holdfast.broker.streams import FLEET_BUCKETS, SETTINGS_BUCKETS
 from holdfast.broker.wire import WireClient
-from holdfast.config import ConnectionConfig
-from holdfast.identity.credentials import Credentials, load_credentials
+from holdfast.client import Client
+from holdfast.config import ConnectionConfig, RecordConfig
+from holdfast.identity.credentials import Credentials
 from holdfast.identity.users import UserFolder
 from holdfast.names import Names
 from holdfast.server import Cluster, Server
-from tests.support import until
 
 NAMESPACE = "hf"
 AGENTS = ("alpha", "beta")
@@ -60,9 +60,18 @@ class Site:
             yield broker
 
     @contextlib.asynccontextmanager
+    async def operating(self) -> AsyncIterator[Client]:
+        """An operator's client; every stream and bucket exists."""
+        async with self.broker("operator") as broker:
+            client = Client(broker, RecordConfig())
+            await client.topology.ensure()
+            await client.topology.ensure_buckets(*FLEET_BUCKETS, *SETTINGS_BUCKETS)
+            yield client
+
+    @contextlib.asynccontextmanager
     async def raw(self, user: str) -> AsyncIterator[Raw]:
         """A plain client that records what the server refused, as a thief would use."""
-        login = load_credentials(self.file(user))
+        login = Credentials.load(self.file(user))
         raw = Raw(login)
         await raw.open(self.server.url)
         try:
@@ -72,12 +81,14 @@ class Site:
 
 
 @contextlib.contextmanager
-def guarded(path: Path) -> Iterator[Site]:
-    """A server that admits only the users of a new folder."""
-    folder = UserFolder(path / "auth")
+def guarded(
+    path: Path, agents: Sequence[str] = AGENTS, *, name: str = "auth", **options: Any
+) -> Iterator[Site]:
+    """A server that admits only the users of a new folder; `options` are for the server."""
+    folder = UserFolder(path / name)
     folder.init(NAMESPACE)
-    folder.add_agents(AGENTS)
-    with Server(fast=True, includes=[folder.config]) as server:
+    folder.add_agents(agents)
+    with Server(fast=True, includes=[folder.config], **options) as server:
         yield Site(server, folder)
         server.kill()
 
@@ -118,17 +129,3 @@ class Raw:
         await step
         await self.client.flush()
         return not any(f'"{subject.lower()}"' in e.lower() for e in self.errors[before:])
-
-
-@contextlib.asynccontextmanager
-async def running(role: Any, ready: Any = None) -> AsyncIterator[Any]:
-    """A role on the test's loop: ready when the block begins, stopped after it."""
-    task = asyncio.create_task(role.run())
-    try:
-        await until(lambda: task.done() or (ready or (lambda: role.started.is_set()))(), 20)
-        if task.done():
-            task.result()
-        yield role
-    finally:
-        role.stop()
-        await task

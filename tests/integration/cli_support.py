@@ -53,9 +53,16 @@ async def holdfast(app: Holdfast, *arguments: str | bytes, stdin: bytes = b"") -
 
 
 async def run_command(
-    *arguments: str | bytes, env: Mapping[str, str], cwd: Path | None = None, stdin: bytes = b""
+    *arguments: str | bytes,
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    stdin: bytes = b"",
+    sources: str = "",
 ) -> Ended:
-    """Run `holdfast …` in a process and wait for its end; a traceback is a failure."""
+    """Run `holdfast …` in a process and wait for its end; a traceback is a failure.
+
+    `sources`: a directory with another version of the package.
+    """
     with tempfile.TemporaryDirectory(prefix="hf-") as name:
         files = [Path(name) / part for part in ("in", "out", "err")]
         for file, content in zip(files, (stdin, b"", b""), strict=True):
@@ -66,7 +73,7 @@ async def run_command(
             "cwd": str(cwd or Path.cwd()),
             "files": [str(file) for file in files],
         }
-        reader, writer = await asyncio.open_unix_connection(_forking())
+        reader, writer = await asyncio.open_unix_connection(_forking(sources))
         try:
             writer.write(json.dumps(wanted).encode() + b"\n")
             answer = await reader.readline()
@@ -79,14 +86,14 @@ async def run_command(
 
 
 @functools.cache
-def _forking() -> str:
-    """The socket of the process that forks commands; one per pytest process."""
+def _forking(sources: str) -> str:
+    """The socket of the process that forks commands; one for each version, per pytest process."""
     folder = tempfile.TemporaryDirectory(prefix="hf-")
     address = f"{folder.name}/commands"
     process = subprocess.Popen(
         [sys.executable, "-m", prefork.__name__, address],
         cwd=Path(__file__).parents[2],
-        env=clean_environment(),
+        env=clean_environment() | ({"PYTHONPATH": sources} if sources else {}),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

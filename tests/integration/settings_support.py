@@ -12,7 +12,7 @@ from typing import Any
 from holdfast.agent.settings import AgentSettings
 from holdfast.broker import Broker
 from holdfast.config import ConnectionConfig
-from holdfast.identity import AccountSeed
+from holdfast.identity.seed import AccountSeed
 from holdfast.names import kv_subject
 from holdfast.server import Server
 from holdfast.settings.plan import Plan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -23,7 +22,7 @@ from holdfast.model import run as runs
 from holdfast.model.run import RunRecord
 from holdfast.names import Names, consumer
 from holdfast.server import Server
-from tests.support import until
+from tests.support import running, until
 
 
 class Seen(list[Any]):
@@ -35,25 +34,19 @@ class Seen(list[Any]):
         return self
 
 
+HURRIED: dict[str, Any] = {"ack_wait_seconds": 1.0, "extend_seconds": 0.3}
+"""For `working`: what a worker held when it vanished is delivered again after a second, not after
+five. The first worker of a job decides."""
+
+
 @contextlib.asynccontextmanager
 async def working(
     app: Holdfast, *, records: RecordConfig | None = None, health_path: str = "", **config: Any
 ) -> AsyncIterator[Worker]:
     """One worker of an app on the test's loop: pulling when the block begins, drained after it."""
     worker = Worker(app, WorkerConfig(**config), records=records, health_path=health_path)
-    task = asyncio.create_task(worker.run())
-    try:
-        await until(lambda: task.done() or _pulls(worker), 20, "a worker that pulls")
-        if task.done():
-            task.result()
+    async with running(worker, lambda: worker.pulling):
         yield worker
-    finally:
-        worker.stop()
-        await task
-
-
-def _pulls(worker: Worker) -> bool:
-    return worker.pulling
 
 
 @contextlib.asynccontextmanager
@@ -66,10 +59,25 @@ async def raw(server: Server) -> AsyncIterator[tuple[RawClient, JetStreamContext
         await connection.close()
 
 
+async def client_of(app: Holdfast) -> Client:
+    """The app's client, connected."""
+    client = await app.backend()
+    assert isinstance(client, Client)
+    return client
+
+
+@contextlib.asynccontextmanager
+async def operating(app: Holdfast) -> AsyncIterator[Client]:
+    """The namespace with its streams, and no worker yet."""
+    async with app:
+        client = await client_of(app)
+        await client.topology.ensure()
+        yield client
+
+
 async def broker_of(app: Holdfast) -> Broker:
     """The app's connection."""
-    backend = await app.backend()
-    assert isinstance(backend, Client)
+    backend = await client_of(app)
     return backend.broker
 
 
@@ -81,8 +89,7 @@ async def record_of(app: Holdfast, run: str) -> RunRecord | None:
 
 async def all_records(app: Holdfast) -> dict[str, RunRecord]:
     """Every stored record."""
-    backend = await app.backend()
-    assert isinstance(backend, Client)
+    backend = await client_of(app)
     return {e.key: runs.decode(e.value) async for e in backend.runs.entries()}
 
 

@@ -3,47 +3,83 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import typer
 
-from holdfast import Holdfast
+from holdfast import Flow, Holdfast
 from holdfast.broker import Bucket
 from holdfast.cli import build
 from holdfast.client import Client
 from holdfast.client.schedules import Schedules
 from holdfast.clock import rfc3339
 from holdfast.errors import InvalidInput, UnknownJob
-from holdfast.identity import AccountSeed
+from holdfast.identity.seed import AccountSeed
+from holdfast.model import run as runs
+from holdfast.model.join import RECORD as JOIN
+from holdfast.model.join import JoinRecord
+from holdfast.model.limit import Limit
+from holdfast.model.run import RunRecord
 from holdfast.model.schedule import define
-from holdfast.names import H_ATTEMPT, H_RUN
+from holdfast.names import H_ATTEMPT, H_RUN, join_key
+from holdfast.ownership.rules import Rules
 from holdfast.server import Server
-from holdfast.status.actions import ACTIONS, Operator, cancel_run, purge_job, replay_dead
+from holdfast.settings import canary
+from holdfast.settings.canary import Trial
+from holdfast.settings.publisher import Publisher
+from holdfast.settings.sealing import Sealer
+from holdfast.status import fleet_actions as actions
+from holdfast.status.actions import cancel_run, purge_job, replay_dead
 from holdfast.status.audit import Audit, AuditLine, operator
+from holdfast.status.operators import ACTIONS, Operator
 from tests.fleet_world import World
 from tests.integration.cli_support import holdfast
-from tests.integration.support import working
+from tests.integration.support import until, working
 from tests.integration.test_status import operating
 from tests.integration.test_web_access import every_route
 from tests.integration.web_support import site
 
 READS: Final = frozenset(
-    {"list", "show", "trace", "watch", "next", "why", "active", "diff", "status", "get", "backup"}
+    {
+        "list",
+        "show",
+        "trace",
+        "logs",
+        "watch",
+        "next",
+        "why",
+        "active",
+        "diff",
+        "status",
+        "get",
+        "copy",
+        "top",
+        "backup",
+        "history",
+        "slots",
+        "pending",
+        "resolve",
+        "journal",
+    }
 )
 """Verbs that change nothing on the server."""
 LOCAL: Final = frozenset({"auth", "new", "deploy", "server", "demo", "dev"})
 """Nouns that work on files and processes of this machine."""
 ROLES: Final = frozenset(
-    {"worker", "scheduler", "coordinator", "control", "web", "agent", "dispatcher"}
+    {"worker", "relay", "scheduler", "coordinator", "control", "web", "agent", "dispatcher"}
 )
-LOCAL_VERBS: Final = frozenset({("secrets", "set"), ("secrets", "edit"), ("secrets", "seal")})
+LOCAL_VERBS: Final = frozenset(
+    {("secrets", "set"), ("secrets", "edit"), ("secrets", "seal"), ("alerts", "test")}
+)
 NAMED_ELSEWHERE: Final = {
     ("fleet", "run"): ("fleet", "command"),
     ("doctor", ""): ("doctor", "fix"),
+    ("runs", "edit"): ("runs", "retry"),
     ("enqueue", ""): ("runs", "enqueue"),
+    ("publish", ""): ("events", "publish"),
     ("restore", ""): ("backup", "restore"),
 }
 
@@ -68,6 +104,18 @@ async def scheduled(client: Client, *command: str, **rule: Any) -> list[str]:
     return ["schedules", *command]
 
 
+async def limited(client: Client, *command: str) -> list[str]:
+    await client.topology.ensure_buckets("limits")
+    await Rules(client.broker).register(Limit(running=2, name="db"), "shop", "", ("job",))
+    return ["limits", *command]
+
+
+async def parked(client: Client, *command: str) -> list[str]:
+    record = RunRecord("parked", "default", "job", flow=True, waits="event go, key k")
+    await client.runs.put("r1", runs.encode(record), expected=0)
+    return ["flows", *command]
+
+
 async def backfill(client: Client) -> list[str]:
     now = client.broker.server_now()
     times = ["--from", rfc3339(now - 7200), "--to", rfc3339(now - 60)]
@@ -87,6 +135,7 @@ async def drifted(client: Client) -> list[str]:
 
 CASES: Final[dict[tuple[str, str], tuple[Prepare, dict[str, Any]]]] = {
     ("runs", "enqueue"): (lambda c: queued(c, "enqueue", "job"), {"job": "job"}),
+    ("events", "publish"): (lambda c: queued(c, "publish", "paid", "--id", "e1"), {}),
     ("runs", "cancel"): (lambda c: queued(c, "runs", "cancel", "r1"), {"runs": ("r1",)}),
     ("runs", "retry"): (lambda c: letter(c, "runs", "retry"), {"runs": ("r1",)}),
     ("dead", "replay"): (lambda c: letter(c, "dead", "replay"), {"runs": ("r1",)}),
@@ -94,6 +143,17 @@ CASES: Final[dict[tuple[str, str], tuple[Prepare, dict[str, Any]]]] = {
     ("jobs", "pause"): (lambda c: queued(c, "jobs", "pause", "job"), {"job": "job"}),
     ("jobs", "resume"): (lambda c: queued(c, "jobs", "resume", "job"), {"job": "job"}),
     ("jobs", "purge"): (lambda c: queued(c, "jobs", "purge", "job", "--yes"), {"count": 1}),
+    ("flows", "signal"): (
+        lambda c: parked(c, "signal", "go", "k", "1"),
+        {"detail": "go, key k"},
+    ),
+    ("flows", "resume"): (lambda c: parked(c, "resume", "r1"), {"runs": ("r1",)}),
+    ("limits", "set"): (
+        lambda c: limited(c, "set", "db", "--running", "3"),
+        {"detail": "db: 3 running"},
+    ),
+    ("limits", "pause"): (lambda c: limited(c, "pause", "db"), {"detail": "db"}),
+    ("limits", "resume"): (lambda c: limited(c, "resume", "db"), {"detail": "db"}),
     ("schedules", "add"): (
         lambda c: queued(c, "schedules", "add", "nightly", "job", "--every", "1h"),
         {"detail": "nightly", "job": "job"},
@@ -110,12 +170,19 @@ CASES: Final[dict[tuple[str, str], tuple[Prepare, dict[str, Any]]]] = {
     ("doctor", "fix"): (drifted, {}),
 }
 ELSEWHERE: Final = {
+    ("flows", "cancel"): "test_cancel_of_a_flow_leaves_a_line",
     ("schedules", "sync"): "test_sync_leaves_a_line_when_it_changed_something",
     ("nodes", "drain"): "test_drain_leaves_a_line",
     ("agents", "forget"): "test_fleet_actions_leave_a_line_each",
+    ("agents", "accept"): "test_joining_actions_leave_a_line_each",
+    ("agents", "reject"): "test_joining_actions_leave_a_line_each",
+    ("agents", "revoke"): "test_joining_actions_leave_a_line_each",
     ("fleet", "command"): "test_fleet_actions_leave_a_line_each",
+    ("fleet", "direct"): "test_fleet_actions_leave_a_line_each",
     ("fleet", "cancel"): "test_fleet_actions_leave_a_line_each",
     ("settings", "push"): "test_settings_actions_leave_a_line_each",
+    ("settings", "rollback"): "test_settings_actions_leave_a_line_each",
+    ("settings", "canary"): "test_settings_actions_leave_a_line_each",
     ("secrets", "rotate"): "test_settings_actions_leave_a_line_each",
     ("backup", "restore"): "test_restore_leaves_a_line",
 }
@@ -223,6 +290,26 @@ async def test_cancel_of_an_ended_run_leaves_no_line(app: Holdfast) -> None:
 # ---- those that need more than a namespace
 
 
+async def test_cancel_of_a_flow_leaves_a_line(app: Holdfast) -> None:
+    """A worker has to undo the flow before it is cancelled."""
+
+    @app.flow
+    async def sleeper(ctx: Flow) -> None:
+        await ctx.sleep("1h")
+
+    async with working(app):
+        run = await sleeper.enqueue()
+
+        async def is_parked() -> bool:
+            return (await run.status()).state == "parked"
+
+        await until(is_parked)
+        async with operating(app) as client:
+            ended = await holdfast(app, "flows", "cancel", run.id)
+            assert ended.code == 0, ended.err
+            assert (await only_line(client, "flows", "cancel")).runs == (run.id,)
+
+
 async def test_sync_leaves_a_line_when_it_changed_something(app: Holdfast) -> None:
     """Registering the same schedules again changes nothing."""
     async with operating(app) as client:
@@ -260,18 +347,69 @@ async def test_fleet_actions_leave_a_line_each(
             )
             assert started.code == 0
             assert (await holdfast(app, "fleet", "cancel", "f2")).code == 0
+            straight = ("fleet", "run", "web2", "ping", "--direct", "--id", "f3")
+            assert (await holdfast(app, *straight)).code == 0
             await world.agents["web2"].close()
             assert (await holdfast(app, "agents", "forget", "web2")).code == 0
             lines = await Audit(client).actions()
             assert [(one.noun, one.verb, one.runs or one.detail) for one in lines] == [
                 ("agents", "forget", "web2"),
+                ("fleet", "direct", ("f3",)),
                 ("fleet", "cancel", ("f2",)),
                 ("fleet", "command", ("f2",)),
                 ("fleet", "command", ("f1",)),
             ]
 
 
-async def test_settings_actions_leave_a_line_each(app: Holdfast, tmp_path: Path) -> None:
+async def test_joining_actions_leave_a_line_each(
+    app: Holdfast, nats: Server, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the command line, the API and the page; a host that replaces one needs the word."""
+    monkeypatch.chdir(tmp_path)
+    async with World(nats, namespace, tmp_path) as world, world.dispatcher():
+        bucket = Bucket(world.broker, world.broker.names.joins)
+        for n in range(1, 6):
+            asked = JoinRecord(b"", f"web{n}", "U", "t1", "pending", 1.0, replaces=n == 4)
+            await bucket.put(join_key(asked.agent), JOIN.encode(asked), expected=0)
+        listed = await holdfast(app, "agents", "pending")
+        assert listed.out.count("pending") == 5
+        assert "replaces a known host" in listed.out
+        accepted = await holdfast(app, "agents", "accept", "web1")
+        assert "web1 is approved" in accepted.out
+        assert "--replace" in (await holdfast(app, "agents", "accept", "web4")).err
+        assert (await holdfast(app, "agents", "accept")).code == 1
+        assert (await holdfast(app, "agents", "accept", "--follow")).code == 1
+        assert (await holdfast(app, "agents", "reject", "web2")).code == 0
+        assert (await holdfast(app, "agents", "revoke", "t1")).code == 0
+        async with site(nats, namespace) as there:
+            shown = (await there.viewer.get("/joins")).json()["items"]
+            assert [(one["agent"], one["state"]) for one in shown] == [
+                ("web1", "approved"),
+                ("web3", "pending"),
+                ("web4", "pending"),
+                ("web5", "pending"),
+            ]
+            assert (await there.viewer.post("/joins/web3/accept")).status_code == 403
+            assert (await there.admin.post("/joins/web4/accept")).status_code == 422
+            assert (await there.admin.post("/joins/web4/accept?replace=true")).is_success
+            assert (await there.admin.post("/joins/web5/reject")).is_success
+            lines = await Audit(there.client).actions()
+        assert [(one.verb, one.detail) for one in lines] == [
+            ("reject", "web5 with token t1"),
+            ("accept", "web4 with token t1"),
+            ("revoke", "token t1"),
+            ("reject", "web2 with token t1"),
+            ("accept", "web1 with token t1"),
+        ]
+
+
+async def _unwell(_: Sequence[str]) -> str:
+    return "it does not work"
+
+
+async def test_settings_actions_leave_a_line_each(
+    app: Holdfast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A push that changes nothing leaves none."""
     folder = tmp_path / "settings"
     folder.mkdir()
@@ -283,8 +421,24 @@ async def test_settings_actions_leave_a_line_each(app: Holdfast, tmp_path: Path)
         for command in (["settings", "push", str(folder)],) * 2 + (["secrets", "rotate"],):
             ended = await holdfast(app, *command, "--seed", seed)
             assert ended.code == 0, ended.err
+        (folder / "common.yaml").write_text("db:\n  host: there\n")
+        publisher = Publisher(client.broker, Sealer(AccountSeed.load(seed)))
+        for words, code in ((["push", str(folder)], 0), (["rollback", "--yes"], 0)):
+            ended = await holdfast(app, "settings", *words, "--seed", seed)
+            assert ended.code == code, ended.err
+        trial = Trial(client.broker, publisher, ["web1"], 0.0, _unwell)
+        monkeypatch.setattr(canary, "APPLY_SECONDS", 0.0)
+        monkeypatch.setattr(canary, "BACK_SECONDS", 0.0)
+        await actions.try_settings(Operator(client), trial, folder)
         lines = await Audit(client).actions()
         assert [(one.noun, one.verb, one.detail) for one in lines] == [
+            (
+                "settings",
+                "canary",
+                "revision 5 tried on 1 agent, taken back: web1 does not have it in force",
+            ),
+            ("settings", "rollback", "revision 4, back to 2"),
+            ("settings", "push", "revision 3"),
             ("secrets", "rotate", "generation 1 and 2"),
             ("settings", "push", "revision 1"),
         ]
@@ -306,6 +460,7 @@ async def test_restore_leaves_a_line(app: Holdfast, tmp_path: Path) -> None:
 
 API: Final[dict[str, tuple[Prepare, str, Any, str]]] = {
     "POST /runs": (queued, "/runs", {"job": "add", "payload": {"a": 1, "b": 2}}, "enqueue"),
+    "POST /events": (queued, "/events", {"event": "paid", "data": 1}, "publish"),
     "POST /runs/{run}/cancel": (queued, "/runs/r1/cancel", None, "cancel"),
     "POST /runs/{run}/retry": (letter, "/runs/r1/retry", None, "retry"),
     "POST /dead/replay": (letter, "/dead/replay", {"ids": [1]}, "replay"),
@@ -320,6 +475,11 @@ API: Final[dict[str, tuple[Prepare, str, Any, str]]] = {
         {"which": "all"},
         "purge",
     ),
+    "POST /flows/signal": (parked, "/flows/signal", {"event": "go", "key": "k"}, "signal"),
+    "POST /flows/{run}/resume": (parked, "/flows/r1/resume", None, "resume"),
+    "POST /limits/{name}/set": (limited, "/limits/db/set", {"running": 3}, "set"),
+    "POST /limits/{name}/pause": (limited, "/limits/db/pause", None, "pause"),
+    "POST /limits/{name}/resume": (limited, "/limits/db/resume", None, "resume"),
     "POST /schedules": (
         queued,
         "/schedules",
@@ -338,12 +498,16 @@ API: Final[dict[str, tuple[Prepare, str, Any, str]]] = {
     ),
 }
 API_FLEET: Final = {
+    "POST /flows/{run}/cancel",
     "POST /fleet/runs",
     "POST /fleet/runs/{run}/cancel",
     "DELETE /agents/{agent}",
     "POST /nodes/{node}/drain",
+    "POST /joins/{agent}/accept",
+    "POST /joins/{agent}/reject",
 }
-"""Covered by `test_fleet_routes_leave_a_line_each`."""
+"""Covered by `test_fleet_routes_leave_a_line_each`, `test_joining_actions_leave_a_line_each`;
+the last by the same action of the command line."""
 
 
 async def test_every_changing_route_is_covered(nats: Server, namespace: str) -> None:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import pytest
 
 from holdfast import Conflict, Context, Holdfast, Schedules
-from holdfast.client import Client
 from holdfast.errors import InvalidInput, InvalidName, InvalidPayload, Unreadable
 from holdfast.server import Server
 from holdfast.testing import RunningWorker, make_context, memory
+from tests.integration.support import client_of
 
 
 @dataclass
@@ -129,8 +129,7 @@ async def test_bucket_comes_back_after_it_was_removed(app: Holdfast) -> None:
     async with app:
         bucket = app.bucket("carts")
         await bucket.put("ann", 1)
-        client = await app.backend()
-        assert isinstance(client, Client)
+        client = await client_of(app)
         await client.broker.api(f"STREAM.DELETE.KV_{client.broker.names.data('carts')}")
         assert await bucket.get("ann") is None
         await client.broker.api(f"STREAM.DELETE.KV_{client.broker.names.data('carts')}")
@@ -145,7 +144,7 @@ async def test_schedules_at_run_time(app: Holdfast, nats: Server, namespace: str
     seen: list[tuple[int, object]] = []
 
     @app.job
-    async def tick(n: int, ctx: Context) -> None:
+    async def tick(ctx: Context, n: int) -> None:
         seen.append((n, ctx.slot))
 
     async with RunningWorker(app, nats.url, namespace):

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from holdfast import Backoff, Context, Holdfast
-from holdfast.client import Client
 from holdfast.errors import NoRecord, RunCancelled
 from holdfast.model import run as runs
 from holdfast.model.run import RunRecord
 from tests.integration.support import (
     Seen,
+    client_of,
     dead_letters,
     metric,
     parked,
@@ -58,7 +58,7 @@ async def test_delayed_run_is_cancelled_with_its_message(app: Holdfast) -> None:
         raise AssertionError("must not run")
 
     async with app:
-        run = await work.enqueue(delay="1h")
+        run = await work.options(delay="1h").enqueue()
         assert (await run.status()).state == "delayed"
         assert await run.cancel() is True
         assert not await parked(app)
@@ -176,7 +176,7 @@ async def test_running_run_is_found_among_several_workers(app: Holdfast) -> None
         await asyncio.sleep(30)
 
     async with working(app), working(app), working(app):
-        run = await slow.enqueue(key="the one")
+        run = await slow.options(key="the one").enqueue()
         await asyncio.wait_for(started.wait(), 5)
         assert await run.cancel() is True
         await ended_cancelled(app, run)
@@ -195,7 +195,7 @@ async def test_run_that_has_ended_is_not_cancelled(app: Holdfast) -> None:
         before = await record_of(app, run.id)
         assert await run.cancel() is False
         assert await record_of(app, run.id) == before
-        later = await work.enqueue(delay="1h")
+        later = await work.options(delay="1h").enqueue()
         assert await later.cancel() is True
         assert await later.cancel() is True
 
@@ -208,8 +208,7 @@ async def test_run_whose_holder_is_gone_is_cancelled(app: Holdfast) -> None:
 
     async with app:
         run = await work.enqueue()
-        backend = await app.backend()
-        assert isinstance(backend, Client)
+        backend = await client_of(app)
         held = RunRecord("running", "default", "work", node="worker-gone", token="t")
         await backend.runs.put(run.id, runs.encode(held), expected=0)
         assert await run.cancel() is True
@@ -223,7 +222,7 @@ async def test_run_of_another_group_is_cancelled_there(app: Holdfast) -> None:
     async def work() -> None: ...
 
     async with app:
-        run = await work.enqueue(group="far", delay="1h", key="k")
+        run = await work.options(group="far", delay="1h", key="k").enqueue()
         assert await run.cancel() is True
         assert not await parked(app)
 
@@ -244,7 +243,7 @@ async def test_cancel_of_many_at_once_holds_for_each(app: Holdfast, seen: Seen) 
     """Cancels race with workers that start the same runs: each run is either done or cancelled."""
 
     @app.job
-    async def quick(n: int, ctx: Context) -> int:
+    async def quick(ctx: Context, n: int) -> int:
         seen.append(n)
         await asyncio.sleep(0.02)
         return n

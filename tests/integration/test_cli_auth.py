@@ -123,3 +123,44 @@ async def test_auth_agent_finds_the_generation(tmp_path: Path) -> None:
 def _whole(server: Command) -> str:
     text = server.text
     return text[text.index("{") : text.rindex("}") + 1] if "}" in text else ""
+
+
+async def test_host_joins_with_one_command_there_and_one_at_the_centre(tmp_path: Path) -> None:
+    """Real processes: a token, a host that asks, an operator who accepts, a ping that answers."""
+    assert (await holdfast(tmp_path, "auth", "init")).code == 0
+    made = await holdfast(tmp_path, "auth", "token", "web*", "--json")
+    wide = await holdfast(tmp_path, "auth", "token", "db*", "--uses", "0", "--accept", "--json")
+
+    def login(user: str) -> str:
+        return str(tmp_path / "auth" / "credentials" / f"{user}.json")
+
+    command = ("server", "--port", "0", "--fast", "--json", "--auth", "auth", "--store", "data")
+    with Command(*command, folder=tmp_path, cwd=tmp_path) as server:
+        url = json.loads(await until(lambda: _whole(server), 30, "a server"))["url"]
+        at = {"HOLDFAST_NATS_URL": url}
+        centre = at | {"HOLDFAST_CREDENTIALS_FILE": login("operator")}
+        control = at | {"HOLDFAST_CREDENTIALS_FILE": login("control")}
+        seed = ("--seed", "auth/account.seed")
+        host = ("agent", "--join", made.json["token"], "--id", "web7")
+        second = ("agent", "--join", wide.json["token"], "--id", "db7")
+        with (
+            Command("control", *seed, folder=tmp_path, cwd=tmp_path, env=control) as started,
+            Command(*host, folder=tmp_path, cwd=tmp_path, env=at) as web7,
+        ):
+            await started.says("dispatching")
+            await web7.says("web7 is pending")
+            accepted = await holdfast(tmp_path, "agents", "accept", "--all", **centre)
+            assert (accepted.code, accepted.out[:4]) == (0, "web7"), accepted.err
+            await web7.says("agent web7 takes commands")
+            pinged = await holdfast(tmp_path, "fleet", "run", "web7", "ping", **centre)
+            assert (pinged.code, pinged.out) == (0, "web7  ok  true\n")
+            follow = ("agents", "accept", "--follow")
+            with (
+                Command(*follow, folder=tmp_path, cwd=tmp_path, env=centre),
+                Command(*second, folder=tmp_path, cwd=tmp_path, env=at) as db7,
+            ):
+                await db7.says("agent db7 takes commands")
+            stolen = ("agent", "--join", made.json["token"], "--id", "web8")
+            with Command(*stolen, folder=tmp_path, cwd=tmp_path, env=at) as web8:
+                assert await web8.ended() == 1
+                assert "the token has been used" in web8.text

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import Holdfast
+from holdfast.cli.demo import Tally
+from holdfast.client import Client
 from tests.integration.command import Command, gone, watched
 from tests.support import until
 
@@ -41,6 +44,25 @@ async def test_demo_shows_faults_and_loses_nothing(short_path: Path) -> None:
     assert min(map(int, totals.groups())) >= 1
     assert "Traceback" not in demo.text
     assert not list(short_path.glob("holdfast-*")), "its temporary files are deleted"
+
+
+async def test_run_of_which_nothing_is_left_counts_as_lost(app: Holdfast) -> None:
+    """At the end, a run with a message or a record is under way, and any other is lost."""
+
+    @app.job
+    async def charge(order: int) -> None: ...
+
+    async with app:
+        client = await app.backend()
+        assert isinstance(client, Client)
+        tally = Tally(app, client, lambda _: None)
+        for order in (1, 2, 1):
+            sent = await client.enqueue(charge.options(key=f"{order}").request(order))
+            tally.accept(sent.run, "charge", sent.sequence)
+        await client.drop_stored(client.broker.names.jobs, sent.sequence)
+        await tally.conclude()
+    assert (tally.under_way, tally.lost) == (1, 1)
+    assert tally.summary.startswith("accepted 2, ended 0, under way 1 (done 0, retries 0, dead 0")
 
 
 async def _answers(url: str) -> bool:

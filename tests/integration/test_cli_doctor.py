@@ -91,7 +91,7 @@ async def test_doctor_is_content_with_a_working_namespace(nats: Server, app: Hol
     for check in ("permissions", "streams", "clock", "nodes", "jobs", "records", "storage"):
         assert levels(found, check) == {"ok"}, found[check]
     assert found["nodes"][0].text == "alive: 1 worker"
-    assert "0 failed, 2 warnings, 16 ok" in text.out
+    assert "0 failed, 2 warnings, 18 ok" in text.out
 
 
 async def test_doctor_sees_that_every_write_is_synced(namespace: str) -> None:

@@ -10,19 +10,18 @@ import pytest
 
 from holdfast import Backoff, Context, Discard, Holdfast
 from holdfast.cli import build
-from holdfast.cli.common import run_cli
-from holdfast.cli.enqueue import read_payload
-from holdfast.client import Client
+from holdfast.cli.command import run_cli
+from holdfast.cli.typed import read_payload
 from holdfast.errors import InvalidInput, InvalidPayload
 from holdfast.status.messages import oldest
 from tests.integration.cli_support import holdfast
-from tests.integration.support import Seen, working
+from tests.integration.support import Seen, client_of, working
 
 
 @pytest.fixture
 def shop(app: Holdfast, seen: Seen) -> Holdfast:
     @app.job(retry=Backoff.never())
-    async def echo(data: Any, ctx: Context) -> Any:
+    async def echo(ctx: Context, data: Any) -> Any:
         seen.append(data)
         if data == "bad":
             raise ValueError("no good")
@@ -37,8 +36,7 @@ def shop(app: Holdfast, seen: Seen) -> Holdfast:
 
 async def queued(app: Holdfast) -> list[tuple[str, bytes, dict[str, str]]]:
     """What waits in the jobs stream: run, bytes, the user's headers."""
-    client = await app.backend()
-    assert isinstance(client, Client)
+    client = await client_of(app)
     names = client.broker.names
     return [
         (kept.run, kept.body, kept.user_headers)
@@ -77,7 +75,9 @@ async def test_enqueue_with_a_key_is_one_run(app: Holdfast, shop: Holdfast) -> N
         "job": "echo",
         "group": "default",
         "duplicate": True,
+        "state": second.json["state"],
     }
+    assert second.json["state"] in ("queued", "running", "done")
     assert "accepted before" in second.err
 
 
@@ -88,7 +88,7 @@ async def test_enqueue_hints_at_the_group_that_serves_the_job(
     async with app, working(app):
         ended = await holdfast(app, "enqueue", "echo", "1", "--group", "images")
     assert ended.code == 0
-    assert "group images; it is served in group default" in ended.err
+    assert "group images (it is served in group default)" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -199,3 +199,21 @@ def test_payload_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for name in (str(tmp_path), str(tmp_path / "none"), "a\x00b"):
         with pytest.raises(InvalidInput, match="cannot be read"):
             read_payload("@" + name)
+
+
+async def test_payload_is_checked_against_what_workers_published(app: Holdfast) -> None:
+    """A misspelt member is refused before anything is sent; `--no-check` sends it."""
+
+    @app.job
+    async def charge(id: int, email: str = "") -> int:
+        return id
+
+    async with app, working(app):
+        wrong = await holdfast(app, "enqueue", "charge", '{"id": 1, "emial": "x"}')
+        assert (wrong.code, wrong.out) == (1, "")
+        assert "'emial' is unknown; did you mean 'email'? (job charge)" in wrong.err
+        assert (await holdfast(app, "runs", "list")).out == ""
+        good = await holdfast(app, "enqueue", "charge", '{"id": 1, "email": "x"}', "--wait")
+        assert (good.code, good.out) == (0, "1\n")
+        sent = await holdfast(app, "enqueue", "charge", '{"ID": 1}', "--no-check")
+        assert sent.code == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from holdfast import Holdfast
-from holdfast.identity import AccountSeed
+from holdfast.identity.seed import AccountSeed
 from holdfast.server import Server
 from tests.fleet_world import World
 from tests.integration.cli_support import environment, holdfast
@@ -59,7 +59,7 @@ async def test_fleet_run_exit_codes_and_formats(
             "complete",
             True,
         )
-        assert (other.code, "takes text, json or yaml" in other.err) == (1, True)
+        assert (other.code, "is not one of 'text', 'json', 'yaml'" in other.err) == (1, True)
         shown = await holdfast(app, "fleet", "show", "y1", "--format", "yaml")
         assert yaml.safe_load(shown.out)["targets"] == ["web1", "web2"]
 
@@ -143,13 +143,13 @@ async def test_fleet_run_interrupted_says_that_the_run_goes_on(
 
 
 async def test_roles_started_before_nats_say_so_and_end(tmp_path: Path) -> None:
-    """Every role alike: one line, exit code 1, so that whoever started it does so again."""
+    """Every role but an agent: one line, exit code 1, so that whoever started it does so again."""
     env = {
         "HOLDFAST_NATS_URL": f"nats://127.0.0.1:{free_port()}",
         "HOLDFAST_CONNECT_TIMEOUT_SECONDS": "0.5",
     }
     shop = "examples.shop:app"
-    roles = (["agent", "--id", "a1"], ["dispatcher"], ["coordinator"], ["control"])
+    roles = (["dispatcher"], ["coordinator"], ["control"])
     for words in (*roles, ["scheduler", shop], ["worker", shop]):
         with Command(*words, folder=tmp_path, env=env) as role:
             assert await role.ended() == 1, words
@@ -232,3 +232,71 @@ async def test_agent_on_a_full_disk_says_what_to_do(app: Holdfast, tmp_path: Pat
     assert process.returncode == 1
     assert "cannot be used: File too large. Free space" in out.decode()
     assert "bug" not in out.decode()
+
+
+async def test_fleet_run_is_rehearsed(
+    app: Holdfast, nats: Server, namespace: str, tmp_path: Path
+) -> None:
+    """Each agent says what it would do and change, and does nothing; wrong arguments show."""
+    async with World(nats, namespace, tmp_path) as world, world.dispatcher():
+        await world.start_agents("web1", "web2")
+        fact = await holdfast(
+            app, "fleet", "run", "web*", "facts.set", "role", "edge", "--test", "--json"
+        )
+        assert fact.code == 0, fact.err
+        assert {a: r["value"]["changes"] for a, r in fact.json["returns"].items()} == {
+            agent: [{"fact": "role", "from": None, "to": "edge"}] for agent in ("web1", "web2")
+        }
+        silent = await holdfast(app, "fleet", "run", "web1", "mark", "x", "--test", "--json")
+        assert "does not say" in silent.json["returns"]["web1"]["value"]["note"]
+        reads = await holdfast(app, "fleet", "run", "web1", "ping", "--test", "--json")
+        assert reads.json["returns"]["web1"]["value"]["changes"] == []
+        wrong = await holdfast(app, "fleet", "run", "web1", "mark", "--test")
+        assert (wrong.code, "missing a required argument" in wrong.out) == (2, True)
+        assert world.effects == []
+        assert world.agents["web1"].facts.get("role") is None
+
+
+async def test_fleet_without_a_dispatcher(
+    app: Holdfast, nats: Server, namespace: str, tmp_path: Path
+) -> None:
+    """A target is looked up in the buckets; one agent is commanded directly, once."""
+    async with World(nats, namespace, tmp_path) as world:
+        async with world.dispatcher():
+            await world.start_agents("web1", "web2")
+        found = await holdfast(app, "fleet", "resolve", "web*", "--json")
+        assert found.json == ["web1", "web2"]
+        assert "no dispatcher is running" in found.err
+        words = ("fleet", "run", "web1", "mark", "now", "--direct", "--id", "d1")
+        first, again = await holdfast(app, *words), await holdfast(app, *words)
+        assert (first.code, first.out) == (0, "web1  ok  web1:now\n")
+        assert (again.code, again.out) == (0, "web1  ok  web1:now\n")
+        assert world.effects.of("now") == {"web1": 1}
+        ghost = await holdfast(app, "fleet", "run", "ghost", "ping", "--direct")
+        assert (ghost.code, "not connected" in ghost.out) == (2, True)
+        many = await holdfast(app, "fleet", "run", "web*", "ping", "--direct")
+        assert many.code == 1
+        async with world.dispatcher():
+            live = await holdfast(app, "fleet", "resolve", "web1", "--json")
+            assert (live.json, live.err) == (["web1"], "")
+
+
+async def test_history_of_a_fleet_run_says_who_answered(
+    app: Holdfast, nats: Server, namespace: str, tmp_path: Path
+) -> None:
+    """Dispatched, acked, returned, ended; meanwhile the dispatcher's heartbeat names the run."""
+    quick = {"ack_seconds": 0.2, "grace_seconds": 0.2}
+    async with World(nats, namespace, tmp_path) as world, world.dispatcher(**quick) as one:
+        await world.start_agents("web1", "web2")
+        request = world.request("L@web1,web2,ghost", "look", "slow", 2.0, run="h1")
+        await world.fleet.start(request)
+        await one.member.heartbeat.beat()
+        shown = await holdfast(app, "nodes", "show", one.node, "--json")
+        assert shown.json["node"]["runs"] == ["h1"]
+        await world.followed("h1")
+        told = await holdfast(app, "fleet", "show", "h1", "--json")
+        steps = [(step["what"], step.get("detail", "")) for step in told.json["history"]]
+        assert [what for what, _ in steps] == ["dispatched", "sent", "acked", "returned", "ended"]
+        assert steps[1][1].startswith("3 commands in")
+        assert steps[2][1] == "2 of 3 agents"
+        assert steps[3][1] == "2 of 3 returned, 2 ok"

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import typer
 
-from holdfast.cli import NOUNS, build, main
-from holdfast.cli.common import Given, given, run_cli, table
+from holdfast.cli import NOUNS, WORDS, build, main
+from holdfast.cli.command import run_cli, with_common_options
+from holdfast.cli.options import Given, given
+from holdfast.cli.out import table
+from holdfast.server import Server
 from holdfast.version import __version__
 
 UNREACHABLE = "nats://127.0.0.1:9"
@@ -32,9 +36,9 @@ def test_version_and_help_need_no_server() -> None:
     assert run("--version").stdout == f"holdfast {__version__}\n"
     shown = run("--help")
     assert shown.returncode == 0
-    commands = shown.stdout.partition("Commands:")[2]
+    sections = shown.stdout.partition("Begin:")[2].partition("Jobs:")[2].partition("Fleet:")[0]
     for noun in ("enqueue", "runs", "jobs", "dead"):
-        assert f"\n  {noun} " in commands
+        assert f"\n  {noun} " in sections
 
 
 @pytest.mark.parametrize("noun", ["runs", "jobs", "dead"])
@@ -97,12 +101,41 @@ def test_bad_configuration_is_an_error_and_not_a_bug() -> None:
     assert "bug" not in ended.stderr
 
 
+def test_command_imports_only_what_it_needs(nats: Server) -> None:
+    """A list of runs needs neither metrics nor logins nor JetStream's own client."""
+    code = (
+        "import sys; from holdfast.cli import build, run_cli; "
+        "ended = run_cli(build('runs'), ['runs', 'list', '--nats-url', sys.argv[1]]); "
+        "heavy = ('prometheus_client', 'nats.js', 'nacl', 'cronsim', 'aiohttp', 'holdfast.cli.dev',"
+        " 'holdfast.config.deployment', 'holdfast.identity.grants', 'holdfast.status.runs'); "
+        "print(ended, 'holdfast.status.listing' in sys.modules, "
+        "[m for m in heavy if m in sys.modules])"
+    )
+    command = [sys.executable, "-c", code, nats.url]
+    environment = {**os.environ, "HOLDFAST_NAMESPACE": "nowhere"}
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert "does not exist on this server" in shown.stderr
+    assert shown.stdout == "1 True []\n"
+
+
+@pytest.mark.parametrize("noun", WORDS)
+def test_noun_alone_has_the_commands_that_it_has_among_all(noun: str) -> None:
+    """The command line with only one noun's module knows that noun's commands."""
+    alone: Any = typer.main.get_command(build(noun))
+    everything: Any = typer.main.get_command(build())
+    assert noun in alone.commands
+    for name, command in alone.commands.items():
+        verbs = getattr(command, "commands", {})
+        assert verbs.keys() == getattr(everything.commands[name], "commands", {}).keys()
+
+
 def test_common_options_may_stand_before_or_after_the_command() -> None:
     """The later one wins; each command starts from nothing."""
     cli = build()
     seen: list[Given] = []
 
     @cli.command("probe")
+    @with_common_options
     def probe() -> None:
         """Report the options."""
         seen.append(given())
@@ -122,11 +155,13 @@ def test_interrupt_exits_with_130_and_a_bug_with_a_sentence(
     cli = build()
 
     @cli.command("interrupted")
+    @with_common_options
     async def interrupted() -> None:
         """As if Ctrl-C were pressed."""
         raise KeyboardInterrupt
 
     @cli.command("broken")
+    @with_common_options
     async def broken() -> None:
         """A bug."""
         raise ZeroDivisionError("by\nzero")
@@ -154,6 +189,8 @@ def test_table_is_drawn_on_a_terminal(
     assert "[red]x[/red]" in capsys.readouterr().out
 
 
-def test_nouns_are_named_once() -> None:
-    """Every noun of the help has a module, in the order in which it is listed."""
-    assert len(set(NOUNS)) == len(NOUNS)
+def test_every_noun_has_its_verbs_and_its_help() -> None:
+    """A word of the help is a command, or a noun with verbs and a sentence about them."""
+    assert len(set(WORDS)) == len(WORDS)
+    everything: Any = typer.main.get_command(build())
+    assert {w for w, c in everything.commands.items() if hasattr(c, "commands")} == {*NOUNS, "web"}

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 from holdfast import Backoff, Context, Holdfast
-from holdfast.client import Client
 from holdfast.names import H_ATTEMPT, H_RUN
-from tests.integration.cli_support import holdfast
-from tests.integration.support import Seen, queue_empty, record_of, until, working
-
-
-@asynccontextmanager
-async def operating(app: Holdfast) -> AsyncIterator[Client]:
-    async with app:
-        client = await app.backend()
-        assert isinstance(client, Client)
-        await client.topology.ensure()
-        yield client
+from tests.integration.cli_support import environment, holdfast, run_command
+from tests.integration.support import Seen, operating, queue_empty, record_of, until, working
 
 
 def define(app: Holdfast, seen: Seen) -> Any:
     """A job that fails as long as nobody has been told."""
 
     @app.job(retry=Backoff.never())
-    async def mail(data: Any, ctx: Context) -> Any:
+    async def mail(ctx: Context, data: Any) -> Any:
         if not seen:
             raise ValueError("nobody listens")
         return data
@@ -79,8 +67,8 @@ async def test_story_of_a_dead_run_from_list_to_replay(app: Holdfast, seen: Seen
         assert await run.result(60) == {"to": "ada"}
 
         again = await holdfast(app, "runs", "retry", run.id)
-        assert (again.code, again.out) == (1, "")
-        assert "is done" in again.err
+        assert again.code == 0
+        assert "sent again, as run r" in again.out + again.err
         story = await holdfast(app, "runs", "trace", run.id)
         for words in ("accepted", "ValueError: nobody listens", "replay by", "done"):
             assert words in story.out
@@ -140,7 +128,7 @@ async def test_jobs_are_paused_resumed_and_purged(app: Holdfast, seen: Seen) -> 
         assert refused.code == 1
         assert "default/mail" in refused.err
         wrong = await holdfast(app, "jobs", "purge", "mail", "--which", "some", "--yes")
-        assert wrong.code == 1
+        assert wrong.code == 2
         purged = await holdfast(app, "jobs", "purge", "mail", "--yes")
         assert purged.out == "default/mail: 1 waiting and 1 parked runs removed\n"
         assert await queue_empty(app)
@@ -180,3 +168,118 @@ async def test_lists_are_bounded_and_filtered_by_time(app: Holdfast, seen: Seen)
         ended = await holdfast(app, "runs", "list", "--since", "yesterday")
         assert ended.code == 1
         assert "--since 'yesterday' is not a time" in ended.err
+
+
+async def test_many_runs_are_cancelled_and_sent_again(app: Holdfast, seen: Seen) -> None:
+    """By filters: shown first, then each by itself; what cannot be done is told."""
+    mail = define(app, seen)
+
+    @app.job
+    async def later(n: int) -> None: ...
+
+    async with operating(app), working(app):
+        failed = [await mail.enqueue({"to": n}) for n in range(3)]
+        waiting = [await later.options(delay="1h", key=f"k:{n}").enqueue(n) for n in range(25)]
+        for run in failed:
+            await in_state(app, run.id, "dead")
+        found = await holdfast(app, "runs", "list", "--search", "NOBODY listens")
+        assert found.out.count("dead") == 3
+        assert "25 delayed" in found.err
+        found = await holdfast(app, "runs", "list", "--search", "k:7")
+        assert [line.split()[0] for line in found.out.splitlines()[1:]] == [waiting[7].id]
+
+        asked = await holdfast(app, "runs", "cancel", "--job", "later")
+        assert asked.code == 1
+        assert "Cancel 25 runs?" in asked.err
+        shown = await holdfast(app, "runs", "cancel", "--job", "later", "--dry-run", "--json")
+        assert {one["result"] for one in shown.json} == {"would cancel"}
+        done = await holdfast(app, "runs", "cancel", "--job", "later", "-y", "--json")
+        assert {(one["run"], one["result"]) for one in done.json} == {
+            (run.id, "cancelled") for run in waiting
+        }
+        both = await holdfast(app, "runs", "retry", failed[0].id, waiting[0].id, "-y", "--json")
+        results = {one["run"]: one["result"] for one in both.json}
+        assert "sent again" in results[failed[0].id]
+        seen.append("told")
+        done = await holdfast(app, "runs", "retry", "--state", "dead", "--job", "mail", "-y")
+        assert "2 done, 0 refused" in done.err or "3 done" in done.err
+        for run in failed[1:]:
+            await in_state(app, run.id, "done")
+        none = await holdfast(app, "runs", "cancel")
+        assert none.code == 2
+        one = await later.options(delay="1h", key="one").enqueue(1)
+        mixed = await holdfast(app, "runs", "cancel", "later/nobody", one.id, "-y", "--json")
+        results = {found["run"]: found["result"] for found in mixed.json}
+        assert (mixed.code, results[one.id]) == (1, "cancelled")
+        assert "no trace of run later/nobody" in results["later/nobody"]
+
+
+async def test_empty_list_of_dead_letters_names_what_may_become_one(app: Holdfast) -> None:
+    """A run that fails is no dead letter until its last attempt: the list says so."""
+
+    @app.job(retry=Backoff.list(["1h"]))
+    async def fail(n: int) -> None:
+        raise ValueError("no")
+
+    async with operating(app), working(app):
+        run = await fail.enqueue(1)
+        await in_state(app, run.id, "failed")
+        listed = await holdfast(app, "dead", "list")
+        assert (listed.code, listed.out) == (0, "")
+        assert f"1 failed so far and wait for their next attempt, {run.id} until" in listed.err
+
+
+async def test_event_is_published_from_the_shell(app: Holdfast, seen: Seen) -> None:
+    """`holdfast publish EVENT JSON`: its subscribers run; a repeated id sends nothing."""
+
+    @app.job(on="paid")
+    async def receipt(data: Any) -> None:
+        seen.append(data)
+
+    async with operating(app), working(app):
+        sent = await holdfast(app, "publish", "paid", '{"order": 1}', "--id", "o1")
+        assert (sent.code, sent.out, sent.err) == (0, "o1\n", "")
+        again = await holdfast(app, "publish", "paid", '{"order": 1}', "--id", "o1", "--json")
+        assert again.json == {"event": "paid", "id": "o1", "duplicate": True, "subscribed": True}
+        await seen.wait()
+        nobody = await holdfast(app, "publish", "lost")
+        assert "no job subscribes to lost" in nobody.err
+        assert (await holdfast(app, "publish", "a b")).code == 1
+    assert seen == [{"order": 1}]
+
+
+TYPED = {
+    "holdfast enqueue ma": {"mail"},
+    "holdfast runs show mail/d": {"mail/d2=3Aocr"},
+    "holdfast runs list --job m": {"mail"},
+    "holdfast schedules show n": {"nightly"},
+    "holdfast ru": {"runs"},
+}
+
+
+async def test_shell_completes_names_of_the_server(app: Holdfast, seen: Seen) -> None:
+    """Tab: jobs, runs and schedules, as bash asks for them; nothing without a server."""
+    mail = define(app, seen)
+    seen.append("told")
+    async with operating(app), working(app):
+        cron = ("--cron", "0 3 * * *")
+        added = await holdfast(app, "schedules", "add", "nightly", "mail", *cron)
+        assert added.code == 0, added.err
+        run = await mail.options(key="d2:ocr").enqueue(1)
+        await in_state(app, run.id, "done")
+        for line, offered in TYPED.items():
+            words = line.split(" ")
+            env = environment(app) | {
+                "_HOLDFAST_COMPLETE": "complete_bash",
+                "COMP_WORDS": "\n".join(words),
+                "COMP_CWORD": str(len(words) - 1),
+            }
+            ended = await run_command(env=env)
+            assert (set(ended.out.split()), ended.err) == (offered, ""), line
+            if len(words) > 2:
+                env["HOLDFAST_NATS_URL"] = "nats://127.0.0.1:1"
+                ended = await run_command(env=env)
+                assert (ended.out.strip(), ended.err) == ("", "")
+        env["COMP_WORDS"] = "holdfast\nruns\nlist\n--state\nde"  # known without a server
+        env["COMP_CWORD"] = "4"
+        assert set((await run_command(env=env)).out.split()) == {"delayed", "dead"}

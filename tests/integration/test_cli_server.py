@@ -45,7 +45,7 @@ async def _send(app: Holdfast) -> str:
     @app.job
     async def nothing() -> None: ...
 
-    run = await nothing.enqueue(key="once")
+    run = await nothing.options(key="once").enqueue()
     return run.id + (" again" if run.duplicate else "")
 
 

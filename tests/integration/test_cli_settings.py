@@ -10,11 +10,13 @@ import pytest
 
 from holdfast import Backoff, Context, Holdfast
 from holdfast.errors import RunFailed
-from holdfast.identity import AccountSeed
+from holdfast.identity.seed import AccountSeed
+from holdfast.server import Server
 from holdfast.settings.sealing import Sealer
 from holdfast.settings.tree import read_tree
+from tests.fleet_world import World as Fleet
 from tests.integration.cli_support import holdfast
-from tests.integration.settings_support import CANARY, World
+from tests.integration.settings_support import CANARY, World, following, reaches
 from tests.integration.support import broker_of, working
 
 TOP = "base: {'web*': [db]}\n"
@@ -125,7 +127,7 @@ async def test_edit_opens_a_private_file_and_writes_back_what_changed(
         (["settings", "push", "tree", "--seed", "nothing"], "cannot be read"),
         (["secrets", "set", "tree/top.yaml", "a"], "not a file for secrets"),
         (["secrets", "set", "tree/db.yaml", "db.host.x"], "not a mapping"),
-        (["secrets", "set", "tree/bd.yaml", "db.password"], "say --create if 'bd' shall be a new"),
+        (["secrets", "set", "tree/bd.yaml", "db.password"], "pass --create to make 'bd' a new"),
         (["settings", "push", "auth"], "auth has no settings, not even a top.yaml"),
         (["secrets", "rotate"], "nothing is published"),
         (["settings", "get", "nobody"], "does not answer"),
@@ -211,3 +213,64 @@ async def test_handler_without_settings_is_told_how_to_get_them(app: Holdfast) -
         run = await show.enqueue()
         with pytest.raises(RunFailed, match="HOLDFAST_WORKER_SETTINGS_FILE"):
             await run.result(timeout=60)
+
+
+async def test_settings_are_taken_back_from_the_command_line(app: Holdfast, tree: Path) -> None:
+    """History, files and differences without the folder; then one step back, by name or not."""
+    await holdfast(app, "secrets", "set", str(tree / "db.yaml"), "db.password", stdin=b"s3cret-s\n")
+    await holdfast(app, "settings", "push", str(tree), "--agent", "web1")
+    (tree / "db.yaml").write_text("db:\n  host: db2\n")
+    await holdfast(app, "settings", "push", str(tree), "--agent", "web1")
+    listed = await holdfast(app, "settings", "history", "--json")
+    assert [r["number"] for r in listed.json] == [2, 1]
+    shown = await holdfast(app, "settings", "history")
+    assert "db.yaml" in shown.out
+    differs = await holdfast(app, "settings", "diff", "1")
+    assert "+  host: db2" in differs.out
+    same = await holdfast(app, "settings", "diff", "1", "1")
+    assert "the two are the same" in same.out
+    file = await holdfast(app, "settings", "show", "db.yaml", "--revision", "1")
+    assert "password: !encrypted hf1:" in file.out
+    assert (await holdfast(app, "settings", "show", "nothing")).code == 1
+    copied = await holdfast(app, "settings", "show", "--out", "copy", "--revision", "1")
+    assert "2 files written" in copied.out
+    assert (await holdfast(app, "settings", "show", "--out", "copy")).code == 1
+    asked = await holdfast(app, "settings", "rollback")
+    assert (asked.code, "Go back to revision 1?" in asked.err) == (1, True)
+    dry = await holdfast(app, "settings", "rollback", "--dry-run")
+    assert "nothing was written" in dry.out
+    back = await holdfast(app, "settings", "rollback", "--yes")
+    assert "revision 3 is published: back to revision 1" in back.out
+    again = await holdfast(app, "settings", "push", "copy", "--agent", "web1")
+    assert "nothing changes" in again.out
+    unknown = await holdfast(app, "settings", "rollback", "9", "--yes")
+    assert (unknown.code, "these are: 1, 2, 3" in unknown.err) == (1, True)
+
+
+async def test_canary_from_the_command_line(
+    app: Holdfast, nats: Server, namespace: str, tree: Path, tmp_path: Path
+) -> None:
+    """Its check runs on the wave; what does not pass is taken back, with another exit code."""
+    async with Fleet(nats, namespace, tmp_path / "a") as fleet, fleet.dispatcher():
+        await fleet.start_agents("web1", "web2")
+        world = World(fleet.broker, tmp_path / "b", seed(tree))
+        web1, web2 = world.agent("web1"), world.agent("web2")
+        async with following(web1, web2):
+            first = await holdfast(app, "settings", "push", str(tree), "--canary", "1")
+            assert (first.code, "nothing is published yet" in first.err) == (1, True)
+            await holdfast(app, "settings", "push", str(tree))
+            await reaches(web1, 1)
+            await reaches(web2, 1)
+            (tree / "db.yaml").write_text("db:\n  host: db2\n")
+            words = ["settings", "push", str(tree), "--soak", "100ms"]
+            nobody = await holdfast(app, *words, "--canary", "db*")
+            assert (nobody.code, "no agent that is online" in nobody.err) == (1, True)
+            bad = await holdfast(app, *words, "--canary", "web1", "--check", "fail now")
+            assert (bad.code, "the check failed on web1" in bad.err) == (2, True)
+            assert "what was in force before" in bad.out
+            good = await holdfast(app, *words, "--canary", "50%", "--check", "look now")
+            assert (good.code, "is published, after revision 4 was tried" in good.out) == (0, True)
+            await reaches(web1, 5)
+            await reaches(web2, 5)
+            assert web1.settings["db.host"] == web2.settings["db.host"] == "db2"
+        await world.renderer.close()

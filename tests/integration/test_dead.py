@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -12,15 +10,26 @@ import pytest
 from holdfast import Backoff, Context, Holdfast
 from holdfast.broker.kv import direct_batch
 from holdfast.client import Client
+from holdfast.config import RecordConfig
 from holdfast.errors import NotFound
 from holdfast.names import H_ATTEMPT, H_MSG_ID, H_RUN, H_TTL, kv_subject
 from holdfast.server import Server
-from holdfast.status.actions import Operator, drop_dead, replay_dead
+from holdfast.status.actions import drop_dead, replay_dead
 from holdfast.status.dead import DeadFilter, DeadLetter, DeadLetters, as_text
 from holdfast.status.messages import last_of
+from holdfast.status.operators import Operator
 from holdfast.status.replaying import Replayer
 from holdfast.status.runs import Runs
-from tests.integration.support import Seen, queue_empty, raw, record_of, until, working
+from tests.integration.support import (
+    Seen,
+    client_of,
+    operating,
+    queue_empty,
+    raw,
+    record_of,
+    until,
+    working,
+)
 
 HOUR = 3600.0
 
@@ -32,28 +41,13 @@ class Switch:
         self.broken = True
 
         @app.job(name="send", retry=Backoff.never(), **contract)
-        async def send(data: Any, ctx: Context) -> str:
+        async def send(ctx: Context, data: Any) -> str:
             if self.broken:
                 raise ValueError("the mail server is away")
             seen.append((ctx.run, ctx.attempt, data))
             return "sent"
 
         self.job = send
-
-
-async def client_of(app: Holdfast) -> Client:
-    backend = await app.backend()
-    assert isinstance(backend, Client)
-    return backend
-
-
-@asynccontextmanager
-async def operating(app: Holdfast) -> AsyncIterator[Client]:
-    """The namespace with its streams, and no worker yet."""
-    async with app:
-        client = await client_of(app)
-        await client.topology.ensure()
-        yield client
 
 
 async def letters_of(app: Holdfast, count: int = 1) -> list[DeadLetter]:
@@ -148,7 +142,7 @@ async def test_letter_is_handled_whatever_its_headers_are_called(
     """A user's header that a client takes for the server's word does not hide or block a letter."""
 
     @app.job(retry=Backoff.never())
-    async def fails(n: int, ctx: Context) -> None:
+    async def fails(ctx: Context, n: int) -> None:
         seen.append((n, ctx.headers.get(name)))
         if len(seen) < 3:
             raise ValueError("no")
@@ -383,7 +377,7 @@ async def test_replay_of_at_least_once_leaves_no_lasting_record(app: Holdfast, s
         assert done[0].result == "replayed"
         await seen.wait(1)
         await until(lambda: queue_empty(app), 10, "an empty queue")
-        assert await ttl_of(client, run.id) == HOUR
+        assert await ttl_of(client, run.id) == RecordConfig().keyless_ttl_seconds
     assert [s[0] for s in seen] == [run.id]
 
 

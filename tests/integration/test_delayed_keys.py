@@ -33,7 +33,7 @@ def _define(app: Holdfast, seen: Seen, delivery: Any = "effectively_once") -> An
         return None
 
     @app.job(delivery=delivery)
-    async def work(n: int, ctx: Context) -> None:
+    async def work(ctx: Context, n: int) -> None:
         seen.append(n)
 
     return work

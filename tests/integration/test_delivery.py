@@ -72,12 +72,12 @@ async def test_at_least_once_counts_attempts_in_headers(app: Holdfast, seen: See
     """Attempts travel with the message, short waits and long; the last one is a dead letter."""
 
     @app.job(delivery="at_least_once", retry=Backoff.list(["10ms", "20ms"]))
-    async def loose(n: int, ctx: Context) -> None:
+    async def loose(ctx: Context, n: int) -> None:
         seen.append((ctx.attempt, ctx.run))
         raise ValueError(f"no {ctx.attempt}")
 
     async with working(app):
-        run = await loose.enqueue(7, headers={"Trace": "abc"})
+        run = await loose.options(headers={"Trace": "abc"}).enqueue(7)
         letter = await dead_letter(app)
         assert seen == [(1, run.id), (2, run.id), (3, run.id)]
         assert letter.body == b"7"
@@ -97,7 +97,7 @@ async def test_at_least_once_parks_with_counts(app: Holdfast, seen: Seen) -> Non
         raise ValueError("no")
 
     async with working(app):
-        run = await loose.enqueue(key="k")
+        run = await loose.options(key="k").enqueue()
         [message] = await until(lambda: parked(app), 5, "the parked message")
         assert message.headers["Hf-Run"] == run.id
         assert (message.headers["Hf-Attempt"], message.headers["Hf-Failures"]) == ("2", "1")
@@ -144,7 +144,7 @@ async def test_at_least_once_redelivery_is_handled_with_a_record(
     """What a crashed worker held comes again, and from then on is claimed like any other run."""
 
     @app.job(delivery="at_least_once")
-    async def loose(n: int, ctx: Context) -> None:
+    async def loose(ctx: Context, n: int) -> None:
         seen.append((n, ctx.epoch > 0))
 
     quick: dict[str, Any] = {"ack_wait_seconds": 0.5, "extend_seconds": 0.2}
@@ -203,7 +203,7 @@ async def test_at_least_once_letters_of_one_key_are_all_kept(app: Holdfast, seen
     async with working(app, records=RecordConfig(dedup_window_seconds=0.6)):
 
         async def accepted() -> bool:
-            return not (await loose.enqueue(key="k")).duplicate
+            return not (await loose.options(key="k").enqueue()).duplicate
 
         assert await accepted()
         await until(accepted, 5, "the end of the window")
@@ -329,9 +329,9 @@ async def test_at_most_once_key_is_known(app: Holdfast, seen: Seen) -> None:
         seen.append(1)
 
     async with working(app):
-        first = await once.enqueue(key="k")
+        first = await once.options(key="k").enqueue()
         await first.result(60)
-        assert (await once.enqueue(key="k")).duplicate
+        assert (await once.options(key="k").enqueue()).duplicate
         assert seen == [1]
 
 

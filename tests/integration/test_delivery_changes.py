@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from holdfast import Backoff, Holdfast
-from holdfast.client import Client
 from holdfast.server import Server
 from holdfast.status.dead import DeadFilter, DeadLetters
 from tests.integration.support import (
     Seen,
     all_records,
+    client_of,
     dead_letters,
     parked,
     queue_empty,
@@ -63,8 +63,7 @@ async def test_run_that_has_begun_does_not_begin_again_at_most_once(
         assert len(seen) == 3, "each was started once, by the old release"
         assert {r.state for r in (await all_records(new)).values()} == {"dead"}
         assert all("may not start again" in d.headers["Hf-Error"] for d in await dead_letters(new))
-        client = await new.backend()
-        assert isinstance(client, Client)
+        client = await client_of(new)
         await DeadLetters(client).replay(DeadFilter(job="work"))
         await seen.wait(6)
         await until(lambda: _all_done(new), 10, "their records")

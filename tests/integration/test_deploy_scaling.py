@@ -15,6 +15,7 @@ import yaml
 from holdfast import Backoff, Context, Holdfast
 from holdfast.broker import Broker
 from holdfast.client import Client
+from holdfast.client.schedules import Schedules
 from holdfast.config import ConnectionConfig, DeployConfig, RecordConfig, WorkerConfig
 from holdfast.config.deployment import JobDeployConfig
 from holdfast.deploy.project import JobDirectory, Project, _group
@@ -23,6 +24,7 @@ from holdfast.deploy.render import Templates
 from holdfast.errors import InvalidInput
 from holdfast.health import Health, HealthServer
 from holdfast.identity.lint import examine
+from holdfast.model.schedule import Schedule
 from holdfast.names import Names
 from holdfast.server import Server
 from holdfast.server.process import free_ports
@@ -45,7 +47,7 @@ def make_app(
     gate = asyncio.Event()
 
     @app.job(group="scaled", retry=Backoff.list([MOMENT]), on="loaded")
-    async def work(what: Any, ctx: Context) -> None:
+    async def work(ctx: Context, what: Any) -> None:
         if what == "fail":
             raise ValueError("later")
         await gate.wait()
@@ -148,8 +150,45 @@ async def test_several_jobs_of_a_group_share_their_workers(nats: Server, namespa
         assert answer is not None
         assert answer["lag"] == 15
         removed = await unregister(client, "many", ["two"], discard=True)
-        assert removed == ["many=two"]
-        assert await unregister(client, "many", ["two"], discard=True) == []
+        assert removed.consumers == ("many=two",)
+        assert (await unregister(client, "many", ["two"], discard=True)).consumers == ()
+
+
+async def test_removed_job_sends_nothing_more(nats: Server, namespace: str) -> None:
+    """Its schedules go with its consumers; another job's stay; a delayed run holds it."""
+    app = Holdfast("nightly", nats_url=nats.url, namespace=namespace)
+
+    @app.cron("0 3 * * *", group="old")
+    async def gone(what: str = "") -> None: ...
+
+    @app.cron("0 4 * * *", group="old")
+    async def kept(what: str = "") -> None: ...
+
+    config = ConnectionConfig(nats_url=nats.url, namespace=namespace)
+    async with app, Broker(config, name="register") as broker:
+        client = Client(broker, RecordConfig())
+        await register(client, app, WorkerConfig())
+        schedules = Schedules(client)
+        by_hand = Schedule(name="by-hand", job="gone", group="old", cron="0 5 * * *")
+        await schedules.add(by_hand)
+        run = await gone.options(delay="1h").enqueue("x")
+        with pytest.raises(InvalidInput, match="1 of old/gone"):
+            await unregister(client, "old", ["gone"])
+        assert len(await schedules.list()) == 3
+        await run.cancel()
+        await until(lambda: nothing_later(broker), what="the delayed run is gone")
+        removed = await unregister(client, "old", ["gone"])
+        assert removed.consumers == ("old=gone",)
+        assert sorted(removed.schedules) == ["by-hand", "gone"]
+        assert [one.job for one in await schedules.list()] == ["kept"]
+
+
+async def nothing_later(broker: Broker) -> bool:
+    """Whether no run waits for its time."""
+    from holdfast.status.messages import subject_counts
+
+    later = broker.names.later("*", "*", "*", "*")
+    return not await subject_counts(broker, broker.names.jobs, later)
 
 
 async def test_consumer_that_is_missing_is_an_error(nats: Server, namespace: str) -> None:
@@ -203,7 +242,7 @@ async def test_lag_endpoint_tells_the_same(nats: Server, namespace: str) -> None
             )
             answer = await asyncio.to_thread(_json, f"{url}/lag/scaled/work,other")
             assert (answer["waiting"], answer["paused"], answer["lag"]) == (8, 7, 1)
-            with pytest.raises(InvalidInput, match="8 of scaled/work"):
+            with pytest.raises(InvalidInput, match="9 of scaled/work"):
                 await unregister(client, "scaled", ["work"])
             for path in ("/lag/nobody", "/lag/scaled/nothing", "/lag/", "/laggy"):
                 with pytest.raises(urllib.error.HTTPError, match="404"):
@@ -308,3 +347,16 @@ async def test_rendered_cluster_serves_every_role(tmp_path: Path) -> None:
 
             await until(none, what="the runs are done")
             assert "ermission" not in control.text + worker.text
+
+            async def remembered() -> bool:
+                jsz = await asyncio.to_thread(_json, f"http://{site.monitor}/jsz?streams=true")
+                streams = [s for a in jsz["account_details"] for s in a["stream_detail"]]
+                sizes = {s["name"]: s["state"]["messages"] for s in streams}
+                return sizes["HF_HISTORY"] >= 3 and sizes["HF_HISTORY_INDEX"] > 0
+
+            await until(remembered, what="the history has the runs")
+        # As `apply.sh --prune` does it: with the login of the control plane.
+        with command("control", "deploy", "unregister", "s", "default", "nightly") as removing:
+            await until(lambda: removing.process.poll() is not None, what="removal")
+            assert removing.process.returncode == 0, removing.text
+            assert "1 schedules removed: nightly" in removing.text

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from holdfast.broker import Broker, Bucket, Received
 from holdfast.broker.streams import Topology
 from holdfast.config import ConnectionConfig, RecordConfig
@@ -12,7 +10,7 @@ from holdfast.model import node as nodes
 from holdfast.model.liveness import Liveness
 from holdfast.model.node import NodeRecord
 from holdfast.server import Server
-from tests.support import until
+from tests.support import running, until
 
 PINGS = 12
 
@@ -43,10 +41,8 @@ async def test_connection_that_its_server_never_had_proves_nothing(
         await broker.subscribe(broker.names.node(node.id, "ping"), ignore)
         await bucket.put(node.id, nodes.encode(node), expected=0)
         coordinator = Coordinator(config)
-        judging = asyncio.create_task(coordinator.run())
-        await until(lambda: len(pinged) >= PINGS, 30, "pings that nobody answers")
-        entry = await bucket.get(node.id)
-        coordinator.stop()
-        await judging
+        async with running(coordinator):
+            await until(lambda: len(pinged) >= PINGS, 30, "pings that nobody answers")
+            entry = await bucket.get(node.id)
     assert entry is not None
     assert nodes.decode(entry.value).state == "RUNNING"

@@ -117,9 +117,8 @@ async def test_election_has_one_leader_and_hands_over(nats: Server, namespace: s
     async with brokers(nats, namespace, 3) as found:
         some = [await Candidate(b, f"node-{n}").start() for n, b in enumerate(found)]
         first = await until(lambda: next((c for c in some if c.election.leader), None), 10)
-        await asyncio.sleep(1)
+        await until(lambda: all(c.election.established for c in some), what="three that know it")
         assert sum(c.election.leader for c in some) == 1
-        assert all(c.election.established for c in some)
         epoch = first.election.epoch
         await first.stop()
         others = [c for c in some if c is not first]

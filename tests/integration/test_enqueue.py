@@ -17,6 +17,7 @@ from holdfast.server import Server
 from tests.integration.support import (
     Seen,
     broker_of,
+    client_of,
     metric,
     parked,
     queue_empty,
@@ -46,7 +47,7 @@ def recorded(app: Holdfast, seen: Seen) -> Holdfast:
     """An app whose job reports its number and run id."""
 
     @app.job
-    async def work(n: int, ctx: Context) -> int:
+    async def work(ctx: Context, n: int) -> int:
         seen.append((n, ctx.run))
         return n
 
@@ -76,8 +77,11 @@ async def test_key_is_known_at_claim_after_the_window(recorded: Holdfast, seen: 
     async with working(recorded, records=records) as worker:
         assert await (await work.enqueue(1, key="image-42")).result(60) == 1
 
-        async def stored() -> bool:
-            return not (await work.enqueue(2, key="image-42")).duplicate
+        client = await client_of(recorded)
+        repeat = work.options(key="image-42").request(2)
+
+        async def stored() -> bool:  # by a sender that has not seen the record
+            return not (await client._store_new(repeat)).duplicate
 
         await until(stored, 5, "a repeat after the window")
         dropped = "holdfast_duplicates_suppressed_total"
@@ -105,9 +109,9 @@ async def test_key_counts_per_job_and_group(app: Holdfast, seen: Seen) -> None:
 
     async with working(app), working(other, group="far"):
         runs = [
-            await one.enqueue(key="k"),
-            await two.enqueue(key="k"),
-            await one.enqueue(key="k", group="far"),
+            await one.options(key="k").enqueue(),
+            await two.options(key="k").enqueue(),
+            await one.options(key="k", group="far").enqueue(),
         ]
         assert [r.duplicate for r in runs] == [False] * 3
         assert len({r.id for r in runs}) == 3
@@ -188,8 +192,11 @@ async def test_delayed_run_of_a_known_key_is_not_stored_twice(recorded: Holdfast
         again = await work.enqueue(2, key="k", delay="2h")
         assert (first.duplicate, again.duplicate) == (False, True)
 
+        client = await client_of(recorded)
+        probe = work.options(key="window").request(0)
+
         async def window_over() -> bool:
-            return not (await work.enqueue(0, key="window")).duplicate
+            return not (await client._store_new(probe)).duplicate
 
         assert await window_over()
         await until(window_over, 5, "the end of the window")
@@ -231,8 +238,10 @@ async def test_headers_travel_with_the_run(app: Holdfast) -> None:
 
     async with working(app):
         headers = {"Trace": "é☃", "tenant": "a: b"}
-        assert await (await read.enqueue(headers=headers)).result(60) == "é☃a: b"
-        assert await (await read.enqueue(headers=headers, delay=0.2)).result(60) == "é☃a: b"
+        assert await (await read.options(headers=headers).enqueue()).result(60) == "é☃a: b"
+        assert (
+            await (await read.options(headers=headers, delay=0.2).enqueue()).result(60) == "é☃a: b"
+        )
 
 
 @pytest.mark.parametrize(
@@ -294,10 +303,10 @@ async def test_many_of_several_jobs_with_keys_and_delays(app: Holdfast, seen: Se
 
     async with working(app):
         requests = [
-            one.request(1, key="k"),
+            one.options(key="k").request(1),
             two.request(2),
-            one.request(3, key="k"),
-            two.request(4, delay=0.3),
+            one.options(key="k").request(3),
+            two.options(delay=0.3).request(4),
         ]
         runs = await app.enqueue_many(requests)
         assert [r.duplicate for r in runs] == [False, False, True, False]
@@ -321,12 +330,12 @@ async def test_group_option_sends_to_the_other_group(app: Holdfast, seen: Seen) 
         seen.append("far")
 
     async with working(app), working(other, group="far"):
-        run = await work.enqueue(group="far")
+        run = await work.options(group="far").enqueue()
         assert run.group == "far"
         await run.result(60)
         assert seen == ["far"]
     with pytest.raises(InvalidName):
-        await work.enqueue(group="no such.group")
+        await work.options(group="no such.group").enqueue()
 
 
 # ---- limits
@@ -343,7 +352,7 @@ async def test_message_over_the_limit_is_refused_and_the_connection_stays(app: H
         broker = await broker_of(app)
         limit = broker.max_message_bytes
         with pytest.raises(PayloadTooLarge) as caught:
-            await load.enqueue("x" * limit, headers={"Trace": "abc"})
+            await load.options(headers={"Trace": "abc"}).enqueue("x" * limit)
         assert caught.value.size > caught.value.limit == limit - ENVELOPE_BYTES
         with pytest.raises(PayloadTooLarge):
             await load.enqueue_many(["x", "x" * limit, "y"])

@@ -46,11 +46,11 @@ async def test_event_reaches_every_subscribing_job(
     """Two jobs subscribe to one event and each gets it, as a run of its own."""
 
     @app.job(on="resized")
-    async def index(data: dict[str, int], ctx: Context) -> None:
+    async def index(ctx: Context, data: dict[str, int]) -> None:
         seen.append(("index", data, ctx.run))
 
     @app.job(on="resized")
-    async def notify(data: dict[str, int], ctx: Context) -> None:
+    async def notify(ctx: Context, data: dict[str, int]) -> None:
         seen.append(("notify", data, ctx.run))
 
     @app.job
@@ -131,13 +131,13 @@ async def test_retry_of_one_subscriber_does_not_bother_the_other(
     """A subscriber's retries go through its own job subject: the other one sees the event once."""
 
     @app.job(on="resized", retry=Backoff.list([wait] * 2))
-    async def flaky(n: int, ctx: Context) -> None:
+    async def flaky(ctx: Context, n: int) -> None:
         seen.append(("flaky", ctx.attempt, ctx.run))
         if ctx.attempt < 3:
             raise ValueError("no")
 
     @app.job(on="resized")
-    async def steady(n: int, ctx: Context) -> None:
+    async def steady(ctx: Context, n: int) -> None:
         seen.append(("steady", ctx.attempt, ctx.run))
 
     async with working(app):
@@ -203,7 +203,7 @@ async def test_event_from_outside_with_an_id_is_published_once(app: Holdfast, se
     """`app.publish` needs no run; its `id` makes a repeat known as one."""
 
     @app.job(on="paid")
-    async def book(order: dict[str, Any], ctx: Context) -> None:
+    async def book(ctx: Context, order: dict[str, Any]) -> None:
         seen.append((order["id"], ctx.run))
 
     async with app, working(app):
@@ -285,7 +285,7 @@ async def test_failing_subscriber_survives_the_loss_of_its_subscription(
     deleted = asyncio.Event()
 
     @app.job(on="resized", retry=Backoff.list(["100ms"]))
-    async def index(n: int, ctx: Context) -> None:
+    async def index(ctx: Context, n: int) -> None:
         seen.append(ctx.attempt)
         if ctx.attempt == 1:
             await deleted.wait()
@@ -308,7 +308,7 @@ async def test_job_may_subscribe_to_several_events_and_be_enqueued_too(
     """One job, three ways in, each with its own run."""
 
     @app.job(on=["image.resized", "image.cropped"])
-    async def index(n: int, ctx: Context) -> None:
+    async def index(ctx: Context, n: int) -> None:
         seen.append((n, ctx.run))
 
     async with working(app):
@@ -345,7 +345,7 @@ async def test_event_that_cannot_be_sent_fails_the_attempt(app: Holdfast) -> Non
     """A wrong name, a value that is no JSON, too large a body: the handler is told."""
 
     @app.job(retry=Backoff.never())
-    async def shout(what: str, ctx: Context) -> None:
+    async def shout(ctx: Context, what: str) -> None:
         if what == "name":
             await ctx.publish("a..b", 1)
         if what == "value":
@@ -401,7 +401,7 @@ async def test_several_workers_share_a_subscription(app: Holdfast, seen: Seen) -
     """Workers of one group are one subscriber: each event runs once among them."""
 
     @app.job(on="resized")
-    async def index(n: int, ctx: Context) -> None:
+    async def index(ctx: Context, n: int) -> None:
         seen.append((n, ctx.node))
 
     async with working(app), working(app):

@@ -297,8 +297,9 @@ async def test_run_that_was_claimed_and_never_sent_is_sent_by_another(world: Wor
         await world.start_agents("web1", "web2")
         request = world.request("*", "mark", "adopted")
         now = world.sender.server_now()
-        record = model.claimed(
+        record = model.FleetRun(
             request,
+            "claimed",
             ("web1", "web2"),
             owner="dispatcher-gone",
             token="gone.1",

@@ -22,7 +22,7 @@ async def test_fleet_run_on_three_servers(cluster: Cluster, namespace: str, tmp_
             assert world.effects.of(f"m{n}") == dict.fromkeys(("web1", "web2", "web3"), 1)
         agent = world.agents["web1"]
         agent._commands._again(record.run, record.epoch)  # sends its return once more
-        await until(lambda: not agent._outbox._tasks, 10, "a repeat that is known as stored")
+        await until(lambda: not agent._outbox._under_way, 10, "a repeat that is known as stored")
 
 
 async def _complete(world: World) -> bool:

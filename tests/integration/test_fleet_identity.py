@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,25 +14,28 @@ import msgspec
 import pytest
 
 from holdfast.agent import Agent, Function
-from holdfast.agent.settings_extension import SettingsExtension
 from holdfast.broker import Broker, Received
 from holdfast.broker.streams import Topology
 from holdfast.client import Client
+from holdfast.client.direct import command as command_directly
 from holdfast.client.fleet import Fleet, new_run
 from holdfast.config import AgentConfig, DispatcherConfig, RecordConfig
 from holdfast.dispatcher import Dispatcher
-from holdfast.identity import AccountSeed, AgentCredentials, CommandSigner, Refusal
+from holdfast.errors import Unavailable
+from holdfast.identity.commands import CommandSigner, Refusal
+from holdfast.identity.credentials import AgentCredentials
+from holdfast.identity.seed import AccountSeed
 from holdfast.identity.users import UserFolder
 from holdfast.model import fleet as model
 from holdfast.model.fleet import FleetRequest, FleetRun, Order, Return
-from holdfast.names import H_SIGNATURE, kv_subject
+from holdfast.names import H_SIGNATURE_2, kv_subject
 from holdfast.server import Cluster, Server
 from holdfast.settings.publisher import Publisher
 from holdfast.settings.sealing import Sealer
-from holdfast.settings.store import Store
+from holdfast.settings.store import SettingsStore
 from holdfast.status.fleet import Agents
-from tests.integration.auth_support import NAMESPACE, Site, guarded, running
-from tests.support import until
+from tests.integration.auth_support import NAMESPACE, Site, guarded
+from tests.support import running, until
 
 PATTERN = "*"
 
@@ -78,9 +81,7 @@ class Fleetlet:
 
 
 @contextlib.asynccontextmanager
-async def fleetlet(
-    site: Site, folder: Path, generation: int = 1, extensions: Callable[[], Any] | None = None
-) -> AsyncIterator[Fleetlet]:
+async def fleetlet(site: Site, folder: Path, generation: int = 1) -> AsyncIterator[Fleetlet]:
     """Everything running, each with its own login."""
     executed: list[tuple[str, str]] = []
 
@@ -94,7 +95,6 @@ async def fleetlet(
             connection=site.connection(f"agent-{name}"),
             credentials=AgentCredentials.load(site.file(f"agent-{name}")),
             functions=[Function("touch", touch, quick=True)],
-            extensions=[extensions()] if extensions else [],
         )
 
     seed_file = str(site.folder.path / "account.seed")
@@ -140,7 +140,7 @@ async def test_settings_and_secrets_reach_agents_under_permissions(
     tree.mkdir()
     (tree / "top.yaml").write_text("base:\n  '*': [common]\n")
     (tree / "common.yaml").write_text("port: 1\npassword: !encrypted s3cret\n")
-    async with fleetlet(site, tmp_path, extensions=SettingsExtension) as fleet:
+    async with fleetlet(site, tmp_path) as fleet:
         publisher = Publisher(fleet.operator, Sealer(site.folder.seed()))
         await publisher.push(tree, agents=["alpha", "beta"])
         await until(lambda: _resolved(fleet), 30, "settings at both agents")
@@ -150,6 +150,26 @@ async def test_settings_and_secrets_reach_agents_under_permissions(
         reports = {entry.key async for entry in publisher.store.applied.entries()}
         assert reports == {"alpha", "beta"}
         assert fleet.denied() == {}
+
+
+async def test_fact_that_is_set_changes_the_settings_soon(site: Site, tmp_path: Path) -> None:
+    """An agent that gets other files by a new fact does not wait for its next look."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "top.yaml").write_text("base:\n  '*': [common]\n  'G@role:edge': [edge]\n")
+    (tree / "common.yaml").write_text("port: 1\n")
+    (tree / "edge.yaml").write_text("port: 2\n")
+
+    async def on_port(number: int) -> bool:
+        _, returns = await fleet.run("settings.get", "port")
+        return [r.value for r in returns.values()] == [number, number]
+
+    async with fleetlet(site, tmp_path) as fleet:
+        await Publisher(fleet.operator, Sealer(site.folder.seed())).push(tree)
+        await until(lambda: on_port(1), 30, "settings at both agents")
+        await fleet.run("facts.set", "role", "edge")
+        await until(lambda: on_port(2), 30, "settings that fit the fact")
+        await fleet.run("facts.set", "role")
 
 
 async def _resolved(fleet: Fleetlet) -> bool:
@@ -212,7 +232,7 @@ async def test_forged_commands_execute_nothing(site: Site, tmp_path: Path) -> No
         body = order("x")
         forged: list[tuple[Refusal, dict[str, str], bytes]] = [
             (Refusal.UNSIGNED, {}, body),
-            (Refusal.UNSIGNED, {k: v for k, v in fresh.items() if k != H_SIGNATURE}, body),
+            (Refusal.UNSIGNED, {k: v for k, v in fresh.items() if k != H_SIGNATURE_2}, body),
             (Refusal.FOREIGN, foreign, body),
             (Refusal.TAMPERED, fresh, order("other")),
             (Refusal.TAMPERED, {**fresh, "Hf-Epoch": "10"}, body),
@@ -250,7 +270,7 @@ async def test_refusal_reaches_no_forger_and_decides_nothing(site: Site, tmp_pat
             """As soon as the genuine command is on its way, another one in its name."""
             if not message.subject.endswith(".beta.exec") or message.reply == inbox:
                 return
-            forged = {**message.headers, H_SIGNATURE: "0" * 16 + ".AAAA"}
+            forged = {**message.headers, H_SIGNATURE_2: "0" * 16 + ".AAAA"}
             for _ in range(3):
                 await fleet.operator.publish("hf.agent.beta.exec", message.body, forged, inbox)
 
@@ -357,8 +377,8 @@ async def test_nonsense_of_one_agent_spoils_nothing_for_others(site: Site, tmp_p
                 await alpha.client.request(subject, junk, timeout=5)
         listed = await Agents(Client(fleet.operator, RecordConfig())).list()
         assert [(a.id, a.online) for a in listed if a.id == "beta"] == [("beta", True)]
-        assert "beta" in await Store(fleet.operator).known_agents()
-        assert set(await Store(fleet.operator).reports()) >= {"alpha"}
+        assert "beta" in await SettingsStore(fleet.operator).known_agents()
+        assert set(await SettingsStore(fleet.operator).reports()) >= {"alpha"}
         _, returns = await fleet.run("touch", "still")
         assert "beta" in returns
         assert fleet.dispatcher._index.online("beta")
@@ -413,3 +433,16 @@ async def test_fleet_works_on_a_cluster_with_accounts(tmp_path: Path) -> None:
             assert pong.body
             assert len(fleet.executed) == 4
             assert fleet.denied() == {}
+
+
+async def test_direct_command_is_signed_with_the_seed(site: Site, tmp_path: Path) -> None:
+    """Whoever has it may command an agent without a dispatcher; a login alone may not."""
+    async with fleetlet(site, tmp_path) as fleet:
+        request = FleetRequest(new_run(), "alpha", "touch", ("direct",), timeout=20)
+        found = await command_directly(fleet.operator, request, site.folder.seed())
+        assert found.ok
+        assert fleet.executed == [("alpha", "direct")]
+        other = msgspec.structs.replace(request, run=new_run(), timeout=1)
+        with pytest.raises(Unavailable):
+            await command_directly(fleet.operator, other, AccountSeed(bytes(32)))
+        assert fleet.executed == [("alpha", "direct")]

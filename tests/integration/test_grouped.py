@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.broker import Broker, grouped
+from holdfast.broker import Broker, Stored, grouped
 from holdfast.broker.grouped import GroupedBucket
 from holdfast.broker.streams import Topology
 from holdfast.clock import SystemClock
@@ -106,7 +106,7 @@ async def test_a_refused_batch_goes_one_by_one(
 async def test_a_cancelled_writer_holds_up_nobody(nats: Server, namespace: str) -> None:
     """Its write may be applied or not; the others are."""
     async with grouping(nats, namespace) as bucket:
-        tasks = [asyncio.create_task(bucket.put(f"k{n}", b"1", expected=0)) for n in range(MANY)]
+        tasks = [bucket.put(f"k{n}", b"1", expected=0) for n in range(MANY)]
         await asyncio.sleep(0)
         for task in tasks[::3]:
             task.cancel()
@@ -140,17 +140,24 @@ async def test_bucket_groups_where_that_is_faster(
     """A server that takes one write at a time, as with a sync for each, is sent groups."""
     clock = Pace()
 
-    async def alone(self: GroupedBucket, write: Any) -> int:
+    async def alone(self: Broker, *write: Any) -> Stored:
         await asyncio.sleep(0)
         clock.now += 0.001 if synced else 0.0  # without a sync they are stored side by side
-        return 1
+        return Stored(seq=1)
+
+    def put(self: Broker, *write: Any) -> asyncio.Future[Stored]:
+        *rest, over = write
+        stored = asyncio.create_task(alone(self, *rest))
+        stored.add_done_callback(over)
+        return stored
 
     async def batch(self: GroupedBucket, writes: list[Any]) -> list[int]:
         await asyncio.sleep(0)
         clock.now += 0.002
         return [1] * len(writes)
 
-    monkeypatch.setattr(GroupedBucket, "_alone", alone)
+    monkeypatch.setattr(Broker, "store", alone)
+    monkeypatch.setattr(Broker, "put", put)
     monkeypatch.setattr(GroupedBucket, "_batch", batch)
     config = ConnectionConfig(nats_url=nats.url, namespace=namespace)
     async with Broker(config, clock=clock) as broker:

@@ -11,16 +11,9 @@ import msgspec
 import pytest
 
 from holdfast import Backoff, Context, Holdfast, SyncContext
-from holdfast.client import Client
 from holdfast.errors import DefinitionError, RunFailed
 from holdfast.model import run as runs
-from tests.integration.support import (
-    Seen,
-    metric,
-    record_of,
-    until,
-    working,
-)
+from tests.integration.support import Seen, client_of, metric, record_of, until, working
 
 tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
 
@@ -45,7 +38,7 @@ async def test_middlewares_wrap_in_the_order_they_were_added(app: Holdfast, seen
         return await call_next() * 10
 
     @app.job
-    async def work(n: int, ctx: Context) -> int:
+    async def work(ctx: Context, n: int) -> int:
         seen.append(f"work {ctx.state['tenant']}")
         return n
 
@@ -265,7 +258,7 @@ async def test_context_variables_of_a_middleware_reach_the_handler(app: Holdfast
 
     async with working(app, concurrency=2):
         for job in (coroutine, thread):
-            batch = [await job.enqueue(headers={"Tenant": t}) for t in ("a", "b", "c")]
+            batch = [await job.options(headers={"Tenant": t}).enqueue() for t in ("a", "b", "c")]
             assert [await r.result(60) for r in batch] == ["a", "b", "c"]
 
 
@@ -372,8 +365,7 @@ async def test_handler_that_was_replaced_is_refused(app: Holdfast, seen: Seen) -
         await seen.wait()
         record = await record_of(app, run.id)
         assert record is not None
-        backend = await app.backend()
-        assert isinstance(backend, Client)
+        backend = await client_of(app)
         entry = await backend.runs.get(run.id)
         assert entry is not None
         other = msgspec.structs.replace(record, node="worker-other", token="other.1")

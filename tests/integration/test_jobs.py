@@ -99,7 +99,7 @@ async def test_payload_of_several_arguments_uses_names_and_defaults(app: Holdfas
     """Several parameters are the members of one object; defaults and keyword calls count."""
 
     @app.job
-    async def area(size: Size, ctx: Context, factor: int = 2, *, note: str = "none") -> str:
+    async def area(ctx: Context, size: Size, factor: int = 2, *, note: str = "none") -> str:
         return f"{size.width * size.height * factor} {note} {ctx.attempt}"
 
     async with working(app):
@@ -116,11 +116,11 @@ async def test_payload_that_does_not_fit_is_refused_at_the_caller(app: Holdfast)
         raise AssertionError("must not run")
 
     with pytest.raises(InvalidPayload, match="factor"):
-        await area.enqueue(Size(1), "five")
+        await app.enqueue("area", Size(1), "five")
     with pytest.raises(InvalidPayload, match="factor"):
-        await area.enqueue(Size(1))
+        await app.enqueue("area", Size(1))
     with pytest.raises(InvalidPayload, match="colour"):
-        await area.enqueue(Size(1), 2, colour="red")
+        await app.enqueue("area", Size(1), 2, colour="red")
     with pytest.raises(UnknownJob, match="it has area"):
         await app.enqueue("aera", 1)
 
@@ -206,7 +206,7 @@ async def test_sync_handler_runs_in_a_thread_with_a_blocking_context(
     main = threading.get_ident()
 
     @app.job
-    def compute(n: int, ctx: SyncContext) -> int:
+    def compute(ctx: SyncContext, n: int) -> int:
         assert threading.get_ident() != main
         assert isinstance(ctx, SyncContext)
         ctx.progress(0.5, "half")
@@ -322,7 +322,7 @@ async def test_context_tells_the_handler_who_it_is(app: Holdfast) -> None:
         }
 
     async with working(app, group="photos") as worker:
-        run = await who.enqueue(headers={"Trace": "abc"})
+        run = await who.options(headers={"Trace": "abc"}).enqueue()
         record = await until(lambda: record_of(app, run.id), 5)
         found = await run.result(60)
         epoch = found.pop("epoch")

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.config import ConnectionConfig
 from holdfast.identity.credentials import Credentials, new_nkey_seed, public_nkey
-from holdfast.keeper.link import Link, LinkError, Message
+from holdfast.keeper.link import Link, LinkError, LinkMessage
 from holdfast.server import Server
 from holdfast.server.process import free_ports
 from holdfast.worker.keeping import login_of
@@ -69,11 +69,11 @@ def case_of(name: str, ca: Authority, folder: Path) -> Case:
     return Case(both, {**tls, "tls_cert": own, "tls_key": own_key}, "tls://")
 
 
-async def answered(link: Link) -> Message:
+async def answered(link: Link) -> LinkMessage:
     """Connect, ask a subject of its own, and get the question."""
     await until(lambda: link.keep(time.monotonic()) or link.up, 20, link.trouble)
     link.publish("keeper.echo", b"hello", "reply.to", "NATS/1.0\r\nA: b\r\n\r\n")
-    found: list[Message] = []
+    found: list[LinkMessage] = []
 
     def received() -> bool:
         found.extend(link.receive())

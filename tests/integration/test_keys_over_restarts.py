@@ -26,7 +26,7 @@ async def test_key_that_waits_outlives_a_restart_and_an_unrecorded_end_does_not(
     app = Holdfast("shop", nats_url=own.url, namespace=namespace)
 
     @app.job(delivery="at_least_once")
-    async def loose(n: int, ctx: Context) -> None:
+    async def loose(ctx: Context, n: int) -> None:
         seen.append(("loose", n))
 
     @app.job(group="elsewhere", delivery="at_least_once")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from holdfast import Holdfast
-from holdfast.client import Client
 from holdfast.coordinator.recovery import Recovery
 from holdfast.model import run as runs
 from holdfast.model.node import NodeRecord
 from holdfast.model.run import RunRecord
 from holdfast.status.dead import DeadLetters
 from holdfast.telemetry import Telemetry
-from tests.integration.support import record_of, working
+from tests.integration.support import client_of, record_of, working
 
 
 async def test_large_payload_is_executed(app: Holdfast) -> None:
@@ -32,8 +31,7 @@ async def test_payload_of_a_lost_run_is_in_its_dead_letter(app: Holdfast, kept: 
     """Whatever the payload: a run whose worker died ends as lost, with its bytes."""
     body = b"" if kept == "empty" else b'"large"'
     async with app:
-        client = await app.backend()
-        assert isinstance(client, Client)
+        client = await client_of(app)
         await client.topology.ensure()
         name = ""
         if kept == "in the object store":

@@ -98,10 +98,12 @@ async def test_swallowed_cancellation_ends_at_its_timeout(app: Holdfast, tmp_pat
         with pytest.raises(RunFailed, match="longer than 200ms"):
             await run.result(60)
         labels = {"group": "default", "job": "stubborn"}
-        assert metric(worker, "holdfast_stuck_handlers", **labels) == 1
-        await until(lambda: _says(path, "all 1 places are stuck"), 5, "a worker that is not ready")
-        waiting = await well.enqueue()
-        limit.set()
+        try:
+            await until(lambda: metric(worker, "holdfast_stuck_handlers", **labels) == 1)
+            await until(lambda: _says(path, "all 1 places are stuck"), what="not ready")
+            waiting = await well.enqueue()
+        finally:
+            limit.set()  # else the worker could not end
         assert await waiting.result(60) == "well"
         assert metric(worker, "holdfast_stuck_handlers", **labels) == 0
         await until(lambda: _is_ready(path), 10, "a worker that is ready again")
@@ -165,7 +167,7 @@ async def test_worker_without_free_threads_takes_nothing(
         await until(lambda: _says(path, "all 2 threads are stuck"), 5, "a worker that says so")
         await until(lambda: "all 2 threads are stuck" in caplog.text, 5, "a line in the log")
         runs = await quick.enqueue_many(range(6))
-        cancelled = await quick.enqueue(6, key="cancelled")
+        cancelled = await quick.options(key="cancelled").enqueue(6)
         assert await cancelled.cancel()
         assert metric(worker, "holdfast_attempts_started_total", group="default", job="quick") == 0
         assert seen == []
@@ -194,6 +196,41 @@ async def test_runs_that_wait_for_a_thread_are_not_timed_out(app: Holdfast, seen
     assert sorted(seen) == list(range(10))
 
 
+async def test_runs_claimed_ahead_of_a_long_one_are_given_back(app: Holdfast, seen: Seen) -> None:
+    """While plain handlers are short, the next runs are claimed before a thread is free.
+
+    If one takes long after all, those behind it start elsewhere: once each, no attempt counted.
+    """
+    go, many, long = threading.Event(), 2_600, 2_000
+
+    @app.job(retry=Backoff.never())
+    def mixed(n: int) -> int:
+        if n == long:
+            go.wait(60)
+        seen.append(n)
+        return n
+
+    async with app, working(app, threads=1) as first:
+        runs = await mixed.enqueue_many(range(many))
+        node = first.current
+        assert node is not None
+        lane = node._places.lanes["thread"]
+        await until(lambda: len(seen) == long, 60, "the long one")
+        waiting = lane.busy
+        async with working(app, threads=1):
+            try:
+                await until(lambda: len(seen) == many - 1, 60, "all others")
+            finally:
+                go.set()  # else the first worker could not end
+            assert await runs[long].result(60) == long
+        assert waiting > 1
+        assert sorted(seen) == list(range(many))
+        for run in runs[long : long + waiting]:
+            record = await record_of(app, run.id)
+            assert record is not None
+            assert (record.state, record.failures, record.crashes) == ("done", 0, 0)
+
+
 # ---- what user code in a payload raises
 
 
@@ -215,7 +252,7 @@ async def test_context_of_a_bystander_is_its_own(app: Holdfast) -> None:
 
     names = [n for n, a in ZOO.items() if a.fate == "failed" and a.is_async]
     async with working(app, concurrency=4):
-        bad = [await unlucky.enqueue(headers={"animal": name}) for name in names]
+        bad = [await unlucky.options(headers={"animal": name}).enqueue() for name in names]
         good = [await lucky.enqueue() for _ in range(20)]
         for run in bad:
             with pytest.raises(RunFailed):

@@ -10,7 +10,9 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from PIL import Image
 from holdfast.deploy.scaffold import new_job, new_project
 from holdfast.errors import ConfigError
 from holdfast.server.process import free_ports
+from holdfast.version import __version__
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 240
@@ -41,15 +44,20 @@ def port() -> int:
 
 
 def variables(port: int = 0) -> dict[str, str]:
-    """As somebody has it who has installed Holdfast into the active environment."""
+    """As somebody has it who has installed Holdfast into the active environment.
+
+    With a port: a reader of the README, who has only Python, and what `make setup` installs.
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HOLDFAST_", "PYTEST_"))}
+    if port:
+        kept |= {"PORT": str(port), "VIRTUAL_ENV": "", "PYTHONPATH": ""}
+        return {name: value for name, value in kept.items() if value}
     paths = [str(Path(p).resolve()) for p in sys.path if p and Path(p).is_dir()]
     own = str(Path(sys.executable).parent)
     return kept | {
         "PATH": f"{own}{os.pathsep}{os.environ['PATH']}",
         "VIRTUAL_ENV": sys.prefix,
         "PYTHONPATH": os.pathsep.join(p for p in paths if p != str(ROOT)),
-        **({"PORT": str(port)} if port else {}),
     }
 
 
@@ -69,7 +77,16 @@ def typed(project: Path) -> list[list[str]]:
 
 
 @pytest.fixture
-def developing(project: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+def installed(project: Path, port: int) -> None:
+    """The first line of the README: the wheel beside the jobs, in an environment of its own."""
+    assert typed(project)[0][0] == "make setup"
+    run(project, "make", "setup", port=port)
+    paths = "import holdfast, sys; print(holdfast.__file__.startswith(sys.prefix))"
+    assert run(project, ".venv/bin/python", "-c", paths, port=port).strip() == "True"
+
+
+@pytest.fixture
+def developing(project: Path, port: int, installed: None) -> Iterator[subprocess.Popen[bytes]]:
     """The last line of the first block, which goes on running."""
     command = typed(project)[0][-1]
     assert command == "make dev"
@@ -97,7 +114,6 @@ def test_quick_start_works_as_typed(
     """Set up, test, develop, and in another terminal a picture through both sample jobs."""
     first, second, *_ = typed(project)
     assert [*first, *second] == ["make setup", "make test", "make dev", "make sample"]
-    run(project, *first[0].split(), port=port)
     told = run(project, *first[1].split(), port=port)
     assert told.count(" passed") == 4, "three jobs, and the project itself"
     assert "failed" not in told
@@ -110,6 +126,46 @@ def test_quick_start_works_as_typed(
     while answers(port):
         assert time.monotonic() < deadline, "the server is still there"
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    ("source", "requirement"),
+    [
+        ("wheel", "holdfast-jobs==VERSION"),
+        ("index", "holdfast-jobs>=VERSION"),
+        ("git+https://example.org/me/holdfast@v9", "holdfast-jobs @ git+https://example.org/me/holdfast@v9"),
+        ("holdfast_jobs-9.1-py3-none-any.whl", "holdfast-jobs==9.1"),
+    ],
+)  # fmt: skip
+def test_project_gets_holdfast_from_where_it_was_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, requirement: str
+) -> None:
+    """Jobs, those added later, and the control plane's image all require the same."""
+    monkeypatch.chdir(tmp_path)
+    Path("holdfast_jobs-9.1-py3-none-any.whl").write_bytes(b"a wheel")
+    requirement = requirement.replace("VERSION", __version__)
+    new_project("acme", Path("acme"), source)
+    new_job("invoice", Path("acme"))
+    for path in Path("acme/jobs").glob("*/pyproject.toml"):
+        extra = "" if path.parent.name == "invoice" else "[s3]"
+        wanted = requirement.replace("holdfast-jobs", f"holdfast-jobs{extra}", 1)
+        assert wanted in tomllib.loads(path.read_text())["project"]["dependencies"]
+    image = Path("acme/deploy/control.Dockerfile").read_text()
+    assert requirement.replace("holdfast-jobs", "holdfast-jobs[web,s3]", 1) in image
+    assert ("install --yes --no-install-recommends git" in image) == source.startswith("git+")
+    kept = [path.name for path in Path("acme/wheels").glob("*.whl")]
+    assert kept == (
+        [f"holdfast_jobs-{requirement[15:]}-py3-none-any.whl"] if "==" in requirement else []
+    )
+
+
+@pytest.mark.parametrize("source", ["", "pip", "missing.whl", "other-1.0-py3-none-any.whl"])
+def test_source_that_cannot_be_installed_is_refused(tmp_path: Path, source: str) -> None:
+    """It says which sources there are, and nothing is written."""
+    (tmp_path / "other-1.0-py3-none-any.whl").touch()
+    with pytest.raises(ConfigError, match="no source of Holdfast: say 'wheel', 'index'"):
+        new_project("acme", tmp_path / "acme", str(tmp_path / source) if "." in source else source)
+    assert not (tmp_path / "acme").exists()
 
 
 def answers(port: int) -> bool:
@@ -220,6 +276,31 @@ def test_images_test_before_they_are_made_and_are_not_root(project: Path) -> Non
         assert production.index("USER 1000") < production.index("ENTRYPOINT")
         for source in re.findall(r"^COPY (?!--)(\S+)", text, re.MULTILINE):
             assert list(project.glob(source)), f"{path}: {source}"
+
+
+def test_images_are_locked_to_what_was_tested(project: Path) -> None:
+    """Every job has a lock file with all that it needs, and an outdated one is found."""
+    run(project, sys.executable, "tools/lock.py")
+    locked = (project / "jobs" / "image-resize" / "requirements.txt").read_text()
+    for name in ("holdfast-jobs", "nats-py", "obstore", "pillow"):
+        assert f"\n{name}=={version(name)}\n" in locked
+    assert "pytest" not in locked
+    assert "httpx" not in locked
+    lock = project / "jobs" / "invoice" / "requirements.txt"
+    assert f"\nholdfast-jobs=={__version__}\n" in lock.read_text()
+    lock.unlink()
+    assert "jobs/invoice" in run(project, sys.executable, "tools/lock.py", "--missing")
+    assert lock.exists()
+
+
+def test_images_are_built_for_both_families_with_a_list_of_contents(project: Path) -> None:
+    """What the pipeline calls, and what docker is told then."""
+    workflow = (project / ".github" / "workflows" / "ci.yaml").read_text()
+    assert "make publish-" in workflow
+    for name in ("image-resize", "control"):
+        told = run(project, "make", "-n", f"publish-{name}")
+        for words in ("linux/amd64,linux/arm64", "--sbom=true", "--provenance", "--cache-to"):
+            assert words in told
 
 
 def test_job_may_have_an_environment_of_its_own(project: Path) -> None:

@@ -7,16 +7,9 @@ import asyncio
 import pytest
 
 from holdfast import Holdfast
-from holdfast.client import Client
 from holdfast.errors import InvalidInput
 from holdfast.status.listing import RunFilter, RunPages
-from tests.integration.support import Seen, until, working
-
-
-async def client_of(app: Holdfast) -> Client:
-    backend = await app.backend()
-    assert isinstance(backend, Client)
-    return backend
+from tests.integration.support import Seen, client_of, until, working
 
 
 async def walk(pages: RunPages, wanted: RunFilter, limit: int) -> list[list[str]]:
@@ -42,10 +35,10 @@ async def test_pages_show_every_run_once(app: Holdfast, seen: Seen) -> None:
     async def waits(n: int) -> None: ...
 
     async with working(app):
-        done = [(await add.enqueue(n, key=f"k{n}")).id for n in range(23)]
+        done = [(await add.options(key=f"k{n}").enqueue(n)).id for n in range(23)]
         await seen.wait(23)
-        queued = [(await waits.enqueue(n, key=f"q{n}")).id for n in range(9)]
-        delayed = [(await waits.enqueue(n, key=f"d{n}", delay="1h")).id for n in range(7)]
+        queued = [(await waits.options(key=f"q{n}").enqueue(n)).id for n in range(9)]
+        delayed = [(await waits.options(key=f"d{n}", delay="1h").enqueue(n)).id for n in range(7)]
         pages = RunPages(await client_of(app))
         await until(lambda: _count(pages, "done", 23), 10, "all runs done")
         found = await walk(pages, RunFilter(), 5)
@@ -73,16 +66,16 @@ async def test_page_looks_a_bounded_way_and_says_how_far(app: Holdfast, seen: Se
         return n
 
     async with working(app):
-        await add.enqueue(0, key="wanted")
+        await add.options(key="wanted").enqueue(0)
         await seen.wait(1)
         pages = RunPages(await client_of(app), look=10)
         await until(lambda: _count(pages, "done", 1), 10, "the first run done")
         for n in range(1, 26):
-            await add.enqueue(n, key=f"other{n}")
+            await add.options(key=f"other{n}").enqueue(n)
         await seen.wait(26)
         first = await pages.page(RunFilter(prefix="wanted"), 5)
         assert first.runs == []
-        assert first.looked == 10
+        assert first.looked == 20  # ten records, and ten lines of history
         assert first.back_to > 0
         assert first.older
         assert [p for p in await walk(pages, RunFilter(prefix="wanted"), 5) if p] == [
@@ -104,7 +97,7 @@ async def test_page_of_running_runs_finds_an_old_one_at_once(app: Holdfast, seen
         seen.append(n)
 
     async with working(app, concurrency=4):
-        run = await hold.enqueue(key="long")
+        run = await hold.options(key="long").enqueue()
         await seen.wait(1)
         for n in range(30):
             await add.enqueue(n)
@@ -122,7 +115,9 @@ async def _is(first: object, wanted: list[str]) -> bool:
     return await first() == wanted  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("text", ["x", "1-2", "1-2-3-4", "-1-2-3", "1-2-١", "9" * 30 + "-1-1"])
+@pytest.mark.parametrize(
+    "text", ["x", "1-2", "1-2-3", "1-2-3-4-5", "-1-2-3", "1-2-١", "9" * 30 + "-1-1"]
+)
 async def test_cursor_that_is_nonsense_is_refused(app: Holdfast, text: str) -> None:
     """A cursor is what a page gave out, or it is refused with what to do."""
     async with app:

@@ -11,23 +11,24 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast import Backoff, Context, Holdfast, Worker
+from holdfast import Backoff, Context, Flow, Holdfast, Limit, Worker
 from holdfast.broker import Broker
 from holdfast.broker.streams import Topology
 from holdfast.config import ConnectionConfig, RecordConfig, SchedulerConfig, WebConfig, WorkerConfig
 from holdfast.coordinator import Coordinator
 from holdfast.errors import BrokerError, NotConnected, PermissionDenied
-from holdfast.identity import grants, load_credentials
+from holdfast.identity import grants
+from holdfast.identity.credentials import Credentials
 from holdfast.identity.users import UserFolder
 from holdfast.names import kv_stream, kv_subject
 from holdfast.scheduler import Scheduler
 from holdfast.server import Server
 from holdfast.web import create_app
 from tests.faults.processes import Process
-from tests.integration.auth_support import AGENTS, NAMESPACE, Site, guarded, running
+from tests.integration.auth_support import AGENTS, NAMESPACE, Site, guarded
 from tests.integration.support import Seen
 from tests.integration.web_support import TOKENS
-from tests.support import until
+from tests.support import running, until
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,21 @@ async def test_roles_do_their_whole_work(app: Holdfast, site: Site) -> None:
         await app.publish("bang", {})
         raise ValueError("no")
 
+    @app.job(limits=[Limit(running=1)])
+    async def narrow(number: int) -> int:
+        await asyncio.sleep(0.05)
+        return number
+
+    @app.flow
+    async def story(ctx: Flow, key: str) -> int:
+        ctx.undo(len, "undone")
+        await ctx.step(len, "step")
+        children = [narrow.request(1), narrow.options(delay="1s").request(2)]
+        found = sum(await ctx.gather(children))
+        await ctx.sleep(1.2)
+        await ctx.event("go", key=key, timeout="1m")
+        return found
+
     @app.job(on="bang")
     async def heard(event: dict[str, str]) -> None:
         seen.append(("heard", event))
@@ -83,6 +99,12 @@ async def test_roles_do_their_whole_work(app: Holdfast, site: Site) -> None:
         await large.enqueue(3)
         run = await large.options(delay="1s").enqueue(2_000_000)
         assert len(await run.result(timeout=20)) == 2_000_000
+        in_line = [await narrow.enqueue(number) for number in range(4)]
+        assert [await one.result(timeout=20) for one in in_line] == [0, 1, 2, 3]
+        flows = [await story.enqueue(key) for key in ("one", "two")]
+        await app.publish("go", key="one")
+        assert await flows[0].result(timeout=20) == 3
+        assert await flows[1].cancel()
         long = await sleepy.enqueue()
         await until(lambda: ("sleepy", long.id) in seen, 10)
         await long.cancel()
@@ -279,7 +301,15 @@ def wholesale(site: Site) -> tuple[list[str], list[str]]:
     names, ns = site.names, NAMESPACE
     nouns = "agents nodes facts applied secrets settings returns fleet runs leases slots schedules"
     streams = [kv_stream(names.bucket(noun)) for noun in nouns.split()]
-    streams += [names.jobs, names.events, names.dead, names.ledger]
+    streams += [
+        names.jobs,
+        names.events,
+        names.dead,
+        names.ledger,
+        names.history,
+        names.history_index,
+        names.flows,
+    ]
     verbs = "STREAM.INFO STREAM.MSG.GET STREAM.PURGE STREAM.DELETE STREAM.CREATE DIRECT.GET"
     verbs += " STREAM.MSG.DELETE CONSUMER.LIST CONSUMER.NAMES STREAM.SNAPSHOT"
     publish = [f"$JS.API.{verb}.{stream}" for verb in verbs.split() for stream in streams]
@@ -429,7 +459,7 @@ async def test_revoked_agent_is_cut_off(
         for name, broker in (("delta", delta), ("worker", worker)):
             broker.on_disconnect(lambda name=name: broken.append(name))
         stolen = tmp_path / "stolen.json"
-        load_credentials(site.file("agent-gamma")).save(stolen)
+        Credentials.load(site.file("agent-gamma")).save(stolen)
         site.folder.revoke("gamma")
         assert not Path(site.file("agent-gamma")).exists()
         site.server.reload()

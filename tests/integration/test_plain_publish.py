@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from holdfast import Backoff, Context, Holdfast
-from holdfast.client import Client
 from holdfast.config import RecordConfig
 from holdfast.server import Server
 from holdfast.status.dead import DeadFilter, DeadLetters
 from tests.integration.support import (
     Seen,
     all_records,
+    client_of,
     dead_letter,
     dead_letters,
     metric,
@@ -52,8 +52,7 @@ async def test_forged_numbers_neither_lose_nor_block_a_run(
             await js.publish(f"{namespace}.job.default.fails", str(n).encode(), headers=headers)
         await until(lambda: sorted(seen) == sorted([*range(len(FORGED))] * 2), 20, "two attempts")
         letters = await until(lambda: _letters(app, len(FORGED)), 10, "the letters")
-        client = await app.backend()
-        assert isinstance(client, Client)
+        client = await client_of(app)
         await until(lambda: queue_empty(app), 5, "their acknowledgements")
         replayed = await DeadLetters(client).replay(DeadFilter(job="fails"))
         assert [(r.result, r.why) for r in replayed] == [("replayed", "")] * len(letters)
@@ -79,7 +78,7 @@ async def test_core_publish_without_headers_runs(
     """`nats pub hf.job.default.resize '{"id": 42}'` runs, once, with a record of its own."""
 
     @app.job
-    async def resize(data: dict[str, Any], ctx: Context) -> str:
+    async def resize(ctx: Context, data: dict[str, Any]) -> str:
         seen.append((data, ctx.run, ctx.attempt))
         return "resized"
 
@@ -146,7 +145,7 @@ async def test_nonsense_in_our_headers_is_survived(
     """Every `Hf-` header may carry anything: the run still happens, as a first attempt."""
 
     @app.job
-    async def resize(data: dict[str, Any], ctx: Context) -> None:
+    async def resize(ctx: Context, data: dict[str, Any]) -> None:
         seen.append((data["n"], ctx.attempt))
 
     async with working(app), raw(nats) as (_, js):
@@ -292,7 +291,7 @@ async def test_body_of_the_full_message_size_is_retried_and_buried(
     """A publish that leaves no room for our headers still has its retry and its dead letter."""
 
     @app.job(retry=Backoff.list(["200ms"]))
-    async def load(text: str, ctx: Context) -> None:
+    async def load(ctx: Context, text: str) -> None:
         seen.append(ctx.attempt)
         raise ValueError("no")
 

@@ -19,11 +19,13 @@ import pytest
 from holdfast import Context, Holdfast, Worker
 from holdfast.broker import Broker, Delivery, Pull
 from holdfast.broker import pull as pulling
+from holdfast.broker.pull import HEARTBEAT_SECONDS, SLOW_HEARTBEAT_SECONDS
 from holdfast.broker.streams import Topology
 from holdfast.config import ConnectionConfig, RecordConfig, WorkerConfig
 from holdfast.errors import BrokerError, ConfigError, NotFound
 from holdfast.names import consumer
 from holdfast.server import Server
+from holdfast.worker.intake import SENTINELS
 from tests.integration.support import (
     Seen,
     broker_of,
@@ -155,8 +157,18 @@ async def test_worker_that_cannot_get_its_consumer_back_ends(
         worker = Worker(app)
         task = asyncio.create_task(worker.run())
         await until(lambda: worker.pulling, 5, "a worker that pulls")
-        await broker.api(f"STREAM.DELETE.{jobs}")
-        await broker.api(f"STREAM.CREATE.X{jobs}", squatter)
+
+        async def squatted() -> bool:
+            """Whether the subjects are taken; the worker may have made its stream again before."""
+            with contextlib.suppress(NotFound):
+                await broker.api(f"STREAM.DELETE.{jobs}")
+            with contextlib.suppress(BrokerError):
+                await broker.api(f"STREAM.CREATE.X{jobs}", squatter)
+            return f"X{jobs}" in (await broker.api("STREAM.NAMES"))["streams"]
+
+        await until(squatted, what="another stream with the subjects of the jobs")
+        with contextlib.suppress(NotFound):  # the server may have accepted both at the same time
+            await broker.api(f"STREAM.DELETE.{jobs}")
         with pytest.raises(BrokerError, match="could not be brought back"):
             await asyncio.wait_for(task, 60)
         await broker.api(f"STREAM.DELETE.X{jobs}")
@@ -207,6 +219,31 @@ async def test_paused_consumer_stays_healthy_and_resumes(app: Holdfast, seen: Se
 # ---- how much
 
 
+async def test_all_consumers_ask_again_when_one_falls_silent(app: Holdfast) -> None:
+    """With many jobs only some consumers have quick heartbeats: they watch for the others."""
+
+    async def work(n: int) -> int:
+        return n
+
+    jobs = [app.job(name=f"job{n}")(work) for n in range(SENTINELS + 6)]
+    async with working(app) as worker:
+        node = worker.current
+        assert node is not None
+        pulls = node._intake.pulls
+        await until(lambda: all(pull.outstanding for pull in pulls), 60, "requests")
+        quick, slow = pulls[:SENTINELS], pulls[SENTINELS:]
+        assert {pull.heartbeat for pull in quick} == {HEARTBEAT_SECONDS}
+        assert {pull.heartbeat for pull in slow} == {SLOW_HEARTBEAT_SECONDS}
+        now, before = node.broker.clock.monotonic, [pull._generation for pull in slow]
+        await until(lambda: all(now() - pull._heard > HEARTBEAT_SECONDS for pull in slow))
+        quick[0]._heard -= 60  # as if its server had died
+        quick[0].wake()
+        await until(lambda: [pull._generation for pull in slow] > before, 60, "new requests")
+        assert [await (await job.enqueue(n)).result(60) for n, job in enumerate(jobs)] == list(
+            range(len(jobs))
+        )
+
+
 async def test_concurrency_is_a_limit(app: Holdfast, seen: Seen) -> None:
     """Never more runs at a time than configured, and as many as that."""
     running = 0
@@ -232,7 +269,7 @@ async def test_second_worker_gets_what_the_first_cannot_start(app: Holdfast, see
     go = asyncio.Event()
 
     @app.job
-    async def work(n: int, ctx: Context) -> None:
+    async def work(ctx: Context, n: int) -> None:
         seen.append((n, ctx.node))
         await go.wait()
 
@@ -255,7 +292,7 @@ async def test_full_worker_does_not_keep_the_runs_of_another_job(app: Holdfast, 
         await go.wait()
 
     @app.job
-    async def short(n: int, ctx: Context) -> None:
+    async def short(ctx: Context, n: int) -> None:
         seen.append((n, ctx.node))
 
     async with app, working(app, concurrency=2) as first:
@@ -274,11 +311,11 @@ async def test_groups_do_not_take_each_others_runs(app: Holdfast, seen: Seen) ->
     """A worker of one group never executes a run of another."""
 
     @app.job(group="a")
-    async def in_a(n: int, ctx: Context) -> None:
+    async def in_a(ctx: Context, n: int) -> None:
         seen.append(("a", ctx.group, ctx.node))
 
     @app.job(group="b")
-    async def in_b(n: int, ctx: Context) -> None:
+    async def in_b(ctx: Context, n: int) -> None:
         seen.append(("b", ctx.group, ctx.node))
 
     async with app, working(app, group="a") as a:

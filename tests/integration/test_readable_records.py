@@ -77,7 +77,7 @@ async def test_notes_of_any_kind_are_kept(app: Holdfast) -> None:
     """Cut, escaped, and shown as they were meant."""
 
     @app.job
-    async def tells(n: int, ctx: Context) -> None:
+    async def tells(ctx: Context, n: int) -> None:
         await ctx.progress(0.5, NOTES[n])
 
     async with working(app):

@@ -119,7 +119,7 @@ async def test_long_wait_is_parked_and_is_no_lag(app: Holdfast) -> None:
         raise ValueError("no")
 
     async with working(app) as worker:
-        run = await flaky.enqueue(7, key="a b", headers={"Trace": "abc"})
+        run = await flaky.options(key="a b", headers={"Trace": "abc"}).enqueue(7)
         record = await until(lambda: failed(app, run.id), 5, "the first failure")
         await until(lambda: _no_lag(app, "flaky"), 5, "no lag")
         info = await consumer_info(app, "flaky")
@@ -151,7 +151,7 @@ async def test_attempt_count_survives_long_waits(
         raise ValueError(f"no {ctx.attempt}")
 
     async with working(app), raw(nats) as (_, js):
-        run = await flaky.enqueue(headers={"Trace": "abc"})
+        run = await flaky.options(headers={"Trace": "abc"}).enqueue()
         for attempt in (1, 2):
             await until(lambda: failed(app, run.id), 5, "a failure")
             [message] = [m for m in await parked(app) if m.headers["Hf-Failures"] == str(attempt)]
@@ -200,7 +200,7 @@ async def test_retry_is_never_dropped_as_a_duplicate(app: Holdfast, seen: Seen) 
         return ctx.attempt
 
     async with working(app, short_wait_seconds=0) as worker:
-        runs = [await flaky.enqueue(key="k"), await flaky.enqueue()]
+        runs = [await flaky.options(key="k").enqueue(), await flaky.enqueue()]
         assert [await r.result(60) for r in runs] == [5, 5]
         assert sorted(seen) == sorted([1, 2, 3, 4, 5] * 2)
         assert metric(worker, "holdfast_retries_total", how="parked") == 8
@@ -235,11 +235,11 @@ async def test_exhausted_run_is_a_dead_letter_with_its_story(app: Holdfast) -> N
         raise KeyError("the reason: é☃🎉")
 
     @app.job(retry=Backoff.list(["10ms", "10ms"]))
-    async def bad(data: dict[str, Any], ctx: Context) -> None:
+    async def bad(ctx: Context, data: dict[str, Any]) -> None:
         deep()
 
     async with working(app) as worker:
-        run = await bad.enqueue({"n": 1, "é": "☃"}, headers={"Trace": "abc"})
+        run = await bad.options(headers={"Trace": "abc"}).enqueue({"n": 1, "é": "☃"})
         with pytest.raises(RunFailed, match="KeyError: 'the reason: é☃🎉'") as caught:
             await run.result(60)
         assert caught.value.run == run.id

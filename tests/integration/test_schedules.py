@@ -28,24 +28,15 @@ from holdfast.status.doctor import examine
 from holdfast.status.jobs import Jobs
 from holdfast.status.schedules import SlotHistory
 from tests.integration.support import Seen, working
-from tests.support import until
+from tests.support import past, running, until
 
 
 @contextlib.asynccontextmanager
 async def scheduling(app: Holdfast, **config: Any) -> AsyncIterator[Scheduler]:
     """One scheduler of an app on the test's own loop, leading when the block begins."""
     scheduler = Scheduler(app, SchedulerConfig(**config))
-    task = asyncio.create_task(scheduler.run())
-    try:
-        await until(
-            lambda: task.done() or (scheduler.started.is_set() and not scheduler.problems()), 20
-        )
-        if task.done():
-            task.result()
+    async with running(scheduler, lambda: scheduler.started.is_set() and not scheduler.problems()):
         yield scheduler
-    finally:
-        scheduler.stop()
-        await task
 
 
 async def client_of(app: Holdfast) -> Client:
@@ -59,7 +50,7 @@ async def test_schedule_fires_with_the_slot_as_run_id(app: Holdfast, seen: Seen)
     """`@app.cron("* * * * * *")` fires each second; `ctx.run` is the slot, the payload arrives."""
 
     @app.cron("* * * * * *", payload={"n": 7}, headers={"Color": "red"})
-    async def tick(n: int, ctx: Context) -> None:
+    async def tick(ctx: Context, n: int) -> None:
         seen.append((ctx.run, n, ctx.headers.get("Color"), time.time()))
 
     async with working(app), scheduling(app):
@@ -274,7 +265,7 @@ async def test_why_explains_every_slot(app: Holdfast) -> None:
         assert (await history.why("tick", time.time() // 1 + 100)).verdict == "future"
         await registry.pause("tick")
         paused = int(time.time()) + 1
-        await asyncio.sleep(1.5)
+        await past(paused + 0.2)
         assert (await history.why("tick", paused)).verdict == "paused"
     await registry.add(define("rare", "tick", cron="0 0 1 1 *"))
     with pytest.raises(InvalidInput, match="not an instant"):
@@ -329,7 +320,7 @@ async def test_overlap_policies(app: Holdfast, seen: Seen) -> None:
     for policy in ("allow", "skip", "queue"):
         app.every("1s", name=policy, overlap=policy)(busy)
     async with working(app, grace_seconds=3.0), scheduling(app):
-        await asyncio.sleep(6)
+        await until(lambda: all(seen.count((p, "end")) >= 2 for p in ("skip", "queue")))
     for policy in ("skip", "queue"):
         mine = [what for name, what in seen if name == policy]
         assert mine[:4] == ["start", "end", "start", "end"], policy
@@ -352,9 +343,7 @@ async def test_refused_registration_is_told_until_there_is_room(
     async def work() -> None: ...
 
     scheduler = Scheduler(app, SchedulerConfig())
-    task = asyncio.create_task(scheduler.run())
-    try:
-        await until(lambda: scheduler.started.is_set() and scheduler.problems(), 20, "a problem")
+    async with running(scheduler, lambda: scheduler.started.is_set() and scheduler.problems()):
         assert "schedules of app shop were not registered" in scheduler.problems()[-1]
         assert not scheduler.health().ready
         found = await examine(client.broker.config, RecordConfig())
@@ -364,10 +353,7 @@ async def test_refused_registration_is_told_until_there_is_room(
         await registry.sync("other", [], allow_empty=True)
         await until(lambda: not scheduler.problems(), 20, "the registration")
         assert (await registry.show("tick")).app == "shop"
-    finally:
-        scheduler.stop()
-        await task
-        await app.close()
+    await app.close()
 
 
 async def test_schedules_and_pauses_outlive_their_bucket(app: Holdfast, seen: Seen) -> None:

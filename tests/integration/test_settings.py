@@ -7,11 +7,13 @@ import json
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from holdfast.errors import SettingsError
-from holdfast.identity import AccountSeed
+from holdfast.broker.wire import Stored
+from holdfast.errors import OutcomeUnknown, SettingsError
+from holdfast.identity.seed import AccountSeed
 from holdfast.names import (
     SETTINGS_REVISION,
     kv_stream,
@@ -72,6 +74,32 @@ async def test_push_reaches_the_agents_it_is_meant_for(
         assert {a: r.number for a, r in reports.items()} == {"web1": 2, "db1": 2, "win": 2}
 
 
+async def test_agent_asks_rarely_until_the_first_push(
+    nats: Server, namespace: str, tmp_path: Path
+) -> None:
+    """There is nothing to find, and ten thousand agents would ask; yet it hears of the push."""
+    async with world(nats, namespace, tmp_path) as w:
+        agent = w.agent("web1")
+        assert [await agent.refresh() for _ in range(9)] == [2, 4, 8, 16, 32, 64, 128, 256, 300]
+        async with following(agent):
+            await w.push("web1")
+            await until(lambda: agent.report.number == 1, what="the first settings")
+
+
+async def test_agent_that_heard_of_a_push_asks_again_soon(
+    nats: Server, namespace: str, tmp_path: Path
+) -> None:
+    """However long it had nothing to find: a read that fails now is repeated after two seconds."""
+    async with world(nats, namespace, tmp_path) as w:
+        await w.push()
+        agent = w.agent("web1")
+        data = await agent._store.revision()
+        await w.broker.api(f"STREAM.DELETE.{agent._store.settings.stream}")
+        assert [await agent.refresh() for _ in range(9)][-1] == 300
+        agent._on_revision(b"", b"", data or b"", None)
+        assert await agent.refresh() == 2
+
+
 async def test_push_writes_only_what_has_changed(
     nats: Server, namespace: str, tmp_path: Path
 ) -> None:
@@ -79,21 +107,20 @@ async def test_push_writes_only_what_has_changed(
     async with world(nats, namespace, tmp_path) as w:
         await w.push("web1")
         first = await sequences(w)
-        assert first == [6, 1]  # four files, manifest, revision; one agent's secrets
+        # four files, manifest, revision, the account's copy of a secret; one agent's secrets
+        assert first == [7, 1]
         assert (await w.push("web1")).empty
         assert await sequences(w) == first
         w.write(apt="apt: {mirror: m2}\n")
         plan = await w.push("web1")
         assert plan.changes == [("changed", "apt.yaml")]
-        assert await sequences(w) == [9, 1]
+        assert await sequences(w) == [11, 1]  # file, manifest, both revisions
         w.write(db=FILES["db"].replace(CANARY, "another-secret"))
         plan = await w.push("web1")
         assert plan.changes[0] == ("changed", "secret db:db.password")
         settings, secrets = await sequences(w)
         assert secrets == 3  # the new box beside the old one, then the old one dropped
-        assert (
-            settings == 9 + 2 + 2
-        )  # manifest and revision; the file of revision 1 and its manifest go
+        assert settings == 11 + 4  # manifest, both revisions, the account's copy of the secret
 
 
 async def test_dry_run_writes_nothing(nats: Server, namespace: str, tmp_path: Path) -> None:
@@ -322,12 +349,34 @@ async def test_facts_that_change_change_the_settings(
             await reaches(agent, 1)
             facts["os"] = "other"
             agent.facts_changed()
-            await until(lambda: "apt" not in agent.settings)
+            await until(lambda: "apt" not in agent.settings and agent._told)
             told = (await w.publisher.store.applied.last("web1"))[0]
             facts["load"] = "2"
             agent.facts_changed()
-            await until(lambda: agent._rendered_from == ((agent.report.born, 1), facts))
+            await until(lambda: (agent._rendered_from or [None])[-1] == facts)
             assert (await w.publisher.store.applied.last("web1"))[0] == told
+
+
+async def test_report_that_was_lost_is_sent_again(
+    nats: Server, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The centre waits for it: not after five minutes, with the next look, but soon."""
+    async with world(nats, namespace, tmp_path) as w:
+        agent = w.agent("web1")
+        store, applied = agent._broker.store, w.publisher.store.applied.name
+        lost: list[str] = []
+
+        async def losing(subject: str, *rest: Any) -> Stored:
+            if applied in subject and not lost:
+                lost.append(subject)
+                raise OutcomeUnknown("lost")
+            return await store(subject, *rest)
+
+        monkeypatch.setattr(agent._broker, "store", losing)
+        async with following(agent):
+            await w.push("web1")
+            await until(lambda: w.publisher.store.applied.get("web1"), 20, "its report")
+        assert lost
 
 
 async def test_agent_that_joins_later_is_sealed_for_by_the_next_push(
@@ -477,6 +526,6 @@ async def test_nothing_that_is_stored_has_a_secret_in_it(
             for bucket in (store.settings, store.secrets, store.applied)
             async for entry in bucket.entries()
         ]
-        assert len(stored) == 8
+        assert len(stored) == 11
         assert not [value for value in stored if CANARY.encode() in value]
         assert json.dumps(agent.shown()).count(CANARY) == 0

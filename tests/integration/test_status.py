@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -28,24 +26,19 @@ from holdfast.model.node import NodeRecord
 from holdfast.model.run import Restart, RunRecord
 from holdfast.names import H_MSG_ID, H_RUN, parse_consumer
 from holdfast.server import Server
-from holdfast.status.actions import (
-    Operator,
-    cancel_run,
-    pause_job,
-    purge_job,
-    resume_job,
-    retry_run,
-)
+from holdfast.status.actions import cancel_run, pause_job, purge_job, resume_job, retry_run
 from holdfast.status.audit import Audit
 from holdfast.status.dead import DeadLetters
 from holdfast.status.jobs import JobInfo, Jobs
 from holdfast.status.listing import RunFilter
 from holdfast.status.messages import newest
+from holdfast.status.operators import Operator
 from holdfast.status.runs import Runs
 from holdfast.status.trace import trace
 from tests.integration.support import (
     Seen,
     consumer_info,
+    operating,
     parked,
     queue_empty,
     raw,
@@ -68,12 +61,12 @@ class Shop:
             return a + b
 
         @app.job
-        async def hold(n: int, ctx: Context) -> None:
+        async def hold(ctx: Context, n: int) -> None:
             seen.append(("hold", ctx.run))
             await self.gate.wait()
 
         @app.job(retry=Backoff.list(["1h", "1h"]))
-        async def flaky(n: int, ctx: Context) -> str:
+        async def flaky(ctx: Context, n: int) -> str:
             seen.append(("flaky", ctx.attempt))
             if ctx.attempt == 1:
                 raise ValueError("not yet")
@@ -100,16 +93,6 @@ def shop(app: Holdfast, seen: Seen) -> Shop:
     return Shop(app, seen)
 
 
-@asynccontextmanager
-async def operating(app: Holdfast) -> AsyncIterator[Client]:
-    """The namespace with its streams, and no worker yet."""
-    async with app:
-        client = await app.backend()
-        assert isinstance(client, Client)
-        await client.topology.ensure()
-        yield client
-
-
 async def in_state(app: Holdfast, run: str, state: str) -> RunRecord:
     """A run's record once it is in a state."""
 
@@ -129,7 +112,7 @@ async def test_runs_are_listed_wherever_they_are(app: Holdfast, shop: Shop, seen
     async with operating(app) as client:
         operator = Runs(client)
         async with working(app):
-            done = await shop.add.enqueue(1, 2, key="k 1")
+            done = await shop.add.options(key="k 1").enqueue(1, 2)
             await done.result(60)
             dead = await shop.bad.enqueue()
             await in_state(app, dead.id, "dead")
@@ -139,7 +122,7 @@ async def test_runs_are_listed_wherever_they_are(app: Holdfast, shop: Shop, seen
             await in_state(app, running.id, "running")
             await Jobs(client).pause("add")
             queued = await shop.add.enqueue(3, 4)
-            delayed = await shop.add.enqueue(5, 6, delay="1h")
+            delayed = await shop.add.options(delay="1h").enqueue(5, 6)
             found = await operator.list()
             order = [(i.run, i.state) for i in found]
             assert order == [
@@ -233,7 +216,7 @@ async def test_show_says_where_a_run_is(app: Holdfast, shop: Shop, seen: Seen) -
         assert (
             await operator.show(running.id)
         ).where == f"running on {worker.node}, which is alive"
-        delayed = await shop.add.enqueue(1, 1, delay="1h")
+        delayed = await shop.add.options(delay="1h").enqueue(1, 1)
         assert (await operator.show(delayed.id)).where.startswith("delayed until")
         failed = await shop.flaky.enqueue(1)
         await in_state(app, failed.id, "failed")
@@ -285,7 +268,7 @@ async def test_cancel_reaches_a_run_by_its_id_alone(app: Holdfast, shop: Shop, s
         queued = await shop.add.enqueue(1, 1)
         assert await cancel_run(operator, queued.id)
         assert await queue_empty(app)
-        delayed = await shop.add.enqueue(1, 1, delay="1h")
+        delayed = await shop.add.options(delay="1h").enqueue(1, 1)
         assert await cancel_run(operator, delayed.id)
         async with working(app):
             failed = await shop.flaky.enqueue(1)
@@ -383,28 +366,26 @@ async def test_retry_of_a_dead_run_replays_its_letter(app: Holdfast, shop: Shop)
 
 
 async def test_retry_refuses_with_a_reason(app: Holdfast, shop: Shop, seen: Seen) -> None:
-    """Done, running, queued and cancelled runs, and a dead one without letter, are refused."""
+    """Running and queued runs are refused; what has ended is sent once more, as a new run."""
     async with operating(app) as client, working(app):
         operator = Runs(client)
         done = await shop.add.enqueue(1, 1)
         await done.result(60)
         running = await shop.hold.enqueue(1)
         await until(lambda: ("hold", running.id) in seen, 10, "the handler")
-        delayed = await shop.add.enqueue(1, 1, delay="1h")
+        delayed = await shop.add.options(delay="1h").enqueue(1, 1)
         dead = await shop.bad.enqueue()
         await in_state(app, dead.id, "dead")
         await DeadLetters(client).drop([letter.id for letter in await DeadLetters(client).list()])
         for run, reason in (
-            (done, "is done"),
             (running, "is running on"),
             (delayed, "has not run yet"),
-            (dead, "payload is gone"),
         ):
             with pytest.raises(RunError, match=reason):
                 await operator.retry(run.id)
         await operator.cancel(delayed.id)
-        with pytest.raises(RunError, match="was cancelled"):
-            await operator.retry(delayed.id)
+        for run in (done, dead, delayed):
+            assert "sent again, as run r" in await operator.retry(run.id)
         shop.gate.set()
 
 
@@ -479,7 +460,7 @@ async def test_jobs_list_counts_what_the_server_holds(
             await until(lambda: queue_empty(app), 10, "an empty queue")
             await shop.bad.enqueue()
             await shop.hold.enqueue(1)
-            await shop.add.enqueue(1, 1, delay="1h")
+            await shop.add.options(delay="1h").enqueue(1, 1)
             await until(lambda: DeadLetters(client).list(), 10, "a dead letter")
             await until(lambda: any(s[0] == "hold" for s in seen), 10, "the handler")
             await Jobs(client).pause("add")
@@ -611,7 +592,7 @@ async def test_purge_of_parked_runs_ends_their_records(
     async with operating(app) as client, working(app):
         failed = await shop.flaky.enqueue(1)
         await in_state(app, failed.id, "failed")
-        delayed = await shop.flaky.enqueue(2, delay="1h")
+        delayed = await shop.flaky.options(delay="1h").enqueue(2)
         done = await Jobs(client).purge(group="default", which="parked")
         assert {p.job: p.parked for p in done}["flaky"] == 2
         assert await parked(app) == []

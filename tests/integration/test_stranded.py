@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +9,9 @@ import pytest
 
 from holdfast import Backoff, Context, Holdfast
 from holdfast.broker import Broker
-from holdfast.cli.snapshots import load, save, streams_of
-from holdfast.client import Client
+from holdfast.broker.snapshots import load, save, streams_of
 from holdfast.client.schedules import Schedules
-from holdfast.config import ConnectionConfig, RecordConfig
+from holdfast.config import ConnectionConfig
 from holdfast.coordinator import coordinator as coordinators
 from holdfast.errors import RunError, RunFailed
 from holdfast.model.schedule import define
@@ -23,30 +19,10 @@ from holdfast.server import Server
 from holdfast.status import stranded
 from holdfast.status.dead import DeadLetters
 from holdfast.status.runs import Runs
-from tests.integration.support import Seen, record_of, working
-from tests.support import until
+from tests.integration.support import Seen, operating, record_of, working
+from tests.support import running, until
 
 SLOW = Backoff.list(["1h"])
-
-
-@contextlib.asynccontextmanager
-async def operating(url: str, namespace: str) -> AsyncIterator[Client]:
-    async with Broker(ConnectionConfig(nats_url=url, namespace=namespace)) as broker:
-        client = Client(broker, RecordConfig())
-        await client.topology.ensure()
-        yield client
-
-
-@contextlib.asynccontextmanager
-async def coordinating(url: str, namespace: str) -> AsyncIterator[None]:
-    """A coordinator in a hurry."""
-    coordinator = coordinators.Coordinator(ConnectionConfig(nats_url=url, namespace=namespace))
-    task = asyncio.create_task(coordinator.run())
-    try:
-        yield
-    finally:
-        coordinator.stop()
-        await task
 
 
 @pytest.fixture
@@ -74,11 +50,11 @@ async def test_key_whose_parked_message_is_gone_is_free_again(
             raise ValueError("not yet")
         return n
 
-    async with app, working(app), operating(nats.url, namespace) as client:
+    async with app, working(app), operating(app) as client:
         first = await work.options(key="k").enqueue(1)
         await until(lambda: parked(app, first.id), what="its retry to be parked")
         await client.broker.api(f"STREAM.DELETE.{client.broker.names.jobs}")
-        async with coordinating(nats.url, namespace):
+        async with running(coordinators.Coordinator(app.connection_config())):
             with pytest.raises(RunFailed, match="its message is gone"):
                 await first.result(timeout=40)
             letters = await DeadLetters(client).list()
@@ -100,7 +76,7 @@ async def test_retry_of_a_run_whose_message_is_gone_ends_it(
     async def work(n: int) -> None:
         raise ValueError("not yet")
 
-    async with app, working(app), operating(nats.url, namespace) as client:
+    async with app, working(app), operating(app) as client:
         run = await work.enqueue(1)
         await until(lambda: parked(app, run.id), what="its retry to be parked")
         await client.topology.purge(client.broker.names.jobs, f"{namespace}.later.>")
@@ -117,12 +93,12 @@ async def test_slot_whose_message_is_gone_is_sent_again(
     """The payload of a slot is that of its schedule: the run goes on with its next attempt."""
 
     @app.job(retry=SLOW)
-    async def work(n: int, ctx: Context) -> None:
+    async def work(ctx: Context, n: int) -> None:
         seen.append((n, ctx.attempt))
         if ctx.attempt == 1:
             raise ValueError("not yet")
 
-    async with app, working(app), operating(nats.url, namespace) as client:
+    async with app, working(app), operating(app) as client:
         nightly = define("nightly", job="work", cron="0 3 * * *", body=b'{"n":7}')
         await Schedules(client).add(nightly)
         run = "nightly/=t20260101T030000Z"
@@ -144,13 +120,13 @@ async def test_older_message_carries_a_run_whose_newer_one_is_gone(
     attempts: dict[str, Any] = {"retry": Backoff.list(["500ms"])}
 
     @app.job(**attempts)
-    async def work(n: int, ctx: Context) -> int:
+    async def work(ctx: Context, n: int) -> int:
         seen.append(ctx.attempt)
         if len(seen) == 1:
             raise ValueError("not yet")
         return n
 
-    async with app, operating(nats.url, namespace) as client:
+    async with app, operating(app) as client:
         run = await work.enqueue(5)
         names = client.broker.names
         await save(client.broker, names.jobs, tmp_path)

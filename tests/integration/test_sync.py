@@ -42,7 +42,7 @@ def shop(app: Holdfast, nats: Server, namespace: str) -> Iterator[SyncApp]:
         await asyncio.sleep(60)
 
     @app.job(on="added")
-    def note(data: dict[str, int], ctx: SyncContext) -> int:
+    def note(ctx: SyncContext, data: dict[str, int]) -> int:
         return data["sum"]
 
     with RunningWorker(app, nats.url, namespace) as client:
@@ -148,7 +148,7 @@ async def test_call_in_a_thread_of_a_loop_is_fine(app: Holdfast) -> None:
     async def add() -> None: ...
 
     with SyncApp(app) as client:
-        run = await asyncio.to_thread(client.enqueue, add, key="a")
+        run = await asyncio.to_thread(client.enqueue, add.options(key="a"))
         assert run.id == "add/a"
         await asyncio.to_thread(client.close)
 

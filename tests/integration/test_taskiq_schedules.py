@@ -191,7 +191,7 @@ class Listed(ScheduleSource):
         self.sent.append(task.schedule_id)
 
 
-class Site:
+class Schedulers:
     """Some schedulers over copies of one schedule, and what they sent."""
 
     def __init__(self) -> None:
@@ -215,8 +215,8 @@ class Site:
 @asynccontextmanager
 async def site(
     url: str, namespace: str, task: ScheduledTask, count: int = 2, **given: Any
-) -> AsyncIterator[Site]:
-    made = Site()
+) -> AsyncIterator[Schedulers]:
+    made = Schedulers()
     async with AsyncExitStack() as stack:
         for number in range(count):
             election = LeaderElection(url, "site", namespace=namespace)

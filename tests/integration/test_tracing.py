@@ -48,7 +48,7 @@ async def test_trace_spans_enqueue_run_and_chained_run(
         await ctx.publish("first-done", {})
 
     @app.job(on="first-done")
-    def second(event: dict[str, str], ctx: SyncContext) -> None:
+    def second(ctx: SyncContext, event: dict[str, str]) -> None:
         with trace.get_tracer("users").start_as_current_span("inner"):
             ctx.publish("second-done", {})
 
@@ -85,7 +85,7 @@ async def test_senders_own_traceparent_is_kept(
 
     given = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     async with RunningWorker(app, nats.url, namespace):
-        await (await work.enqueue(headers={"traceparent": given})).result(timeout=30)
+        await (await work.options(headers={"traceparent": given}).enqueue()).result(timeout=30)
         await until(lambda: _named(spans, "run work"), what="the span")
     [run] = _named(spans, "run work")
     assert run.parent

@@ -18,7 +18,7 @@ from holdfast.web.auth import hash_of, make_token
 from tests.integration.cli_support import holdfast
 from tests.integration.command import QUICK, Command
 from tests.integration.test_web_security import SESSION, log_in
-from tests.integration.web_support import TOKENS, Site, site
+from tests.integration.web_support import TOKENS, WebApp, site
 
 
 def web(nats: Server, namespace: str, folder: Path, *more: str, **env: str) -> Command:
@@ -109,7 +109,7 @@ async def test_process_declared_lost_joins_again(
             await _frozen(there, own, process, browser)
 
 
-async def _frozen(there: Site, own: str, process: Command, browser: httpx.Client) -> None:
+async def _frozen(there: WebApp, own: str, process: Command, browser: httpx.Client) -> None:
     found = browser.get("/api/v1/nodes?role=web").json()["items"]
     nodes = [n for n in found if n["id"] != own]
     process.signal(signal.SIGSTOP)

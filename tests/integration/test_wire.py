@@ -90,6 +90,26 @@ async def test_flush_is_cancelled_even_when_its_answer_is_there(nats: Server) ->
             await flushing
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        "import nats.js.api; assert nats.js.api.Header",
+        "from nats.js import JetStreamContext",
+        "import nats; assert nats.NATS().jetstream()",
+        "from nats.aio.client import Client; assert Client().jsm()",
+    ],
+)
+def test_jetstream_client_is_imported_by_whoever_uses_it(use: str) -> None:
+    """Holdfast needs none of it; other users of the library find it as ever."""
+    code = (
+        "import sys, holdfast.broker\n"
+        "assert 'nats.js' not in sys.modules, 'loaded without need'\n"
+        f"{use}\n"
+        "assert 'nats.js' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_aiohttp_is_imported_by_whoever_uses_it() -> None:
     """nats-py would load it in every process, for websockets alone."""
     script = (
@@ -150,7 +170,7 @@ async def test_listener_that_raises_does_not_end_the_connection(nats: Server) ->
         await client.listen("wire.raise", listener)
         plain = await client.subscribe("wire.raise")
         for body in (b"bad", b"good"):
-            await client.write(publish_line("wire.raise", "", body, None))
+            client.write(publish_line("wire.raise", "", body, None))
         await until(lambda: got, 5, "the second message")
         assert [(await plain.next_msg(timeout=5)).data for _ in range(2)] == [b"bad", b"good"]
     assert noted == [(b"wire.raise", "no")]

@@ -56,7 +56,7 @@ def shop() -> Holdfast:
 
 
 @dataclass
-class Site:
+class WebApp:
     """A web app on a server, and clients for it."""
 
     web: FastAPI
@@ -92,13 +92,13 @@ async def site(
     *,
     with_pages: bool = False,
     **options: Any,
-) -> AsyncIterator[Site]:
+) -> AsyncIterator[WebApp]:
     """A connected web app with one token for each role."""
     given = {"tokens": ",".join(line for _, line in TOKENS.values()), "rate_per_second": 0}
     config = WebConfig(**{**given, **options})
     connection = ConnectionConfig(nats_url=nats.url, namespace=namespace)
     web = create_app(app, config=config, connection=connection, with_pages=with_pages)
-    found = Site(web)
+    found = WebApp(web)
     async with web.router.lifespan_context(web):
         try:
             yield found

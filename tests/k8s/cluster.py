@@ -26,19 +26,27 @@ ADMIN, DEPLOYER, PLATFORM = "admin", "deployer", "platform"
 KINDS = {"scaledobjects.keda.sh": "ScaledObject"}
 KINDS |= {"servicemonitors.monitoring.coreos.com": "ServiceMonitor"}
 KINDS |= {"prometheusrules.monitoring.coreos.com": "PrometheusRule"}
-VERSIONS = {"keda.sh": "v1alpha1", "monitoring.coreos.com": "v1"}
+OPTIONAL = {"httproutes.gateway.networking.k8s.io": "HTTPRoute"}
+OPTIONAL |= {"externalsecrets.external-secrets.io": "ExternalSecret"}
+VERSIONS = {"keda.sh": "v1alpha1"}
+"""Of the kinds that are not v1."""
 
 
 def definition(name: str) -> dict[str, Any]:
     """A CRD that accepts anything."""
     plural, _, group = name.partition(".")
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    version = {"name": VERSIONS[group], "served": True, "storage": True}
-    names = {"plural": plural, "singular": KINDS[name].lower(), "kind": KINDS[name]}
+    version = {"name": VERSIONS.get(group, "v1"), "served": True, "storage": True}
+    kind = (KINDS | OPTIONAL)[name]
+    names = {"plural": plural, "singular": kind.lower(), "kind": kind}
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": name},
+        "metadata": {
+            "name": name,
+            # Asked for by names below k8s.io; these are not the published definitions.
+            "annotations": {"api-approved.kubernetes.io": "unapproved, for tests"},
+        },
         "spec": {
             "group": group,
             "scope": "Namespaced",
@@ -81,8 +89,12 @@ class Cluster:
         while not self.stopping.wait(0.5):
             code, said = self.run("kubectl", "get", "deploy,sts,job", "-A", "-o", "json")
             for item in json.loads(said)["items"] if code == 0 else []:
-                if wanted := self._status(item):
-                    where = ("-n", item["metadata"]["namespace"], item["kind"])
+                where = ("-n", item["metadata"]["namespace"], item["kind"])
+                if item["metadata"].get("deletionTimestamp"):  # the garbage collector's part
+                    patch = json.dumps({"metadata": {"finalizers": None}})
+                    name = item["metadata"]["name"]
+                    self.run("kubectl", "patch", *where, name, "--type=merge", "-p", patch)
+                elif wanted := self._status(item):
                     patch = json.dumps({"status": wanted})
                     self.run(
                         "kubectl", "patch", *where, item["metadata"]["name"],
@@ -112,8 +124,14 @@ class Cluster:
 
 
 @contextmanager
-def cluster(folder: Path, users: dict[str, str]) -> Iterator[Cluster]:
-    """A running API server; `users` maps our names to Kubernetes' names."""
+def cluster(
+    folder: Path, users: dict[str, str], *, played: bool = True, kinds: tuple[str, ...] = ()
+) -> Iterator[Cluster]:
+    """A running API server; `users` maps our names to Kubernetes' names.
+
+    It knows KEDA and the Prometheus operator, or only the `kinds` that are named. With `played`, a
+    thread reports everything as ready; without, somebody has to run the pods.
+    """
     assets = Path(os.environ["KUBEBUILDER_ASSETS"])
     client, peer, port = free_ports(3)
     rows = [f"{ADMIN},{ADMIN},1,system:masters"]
@@ -157,12 +175,14 @@ def cluster(folder: Path, users: dict[str, str]) -> Iterator[Cluster]:
         while found.run("kubectl", "get", "--raw", "/readyz")[0]:
             assert time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
             time.sleep(0.5)
-        if crds := os.environ.get("HOLDFAST_CRDS"):
+        crds = os.environ.get("HOLDFAST_CRDS")
+        if crds and not kinds:
             found.kubectl("apply", "--server-side", "-f", crds)
-        else:
-            for name in KINDS:
+        for name in KINDS:
+            if name.partition(".")[0] in kinds or not (crds or kinds):
                 found.kubectl("apply", "-f", "-", text=json.dumps(definition(name)))
-        thread.start()
+        if played:
+            thread.start()
         yield found
     finally:
         found.stopping.set()

@@ -5,16 +5,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
+from holdfast.config.deployment import PodConfig
 from holdfast.deploy.render import render
 from holdfast.identity.users import UserFolder
-from tests.k8s.cluster import DEPLOYER, PLATFORM, Cluster, cluster
+from tests.k8s.cluster import DEPLOYER, PLATFORM, Cluster, cluster, definition
 from tests.unit.deployment import one, project, read
 
 USERS = {DEPLOYER: "pipeline:jobs", PLATFORM: "pipeline:platform"}
@@ -195,11 +199,113 @@ def test_removed_job_is_pruned_and_nothing_else(
     assert "holdfast deploy unregister shop default order mail" in asked.read_text()
 
 
-def test_changed_volume_of_nats_is_told_with_what_to_do(
-    kubernetes: Cluster, out: Path, tmp_path: Path
-) -> None:
-    """Kubernetes would refuse the change in the middle of an apply."""
+def test_volumes_of_nats_are_grown(kubernetes: Cluster, out: Path, tmp_path: Path) -> None:
+    """Kubernetes would refuse the change in the middle of an apply; the script does it."""
+    storage: dict[str, Any] = {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass"}
+    storage |= {"metadata": {"name": "ssd"}, "provisioner": "x", "allowVolumeExpansion": True}
+    kubernetes.kubectl("apply", "-f", "-", text=json.dumps(storage))
+    for number in range(3):
+        name = f"data-nats-{number}"
+        claim: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name},
+        }
+        claim["spec"] = {
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": "ssd",
+            "volumeName": name,
+            "resources": {"requests": {"storage": "20Gi"}},
+        }
+        kubernetes.kubectl("apply", "-n", "acme", "-f", "-", text=json.dumps(claim))
+        kubernetes.kubectl(
+            "patch", "-n", "acme", "pvc", name, "--subresource=status", "--type=merge",
+            "-p", json.dumps({"status": {"phase": "Bound", "capacity": {"storage": "20Gi"}}}),
+        )  # fmt: skip
     render(project(nats_volume_gib=40), tmp_path)
     code, said = kubernetes.run(str(tmp_path / "apply.sh"), "nats")
     assert (code, "./grow-nats.sh" in said) == (1, True), said
-    assert yaml.safe_load(kubernetes.kubectl("get", "sts", "nats", "-n", "acme", "-o", "yaml"))
+    code, said = kubernetes.run(str(tmp_path / "grow-nats.sh"))
+    assert code == 0, said
+    template = "jsonpath={.spec.volumeClaimTemplates[0].spec.resources.requests.storage}"
+    assert kubernetes.kubectl("get", "sts", "nats", "-n", "acme", "-o", template) == "40Gi"
+    sizes = "jsonpath={.items[*].spec.resources.requests.storage}"
+    assert kubernetes.kubectl("get", "pvc", "-n", "acme", "-o", sizes) == "40Gi 40Gi 40Gi"
+    code, said = kubernetes.run(str(tmp_path / "apply.sh"), "nats")
+    assert code == 0, said
+
+
+def test_added_machine_gets_a_login(kubernetes: Cluster, out: Path) -> None:
+    """`agents.sh` finds machines without one, and lets NATS know; a second time it does nothing."""
+    for name in ("machine-1", "machine-2.example"):
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+        kubernetes.kubectl("apply", "-f", "-", text=json.dumps(node))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = (str(out / "all" / "agents.sh"), str(out / "secrets"))
+    before = kubernetes.kubectl("get", "secret", "nats-auth", "-n", "acme", "-o", "yaml")
+    code, said = kubernetes.run(*command, PATH=path)
+    assert code == 0, said
+    found = yaml.safe_load(
+        kubernetes.kubectl("get", "secret", "holdfast-agents", "-n", "acme-agents", "-o", "yaml")
+    )
+    assert set(found["data"]) == {"agent-machine-1.json", "agent-machine-2-example.json"}
+    after = kubernetes.kubectl("get", "secret", "nats-auth", "-n", "acme", "-o", "yaml")
+    assert yaml.safe_load(before)["data"] != yaml.safe_load(after)["data"]
+    code, said = kubernetes.run(*command, PATH=path)
+    assert (code, said) == (0, "every machine has a login\n")
+
+
+def test_options_are_taken_by_the_server(kubernetes: Cluster, tmp_path: Path) -> None:
+    """What is rendered only with an option: services, routes, backups, secrets from a store."""
+    for name in ("httproutes.gateway.networking.k8s.io", "externalsecrets.external-secrets.io"):
+        kubernetes.kubectl("apply", "-f", "-", text=json.dumps(definition(name)))
+        kubernetes.kubectl("wait", "--for=condition=Established", "--timeout=60s", f"crd/{name}")
+    pages = {"name": "pages", "command": ["pages"], "port": 8090, "ready": "/healthz"}
+    pods = msgspec.convert({"services": [pages | {"hosts": ["s.example.com"]}]}, PodConfig)
+    options: list[dict[str, Any]] = [
+        {"gateway": "infra/public", "web_hosts": "a.b", "secret_store": "vault"},
+        {"ingress_class": "nginx", "web_hosts": "a.b", "backup_url": "s3://kept/acme"},
+        {"scaler": "hpa", "nats_replicas": 1, "control_replicas": 1},
+    ]
+    template = "jsonpath={.spec.volumeClaimTemplates[0].spec.resources.requests.storage}"
+    size = kubernetes.kubectl("get", "sts", "nats", "-n", "acme", "-o", template)
+    volume = int(size.removesuffix("Gi"))  # another test may have grown it
+    for number, config in enumerate(options):
+        render(project(pods, nats_volume_gib=volume, **config), tmp_path / str(number))
+        code, said = kubernetes.run(str(tmp_path / str(number) / "apply.sh"), "--dry-run")
+        assert code == 0, said
+        assert "unknown field" not in said
+
+
+def test_keda_is_installed_where_there_is_none(tmp_path: Path, out: Path) -> None:
+    """Without it nothing is applied; with `--install-keda` it comes first, from its release."""
+    (tmp_path / "server").mkdir()
+    manifest = tmp_path / "keda.yaml"
+    deployments = [
+        _deployment(f"keda-{name}") for name in ("operator", "metrics-apiserver", "admission")
+    ]
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "keda"}}
+    every = [space, definition("scaledobjects.keda.sh"), *deployments]
+    manifest.write_text(yaml.safe_dump_all(every))
+    manifest = Path(os.environ.get("HOLDFAST_KEDA", manifest))
+    with cluster(tmp_path / "server", {}, kinds=("servicemonitors", "prometheusrules")) as empty:
+        apply = str(out / "all" / "apply.sh")
+        code, said = empty.run(apply)
+        assert (code, "--install-keda" in said) == (1, True), said
+        assert empty.run("kubectl", "get", "namespace", "acme")[0] == 1, "nothing was applied"
+        code, said = empty.run(str(out / "all" / "secrets.sh"), str(out / "secrets"))
+        assert code == 0, said
+        code, said = empty.run(apply, "--install-keda", KEDA_MANIFEST=str(manifest))
+        assert code == 0, said
+        assert "scaledobject.keda.sh/resize created" in said
+
+
+def _deployment(name: str) -> dict[str, Any]:
+    labels = {"app": name}
+    pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "x", "image": "x:1"}]}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": "keda"},
+        "spec": {"selector": {"matchLabels": labels}, "template": pod},
+    }

@@ -15,6 +15,7 @@ from holdfast.client import Client
 from holdfast.model import fleet, run
 from holdfast.model.fleet import FleetRequest, FleetRun, Return
 from holdfast.model.run import Attempt, Progress, RunRecord
+from holdfast.model.runlog import LOG_MESSAGE, Logged, LogMessage
 from holdfast.model.schedule import Schedule, encode
 from holdfast.names import kv_subject
 from holdfast.settings.records import Report
@@ -87,6 +88,10 @@ async def plant(client: Client, secrets: Secrets) -> None:
     await _letters(client, secrets)
     await _schedules(client, secrets)
     await _fleet(client, secrets)
+    for key in ("r1", "r5"):
+        line = Logged(time.time(), secrets.text(), extra=secrets.value())
+        body = LOG_MESSAGE.encode(LogMessage((line,), "add", 1, "w1"))
+        await client.broker.store(client.broker.names.run_log(key), body)
     audit = Audit(client, "ann")
     await audit.write("enqueue", runs=["r1"], detail=f"password={secrets.new()}")
 

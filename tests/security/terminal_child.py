@@ -6,7 +6,7 @@ import json
 import sys
 
 from holdfast.cli import build
-from holdfast.cli.common import run_cli
+from holdfast.cli.command import run_cli
 
 for words in json.loads(sys.argv[1]):
     sys.stdout.write(f"=== {' '.join(words)!a}\n")

@@ -13,27 +13,25 @@ import msgspec
 import pytest
 
 from holdfast.broker import Broker, Bucket
-from holdfast.broker.streams import FLEET_BUCKETS, SETTINGS_BUCKETS, Topology
-from holdfast.client import Client
 from holdfast.client.fleet import Fleet, new_run
 from holdfast.client.schedules import Schedules
-from holdfast.config import DispatcherConfig, RecordConfig
+from holdfast.config import DispatcherConfig
 from holdfast.coordinator import Coordinator
 from holdfast.dispatcher import Dispatcher
 from holdfast.errors import HoldfastError, InvalidName
-from holdfast.identity import AgentCredentials
+from holdfast.identity.credentials import AgentCredentials
 from holdfast.identity.reports import ReportSigner
 from holdfast.model.fleet import FleetRequest, FleetRun
 from holdfast.model.slot import stamp
 from holdfast.names import kv_subject
 from holdfast.scheduler import Scheduler
-from holdfast.settings.store import Store
+from holdfast.settings.store import SettingsStore
 from holdfast.status.fleet import Agents, FleetStatus
 from holdfast.status.messages import subject_counts
 from holdfast.status.nodes import Nodes
 from holdfast.status.unreadable import Damaged, UnreadableRecords
-from tests.integration.auth_support import Site, guarded, running
-from tests.support import until
+from tests.integration.auth_support import Site, guarded
+from tests.support import running, until
 
 DAMAGE = {
     "not UTF-8": b'{"id":"\xff\xfe"}',
@@ -50,17 +48,6 @@ REST = 600
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with guarded(tmp_path_factory.mktemp("damage")) as site:
         yield site
-
-
-@contextlib.asynccontextmanager
-async def operating(site: Site) -> AsyncIterator[Client]:
-    """An operator, with every bucket made."""
-    async with site.broker("operator") as broker:
-        topology = Topology(broker, RecordConfig())
-        await topology.ensure()
-        for noun in FLEET_BUCKETS + SETTINGS_BUCKETS:
-            await topology.ensure_buckets(noun)
-        yield Client(broker, RecordConfig())
 
 
 async def harm(site: Site, data: bytes, mark: str) -> None:
@@ -98,7 +85,7 @@ async def control(site: Site) -> AsyncIterator[None]:
 
 async def test_small_logins_stop_no_role(site: Site) -> None:
     """Every role starts among damaged records and stays; every listing answers."""
-    async with operating(site) as client:
+    async with site.operating() as client:
         for number, data in enumerate(DAMAGE.values(), 1):
             await harm(site, data, str(number))
         async with control(site):
@@ -107,7 +94,7 @@ async def test_small_logins_stop_no_role(site: Site) -> None:
             assert await Schedules(client).list() == []
             await Nodes(client).list()
             await FleetStatus(client).list()
-            for report in (await Store(client.broker).reports()).values():
+            for report in (await SettingsStore(client.broker).reports()).values():
                 assert report.at == 0.0
             for number, data in enumerate(DAMAGE.values(), 1):
                 await harm(site, data, str(number))
@@ -135,7 +122,7 @@ async def test_return_that_cannot_be_read_is_a_failed_one(
     site: Site, kind: str, tmp_path: Path
 ) -> None:
     """The run ends, and says which agent failed and why; nobody waits for a better return."""
-    async with operating(site) as client:
+    async with site.operating() as client:
         seed = str(site.folder.path / "account.seed")
         dispatcher = Dispatcher(site.connection("dispatcher"), DispatcherConfig(seed_file=seed))
         async with (
@@ -184,7 +171,7 @@ STRAYS = ("*", ">", "a.*", "$(reboot)", "`reboot`;x", "-rf")
 async def test_wildcard_as_a_key_removes_nothing_else(site: Site) -> None:
     """A client stores records under `>` and `*`, which the server takes for every key."""
     names = site.names
-    async with operating(site) as operator, site.broker("client") as client:
+    async with site.operating() as operator, site.broker("client") as client:
         for key in STRAYS:
             await client.store(kv_subject(names.runs, key), b"\xff")
             if "." not in key:
@@ -223,7 +210,7 @@ def test_command_that_is_proposed_is_one_command() -> None:
 async def test_schedule_without_a_job_is_passed_over(site: Site) -> None:
     """A client stores a schedule and a slot that make no subject: the others fire, once each."""
     names = site.names
-    async with operating(site) as client, site.broker("client") as thief:
+    async with site.operating() as client, site.broker("client") as thief:
         now = int(client.broker.server_now())
         rule = {"every": 1, "since": now - 3, "changed": now - 3}
         for name, job in (("nameless", ""), ("genuine", "add")):

@@ -18,9 +18,9 @@ from holdfast.model.node import NodeRecord
 from holdfast.model.run import RunRecord
 from holdfast.names import Names, kv_subject
 from holdfast.status.finding import Finder, payload_of
-from tests.integration.auth_support import Site, guarded, running
+from tests.integration.auth_support import Site, guarded
 from tests.security.test_reach import stored
-from tests.support import until
+from tests.support import running, until
 
 GONE = "ghost"
 """A worker that is lost."""

@@ -80,6 +80,7 @@ PACKAGES = (holdfast, uptime)
 SKIPPED = (
     "holdfast.testing",
     "holdfast.deploy",
+    "holdfast.integrations.django",  # needs a project; it reads nothing that others wrote
     "__main__",
     "holdfast.settings.child",
 )
@@ -98,7 +99,12 @@ READERS = (
     *("holdfast.settings.document", "holdfast.settings.top", "holdfast.settings.editing"),
     *("holdfast.broker.wire", "holdfast.broker.wire", "holdfast.broker.connecting"),
     *("holdfast.status.messages", "holdfast.status.dead", "holdfast.status.finding"),
-    *("holdfast.worker.attempt", "holdfast.cli.common", "holdfast.cli.fleet_view"),
+    *(
+        "holdfast.worker.attempt",
+        "holdfast.cli.out",
+        "holdfast.cli.typed",
+        "holdfast.cli.fleet_view",
+    ),
     *("uptime.check", "uptime.guard", "uptime.config", "uptime.service", "uptime.web.security"),
     *("uptime.web.forms", "uptime.web.pages", "uptime.web.charts"),
 )

@@ -25,18 +25,19 @@ from holdfast.client.fleet import new_run
 from holdfast.config import RecordConfig, WorkerConfig
 from holdfast.errors import Conflict
 from holdfast.identity import grants
-from holdfast.identity.grants import Grants
-from holdfast.identity.patterns import covers
+from holdfast.identity.grants import Grants, covers
 from holdfast.model import fleet as model
 from holdfast.model.fleet import FleetRequest
 from holdfast.names import Names, kv_stream, kv_subject
-from tests.integration.auth_support import Raw, Site, guarded, running
+from tests.integration.auth_support import Raw, Site, guarded
 from tests.integration.test_fleet_identity import fleetlet
+from tests.support import running
 
 Report = Callable[[str], None]
 NAMES = Names("hf")
 NOUNS = BUCKETS + FLEET_BUCKETS + SETTINGS_BUCKETS
-STREAMS = [NAMES.jobs, NAMES.events, NAMES.dead, NAMES.ledger]
+STREAMS = [NAMES.jobs, NAMES.events, NAMES.dead, NAMES.ledger, NAMES.history, NAMES.history_index]
+STREAMS += [NAMES.flows]
 STREAMS += [kv_stream(NAMES.bucket(noun)) for noun in NOUNS]
 CORE = [role for role in grants.ROLES if role not in grants.ISSUED_LATER]
 ROLES = [*CORE, "agent-alpha"]

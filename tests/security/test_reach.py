@@ -32,8 +32,8 @@ from holdfast.identity.grants import program_bucket
 from holdfast.names import Names, kv_stream, kv_subject
 from holdfast.server import Server
 from holdfast.status.checks import fix
-from tests.integration.auth_support import Site, guarded, running
-from tests.support import until
+from tests.integration.auth_support import Site, guarded
+from tests.support import running, until
 
 EVERY = [f"HF_{noun}" for noun in ("JOBS", "EVENTS", "DEAD", "LEDGER")]
 EVERY += [f"KV_hf_{noun}" for noun in BUCKETS + FLEET_BUCKETS + SETTINGS_BUCKETS]
@@ -53,16 +53,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 @contextlib.asynccontextmanager
-async def operating(site: Site) -> AsyncIterator[Broker]:
-    """An operator, with every stream made and something in each."""
-    async with site.broker("operator") as broker:
-        topology = Topology(broker, RecordConfig())
-        await topology.ensure()
+async def filled(site: Site) -> AsyncIterator[Broker]:
+    """An operator's connection; there is something in every bucket."""
+    async with site.operating() as client:
         for noun in FLEET_BUCKETS + SETTINGS_BUCKETS:
-            await topology.ensure_buckets(noun)
             with contextlib.suppress(Conflict):  # a return that is there stays
-                await broker.store(kv_subject(site.names.bucket(noun), "beta"), b"{}")
-        yield broker
+                await client.broker.store(kv_subject(site.names.bucket(noun), "beta"), b"{}")
+        yield client.broker
 
 
 async def stored(broker: Broker) -> dict[str, dict[str, int]]:
@@ -98,7 +95,7 @@ HEADERS: dict[str, dict[str, str]] = {
 @pytest.mark.parametrize("header", HEADERS)
 async def test_header_of_an_agent_touches_no_other_key(site: Site, header: str) -> None:
     """Whatever header an agent sends with its own keys, the keys of others stay as they are."""
-    async with operating(site) as operator:
+    async with filled(site) as operator:
         before = await stored(operator)
         names = site.names
         async with site.raw("agent-alpha") as alpha:
@@ -122,7 +119,7 @@ async def test_header_of_an_agent_touches_no_other_key(site: Site, header: str) 
 @pytest.mark.parametrize("role", CORE)
 async def test_reply_subject_changes_no_stream(site: Site, role: str) -> None:
     """A record of one's own, fetched with any subject as the reply, ends in one's own account."""
-    async with operating(site) as operator:
+    async with filled(site) as operator:
         names = site.names
         await operator.store(kv_subject(names.nodes, "empty"), b"")
         await operator.store(kv_subject(names.nodes, "full"), b"{}")
@@ -146,7 +143,7 @@ async def test_reply_subject_changes_no_stream(site: Site, role: str) -> None:
 
 async def test_consumer_of_a_worker_delivers_to_nobody(site: Site) -> None:
     """A worker may make consumers; one that pushes reaches neither streams nor processes."""
-    async with operating(site) as operator:
+    async with filled(site) as operator:
         names = site.names
         before = await stored(operator)
         async with site.broker("worker") as worker:
@@ -169,7 +166,7 @@ async def test_consumer_of_a_worker_delivers_to_nobody(site: Site) -> None:
 
 async def test_buckets_of_an_older_version_are_hardened(site: Site) -> None:
     """A dispatcher switches the headers off, doctor does the rest; nothing is lost."""
-    async with operating(site) as operator:
+    async with filled(site) as operator:
         names, topology = site.names, Topology(operator, RecordConfig())
         loose = {"allow_rollup_hdrs": True, "allow_atomic": True}
         for noun in AGENTS_WRITE:
@@ -224,7 +221,7 @@ async def test_backup_needs_the_login_made_for_it(site: Site, tmp_path: Path) ->
     """The operator's login is refused with what to do; a login of the role takes the backup."""
     server = site.server
     assert isinstance(server, Server)
-    async with operating(site):
+    async with filled(site):
 
         def backup(user: str) -> subprocess.CompletedProcess[str]:
             command = [sys.executable, "-m", "holdfast", "backup", str(tmp_path / user)]

@@ -17,16 +17,17 @@ from holdfast.client import Client
 from holdfast.client.fleet import Fleet, new_run
 from holdfast.config import ConnectionConfig, RecordConfig, WorkerConfig
 from holdfast.errors import InvalidInput, NotFound
-from holdfast.identity import CommandSigner, Credentials, Refusal
+from holdfast.identity.commands import CommandSigner, Refusal
+from holdfast.identity.credentials import Credentials
 from holdfast.model import fleet as model
 from holdfast.model.fleet import FleetRequest, Order
 from holdfast.names import H_TTL, kv_stream, kv_subject
 from holdfast.status.audit import Audit, AuditLine
 from holdfast.status.fleet import Agents
 from holdfast.status.nodes import Nodes
-from tests.integration.auth_support import Site, guarded, running
+from tests.integration.auth_support import Site, guarded
 from tests.integration.test_fleet_identity import Fleetlet, fleetlet
-from tests.support import until
+from tests.support import running, until
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,10 @@ READS = (
     "runs show r2",
     "runs show r3",
     "runs trace r1",
+    "runs copy r1",
+    "runs logs r1",
+    "flows list",
+    "limits list",
     "jobs list",
     "dead list",
     "dead show 1",
@@ -46,13 +50,20 @@ READS = (
     "agents show a1",
     "fleet list",
     "fleet active",
+    "fleet slots",
     "fleet show f1",
     "settings status",
+    "settings history",
     "unreadable list",
+    "alerts list",
     "doctor",
 )
 """Commands that print what others wrote."""
+NO_JSON = ("doctor", "settings status", "settings history", "runs logs r1", "runs copy r1")
+"""What is told in sentences, or has nothing to show here."""
 OTHERS = (
+    "top",
+    "runs edit",
     "demo",
     "dev",
     "worker",
@@ -65,6 +76,20 @@ OTHERS = (
     "backup",
     "restore",
     "enqueue",
+    "publish",
+    "relay",
+    "flows show",
+    "flows journal",
+    "flows signal",
+    "flows resume",
+    "flows cancel",
+    "limits show",
+    "limits set",
+    "limits pause",
+    "limits resume",
+    "fleet resolve",
+    "settings show",
+    "settings rollback",
     "web token",
     "schedules add",
     "schedules remove",
@@ -80,6 +105,7 @@ OTHERS = (
     "fleet run",
     "fleet cancel",
     "auth ",
+    "alerts test",
     "settings push",
     "settings diff",
     "settings get",
@@ -169,7 +195,7 @@ async def test_json_output_is_json_and_does_not_act(nats: Server, namespace: str
     """`--json` means the same as before, and a terminal shows nothing but text."""
     app = Holdfast("shop", nats_url=nats.url, namespace=namespace)
     await planted(app)
-    lists = [[*c.split(), "--json"] for c in READS if c not in ("doctor", "settings status")]
+    lists = [[*c.split(), "--json"] for c in READS if c not in NO_JSON]
     words = [sys.executable, str(CHILD), json.dumps(lists)]
     done = subprocess.run(
         words, env=environment(app) | {"PYTHONPATH": "."}, capture_output=True, check=True

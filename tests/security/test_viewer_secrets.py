@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 
-from holdfast import Holdfast
+from holdfast import Backoff, Holdfast
+from holdfast.errors import RunFailed
 from holdfast.server import Server
 from tests.integration import test_web_access
-from tests.integration.web_support import HOST, Site, site
+from tests.integration.support import working
+from tests.integration.web_support import HOST, WebApp, site
 from tests.security.canaries import CANARY, Secrets, plant
 
 RUNS = ["r1", "r2", "r3", "r4", "r5", "r6", "r7", *(f"q{n}" for n in range(10)), "f1", "f2", "d0"]
@@ -39,7 +43,7 @@ def places(web: Any) -> Iterator[str]:
     yield from ("/runs?state=running", "/dead?error=a", "/fleet?target=G@os:linux")
 
 
-async def hits(there: Site, role: str) -> tuple[set[str], list[str], int]:
+async def hits(there: WebApp, role: str) -> tuple[set[str], list[str], int]:
     """The secrets that a role finds, what was answered with an error of ours, how many asked."""
     found: set[str] = set()
     broken: list[str] = []
@@ -105,3 +109,42 @@ async def test_viewer_cannot_search_for_a_secret(nats: Server, namespace: str) -
                     f"/api/v1/agents?target=G@text:*{guess}*",
                 ):
                     assert (await browser.get(path)).json()["items"] == [], path
+
+
+async def test_viewer_learns_no_secret_from_a_job_with_one_parameter(
+    nats: Server, namespace: str
+) -> None:
+    """Payload, log lines, exception, traceback and result of `broken(password: str)`, run by a real
+    worker and read without the app: 0 hits."""
+    app = Holdfast("shop", nats_url=nats.url, namespace=namespace)
+    log = logging.getLogger("shop")
+
+    @app.job(retry=Backoff.never())
+    async def broken(password: str) -> None:
+        log.info("logging in with %s", password, extra={"given": [password]})
+        raise ValueError(f"{password} was refused")
+
+    @app.job
+    async def echo(api_key: str) -> dict[str, str]:
+        return {"answer": f"it was {api_key}"}
+
+    secrets = Secrets()
+    async with app, working(app), site(nats, namespace, with_pages=True) as there:
+        failed = await broken.enqueue(secrets.new())
+        with contextlib.suppress(RunFailed):
+            await failed.result(60)
+        lines = [line async for line in failed.follow()]
+        assert len(lines) >= 2
+        done = await echo.enqueue(secrets.new())
+        assert secrets.made[1] in str(await done.result(60)), "the caller gets it"
+        waiting = (await echo.options(delay="1h").enqueue(secrets.new())).id
+        paths = ["/runs", "/dead", "/dead/1", "/api/v1/dead/1", "/api/v1/runs"]
+        for run in (failed.id, done.id, waiting):
+            paths += [f"/runs/{run}", f"/api/v1/runs/{run}"]
+            paths += [f"/api/v1/runs/{run}/{part}" for part in ("logs", "result", "trace")]
+        token = there.viewer.headers["authorization"]
+        for path in paths:
+            headers = {"authorization": token, "accept": "text/html"}
+            answer = await there.browser().get(path, headers=headers)
+            assert answer.status_code in (200, 202), path
+            assert CANARY not in answer.text, path

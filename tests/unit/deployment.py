@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate.utils
 import yaml
 
 from holdfast.config import DeployConfig
@@ -19,6 +20,11 @@ from holdfast.deploy.render import render
 from holdfast.names import Names, consumer
 
 NAMES = Names("hf")
+
+# The library parses all schemas of a version for each resource that it validates.
+kubernetes_validate.utils.schema_contents = functools.cache(
+    kubernetes_validate.utils.schema_contents
+)
 
 
 def group(name: str, *jobs: str, on: str = "") -> Group:

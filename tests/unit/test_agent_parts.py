@@ -16,7 +16,7 @@ import pytest
 from chaos.zoo import ZOO
 from holdfast import Context, Holdfast
 from holdfast.agent.builtins import builtins, cmd_run, file_hash
-from holdfast.agent.execution import Executor
+from holdfast.agent.execution import CommandExecutor
 from holdfast.agent.facts import HostFacts
 from holdfast.agent.functions import Call, Function, Functions
 from holdfast.agent.journal import KEPT, Journal
@@ -146,10 +146,10 @@ def test_functions_are_an_allow_list() -> None:
 
     async def changed() -> None: ...
 
-    plain = {f.name for f in builtins(facts, changed, commands=False)}
+    plain = {f.name for f in builtins(facts, changed, str, commands=False)}
     assert "cmd.run" not in plain
     assert {"ping", "facts.get", "facts.set", "file.hash", "disk.usage"} <= plain
-    assert "cmd.run" in {f.name for f in builtins(facts, changed, commands=True)}
+    assert "cmd.run" in {f.name for f in builtins(facts, changed, str, commands=True)}
     offered = Functions()
     offered.add(Function("ping", lambda: True))
     with pytest.raises(InvalidInput, match="it has ping"):
@@ -187,7 +187,7 @@ class Ended(list[Return]):
         return {r.run: r.outcome for r in self}
 
 
-def executor(ended: Ended, **options: Any) -> Executor:
+def executor(ended: Ended, **options: Any) -> CommandExecutor:
     offered = Functions()
     gate = asyncio.Event()
 
@@ -201,7 +201,9 @@ def executor(ended: Ended, **options: Any) -> Executor:
     offered.add(Function("read", wait, mutating=False))
     offered.add(Function("fail", fail))
     offered.add(Function("odd", lambda: object(), mutating=False))
-    made = Executor(offered, ended.append, now=time.time, monotonic=time.monotonic, **options)
+    made = CommandExecutor(
+        offered, ended.append, now=time.time, monotonic=time.monotonic, **options
+    )
     made.gate = gate  # type: ignore[attr-defined]
     return made
 
@@ -260,7 +262,7 @@ async def test_function_that_misbehaves_has_failed(name: str) -> None:
     else:
         offered.add(Function("wild", lambda: animal.handler(lambda _: None)))
     offered.add(Function("tame", lambda: "well"))
-    made = Executor(offered, ended.append, now=time.time, monotonic=time.monotonic)
+    made = CommandExecutor(offered, ended.append, now=time.time, monotonic=time.monotonic)
     for run, function in (("a", "wild"), ("b", "tame")):
         made.submit(Call(run, "web1", 1, 0.0), Order(function))
     await until(lambda: len(ended) == 2, what="both returns")

@@ -11,8 +11,8 @@ import pytest
 from holdfast.errors import ConfigError, InvalidInput
 from holdfast.identity.conf import read
 from holdfast.identity.credentials import new_nkey_seed, public_nkey
+from holdfast.identity.grants import covers, overlaps
 from holdfast.identity.lint import Flaw, examine
-from holdfast.identity.patterns import covers, overlaps
 from holdfast.identity.users import CONFIG, EXAMPLE, UserFolder
 
 
@@ -182,7 +182,7 @@ AROUND: dict[str, tuple[str, str, str, str]] = {
         "fail",
         "include",
         "tls { cert_file: a, key_file: b }\nallow_non_tls: true\ninclude",
-        "go on without TLS",
+        "connect without TLS",
     ),
     "an open monitor": ("warn", '"127.0.0.1:8222"', "8222", "monitor has no login"),
     "an open cluster": (

@@ -229,3 +229,28 @@ def test_dead_runs_and_open_wounds_are_told(tmp_path: Path) -> None:
     dead = RunRecord("dead", "g", "j", error="gave up")
     verdict = check(found, wounds=[wound(error="no such process")], records={"r": dead})
     assert kinds(verdict) == ["dead", "open"]
+
+
+def test_more_runs_of_a_key_than_its_limit_are_over(tmp_path: Path) -> None:
+    """Three at once of two; a replaced holder that still computes does not count."""
+    marks = [f"narrow-{n} @1" for n in range(3)]
+    found = history(tmp_path, **dict.fromkeys(marks, "ok"))
+    begun = [start(mark, at=1.0 + n / 10) for n, mark in enumerate(marks)]
+    ends = [effect(mark, at=2.0 + n / 10) for n, mark in enumerate(marks)]
+    assert kinds(check(found, *begun, *ends)) == ["over"]
+    later = [start(marks[2], at=2.05), *ends[:2], effect(marks[2], at=2.5)]
+    assert not kinds(check(found, *begun[:2], *later))
+    zombie = [start(marks[0], epoch=2, at=1.15), effect(marks[0], epoch=2, at=1.18)]
+    late = [*begun, *zombie, *ends]
+    assert "over" not in kinds(check(found, *late, wounds=[wound("freeze")]))
+
+
+def test_run_that_overtakes_an_earlier_one_of_its_key_is_told(tmp_path: Path) -> None:
+    """The next one starts after the effect of the one before, retries included."""
+    first, second = "sorted-1 @0", "sorted-2 @0"
+    found = history(tmp_path, **{first: "ok", second: "ok"})
+    lines = [start(first, at=1.0), fail(first, at=1.1), start(first, epoch=2, at=2.0)]
+    good = [*lines, effect(first, epoch=2, at=2.1), start(second, at=2.2), effect(second, at=2.3)]
+    assert not kinds(check(found, *good))
+    bad = [*lines, start(second, at=1.5), effect(second, at=1.6), effect(first, epoch=2, at=2.1)]
+    assert "overtaken" in kinds(check(found, *bad))

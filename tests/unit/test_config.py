@@ -19,7 +19,7 @@ from holdfast.config import (
     ConnectionConfig,
     LogConfig,
     RecordConfig,
-    Role,
+    RoleConfig,
     WorkerConfig,
     documented,
     load,
@@ -89,13 +89,13 @@ def test_environment_is_not_read_at_import() -> None:
 
 
 @pytest.mark.parametrize("role", list(ROLES.values()))
-def test_defaults_are_usable(role: type[Role]) -> None:
+def test_defaults_are_usable(role: type[RoleConfig]) -> None:
     """Every role works without any configuration."""
     assert load(role) == role()
 
 
 @pytest.mark.parametrize("role", list(ROLES.values()))
-def test_every_field_is_documented_and_has_a_variable(role: type[Role]) -> None:
+def test_every_field_is_documented_and_has_a_variable(role: type[RoleConfig]) -> None:
     """No field is without a doc, and no two fields share a variable."""
     docs = documented(role)
     for spec in options(role):
@@ -108,7 +108,7 @@ def test_every_field_is_documented_and_has_a_variable(role: type[Role]) -> None:
 
 @pytest.mark.parametrize("role", list(ROLES.values()))
 def test_every_field_is_read_from_environment_and_file(
-    role: type[Role], monkeypatch: pytest.MonkeyPatch
+    role: type[RoleConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The default of each field, written down, is read back from both sources."""
     default = {s.name: getattr(role(), s.name) for s in options(role)}
@@ -211,7 +211,7 @@ def test_seconds_take_durations(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_values_that_cannot_work_together_are_refused(
-    role: type[Role], values: dict[str, Any], teaches: str
+    role: type[RoleConfig], values: dict[str, Any], teaches: str
 ) -> None:
     """A record that exists is usable; what cannot work teaches why."""
     with pytest.raises(ConfigError, match=teaches):

@@ -125,6 +125,16 @@ FLAWS: dict[str, tuple[tuple[str, str], Change, str]] = {
     "no tag": (WORKER, lambda r: _main(r).update(image="localhost:5000/b"), "no fixed tag"),
     "no limits": (WORKER, lambda r: _main(r).pop("resources"), "resources"),
     "not ready": (CONTROL, lambda r: _main(r).pop("readinessProbe"), "no readinessProbe"),
+    "impatient": (
+        WORKER,
+        lambda r: _main(r)["livenessProbe"].pop("timeoutSeconds"),
+        "would be killed",
+    ),
+    "impatient with NATS": (
+        NATS,
+        lambda r: _main(r)["livenessProbe"].update(timeoutSeconds=1),
+        "would be killed",
+    ),
     "ready is live": (
         CONTROL,
         lambda r: _main(r).update(readinessProbe=_main(r)["livenessProbe"]),
@@ -251,9 +261,9 @@ FLAWS: dict[str, tuple[tuple[str, str], Change, str]] = {
     "wrong target": (
         SCALED,
         lambda r: r["spec"]["scaleTargetRef"].update(name="rezise"),
-        "is not there",
+        "does not exist",
     ),
-    "other namespace": (SCALED, lambda r: r["metadata"].update(namespace="x"), "is not there"),
+    "other namespace": (SCALED, lambda r: r["metadata"].update(namespace="x"), "does not exist"),
     "two scalers": (
         SCALED,
         lambda r: r["spec"]["scaleTargetRef"].update(name="shop-default"),
@@ -262,7 +272,7 @@ FLAWS: dict[str, tuple[tuple[str, str], Change, str]] = {
     "wrong endpoint": (
         SCALED,
         lambda r: _trigger(r).update(natsServerMonitoringEndpoint="nat.acme.svc:8222"),
-        "service that is not there",
+        "service that does not exist",
     ),
     "wrong limits": (SCALED, lambda r: r["spec"].update(maxReplicaCount=0), "in order"),
     "other trigger": (SCALED, lambda r: r["spec"]["triggers"][0].update(type="cpu"), "'cpu'"),
@@ -294,7 +304,7 @@ FLAWS: dict[str, tuple[tuple[str, str], Change, str]] = {
         "everybody may read a ConfigMap",
     ),
     "no account object": (("ServiceAccount", "control"), gone, "service account 'control'"),
-    "no config": (CONF, gone, "'nats-config' is not there"),
+    "no config": (CONF, gone, "'nats-config' does not exist"),
     "selector": (
         WORKER,
         lambda r: r["spec"]["selector"]["matchLabels"].update({"app.kubernetes.io/name": "x"}),
@@ -418,8 +428,8 @@ def test_file_that_a_kustomization_names_and_nobody_finds_is_told(tmp_path: Path
     )
     found = [str(one) for one in check(tmp_path, parse_command) if "render again" in str(one)]
     assert found == [
-        "kustomization.yaml: its resource 'gone' is not there: "
-        "render again, or take it off the list"
+        "kustomization.yaml: its resource 'gone' does not exist: "
+        "render again, or remove it from the list"
     ]
 
 

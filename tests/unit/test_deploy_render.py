@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import subprocess
@@ -22,6 +23,8 @@ from holdfast.deploy.project import JobDirectory, load_project
 from holdfast.deploy.render import render
 from holdfast.deploy.scaffold import new_job
 from holdfast.errors import ConfigError
+from holdfast.identity.grants import ROLES
+from holdfast.names import Names
 from holdfast.web.network import Hosts
 from tests.unit.deployment import group, one, project, read, rendered
 
@@ -38,6 +41,9 @@ EACH = pytest.mark.parametrize(
         {"nats_url": "tls://nats.example.com:4222", "platform_deployer": "me", "gitops": "flux"},
         {"scaler": "hpa", "monitoring": "none", "client_namespaces": "shop, billing"},
         {"scaler": "nats-jetstream"},
+        {"web_hosts": "a.b", "gateway": "infra/public", "secret_store": "vault"},
+        {"backup_url": "s3://kept/acme?endpoint=https://s3.example.com", "agents": "no"},
+        {"gitops": "argocd", "gitops_repository": "https://git.example.com/acme.git"},
     ],
     ids=[
         "default",
@@ -49,6 +55,9 @@ EACH = pytest.mark.parametrize(
         "existing",
         "hpa",
         "nats-jetstream",
+        "gateway",
+        "backup",
+        "gitops",
     ],
 )
 
@@ -260,6 +269,7 @@ def test_scripts_are_shell(tmp_path: Path) -> None:
     render(project(), tmp_path)
     scripts = sorted(tmp_path.glob("*.sh"))
     assert [p.name for p in scripts] == [
+        "agents.sh",
         "apply.sh",
         "certificates.sh",
         "clean.sh",
@@ -302,6 +312,11 @@ def test_setup_applies_in_the_order_of_dependencies(tmp_path: Path) -> None:
         ({"tls": "cert-manager"}, "tls_issuer"),
         ({"ingress_class": "nginx"}, "needs web_hosts"),
         ({"client_namespaces": "Not Good"}, "is not usable"),
+        ({"gateway": "infra/public"}, "needs web_hosts"),
+        ({"gateway": "public", "web_hosts": "a.b"}, "NAMESPACE/NAME"),
+        ({"gateway": "i/p", "ingress_class": "n", "web_hosts": "a.b"}, "give one of them"),
+        ({"gitops_repository": "https://a.b/c"}, "argocd or flux"),
+        ({"backup_url": "https://a.b/c"}, "s3://"),
         ({"scaler": "nats-jetstream", "nats_url": "nats://n:4222"}, "metrics-api"),
     ],
 )
@@ -520,3 +535,131 @@ def test_gitops_tools_keep_the_order(tmp_path: Path) -> None:
     assert marks["argocd.argoproj.io/hook-delete-policy"] == "BeforeHookCreation"
     flux = one(rendered(gitops="flux"), "Job", "resize-register")["metadata"]["annotations"]
     assert flux == {"kustomize.toolkit.fluxcd.io/force": "enabled"}
+
+
+def test_gitops_tool_is_told_what_to_apply(tmp_path: Path) -> None:
+    """The overlay of the environment, in order, and nothing is deleted by itself."""
+    where: dict[str, Any] = {"gitops_repository": "https://git.example.com/acme.git"}
+    staging = dataclasses.replace(project(gitops="argocd", **where), environment="staging")
+    render(staging, tmp_path)
+    application = yaml.safe_load((tmp_path / "gitops.yaml").read_text())
+    assert application["spec"]["source"]["path"] == "deploy/overlays/staging"
+    assert application["spec"]["syncPolicy"]["automated"]["prune"] is False
+    assert "gitops" not in (tmp_path / "kustomization.yaml").read_text()
+    render(project(gitops="flux", **where), tmp_path)
+    repository, applied = yaml.safe_load_all((tmp_path / "gitops.yaml").read_text())
+    assert applied["spec"]["sourceRef"]["name"] == repository["metadata"]["name"]
+    render(project(), tmp_path)
+    assert not (tmp_path / "gitops.yaml").exists()
+
+
+PAGES = {
+    "name": "pages",
+    "command": ["python", "-m", "pages"],
+    "port": 8090,
+    "ready": "/healthz",
+    "hosts": ["status.example.com"],
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ({"gateway": "infra/public", "web_hosts": "jobs.example.com"}, "HTTPRoute"),
+        ({"ingress_class": "nginx", "web_hosts": "jobs.example.com"}, "Ingress"),
+    ],
+)
+def test_pages_are_opened_under_their_names(
+    tmp_path: Path, config: dict[str, Any], kind: str
+) -> None:
+    """The web under `web_hosts`, and a job's own service under its hosts."""
+    pods = msgspec.convert({"services": [PAGES]}, PodConfig)
+    render(project(pods, **config), tmp_path)
+    resources = read(tmp_path)
+    for name, host, port in (
+        ("web", "jobs.example.com", 8000),
+        ("resize-pages", "status.example.com", 8090),
+    ):
+        text = json.dumps(one(resources, kind, name)["spec"])
+        assert host in text
+        assert f"{port}" in text
+        ports = one(resources, "Service", name)["spec"]["ports"]
+        assert port in [p["port"] for p in ports]
+        container = one(resources, "Deployment", name)["spec"]["template"]["spec"]["containers"][0]
+        assert container["lifecycle"]["preStop"]["sleep"]["seconds"] >= 5
+    assert check(tmp_path, parse_command) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"port": 80}, "port 80"),
+        ({"port": 8080}, "not 8080"),
+        ({"ready": "healthz"}, "must be a path"),
+        ({"command": []}, "needs a command"),
+        ({"name": "Not Good"}, "lower-case"),
+        ({"memory": "lots"}, "not a quantity"),
+        ({"replicas": 0}, "from 1 to 1000"),
+    ],
+)
+def test_service_that_cannot_work_is_refused(change: dict[str, Any], words: str) -> None:
+    """One sentence for each mistake."""
+    [flaw] = msgspec.convert({"services": [PAGES | change]}, PodConfig).flaws()
+    assert words in flaw
+
+
+def test_secrets_come_from_a_store(tmp_path: Path) -> None:
+    """Each secret that a pod uses is kept equal to one in the store, also those of jobs."""
+    pods = msgspec.convert({"secrets": ["payments"]}, PodConfig)
+    config = {"secret_store": "vault", "backup_url": "s3://b/p", "client_namespaces": "shop"}
+    render(project(pods, **config), tmp_path)
+    resources = read(tmp_path)
+    made = {
+        (r["metadata"]["namespace"], r["spec"]["target"]["name"])
+        for r in resources
+        if r["kind"] == "ExternalSecret"
+    }
+    used = set()
+    for resource in resources:
+        space = resource["metadata"].get("namespace", "")
+        text = json.dumps(resource.get("spec", {}))
+        for pattern in (r'"secretName": "([^"]+)"', r'"secretRef": {"name": "([^"]+)"'):
+            used |= {(space, name) for name in re.findall(pattern, text)}
+    assert used <= made, used - made
+    assert {("shop", "holdfast-client"), ("acme", "nats-auth"), ("acme", "payments")} <= made
+    script = (tmp_path / "apply.sh").read_text()
+    assert "need_secret acme" not in script
+    key = one(resources, "ExternalSecret", "payments")["spec"]["dataFrom"][0]["extract"]["key"]
+    assert key == "acme/payments"
+
+
+def test_secret_that_a_job_brings_itself_is_not_asked_for(tmp_path: Path) -> None:
+    """Its manifests are applied before the registration, which may need them."""
+    pods = msgspec.convert({"secrets": ["payments", "other"]}, PodConfig)
+    extra = (
+        "apiVersion: external-secrets.io/v1\nkind: ExternalSecret\nmetadata: {name: x}\n"
+        "spec: {target: {name: payments}}\n"
+    )
+    found = project(pods)
+    jobs = (dataclasses.replace(found.jobs[0], extra=extra), *found.jobs[1:])
+    render(dataclasses.replace(found, jobs=jobs), tmp_path)
+    script = (tmp_path / "apply.sh").read_text()
+    assert 'need_secret "$NAMESPACE" other' in script
+    assert 'need_secret "$NAMESPACE" payments' not in script
+    assert script.index("step=extra") < script.index('register "$1"\n')
+
+
+def test_backup_may_read_and_a_rehearsal_needs_no_login() -> None:
+    """The regular backup has a login that changes nothing; both keep the time in UTC."""
+    resources = rendered(backup_url="s3://kept/acme?endpoint=https://s3.example.com")
+    for name, login in (("backup", True), ("backup-drill", False)):
+        spec = one(resources, "CronJob", name)["spec"]
+        assert spec["timeZone"] == "Etc/UTC"
+        pod = spec["jobTemplate"]["spec"]["template"]["spec"]
+        names = {v["name"] for v in pod["containers"][0]["env"]}
+        assert ("HOLDFAST_CREDENTIALS_FILE" in names) is login
+        assert parse_command(pod["containers"][0]["args"]) == ""
+        kubernetes_validate.validate(one(resources, "CronJob", name), KUBERNETES, strict=True)
+    rights = " ".join(ROLES["snapshot"](Names("hf")).publish)
+    assert "RESTORE" not in rights
+    assert "CREATE" not in rights

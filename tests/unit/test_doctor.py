@@ -6,8 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.broker.streams import NANO, Difference, stream_configs
+from holdfast.broker.streams import Difference, stream_configs
 from holdfast.config import RecordConfig
+from holdfast.durations import NANO
 from holdfast.names import Names
 from holdfast.status import checks
 from holdfast.status.checks import changes, is_grave, is_safe

@@ -194,7 +194,7 @@ async def test_record_that_cannot_be_read_stops_no_worker(app: Holdfast) -> None
 
     async with memory(app) as mem:
         revision = await mem._store.put("job/a", b'{"state": "dancing"}', expected=0)
-        run = await job.enqueue(key="a")
+        run = await job.options(key="a").enqueue()
         assert await mem.drain() == 1
         assert mem._queue.waiting() == 1
         good = runs.encode(RunRecord("failed", "default", "job"))

@@ -17,7 +17,7 @@ import pytest
 from holdfast import Backoff, Context, Discard, Holdfast, Snooze
 from holdfast.config import WorkerConfig
 from holdfast.testing import memory
-from holdfast.testing.memory_app import Memory, _ProcessDied
+from holdfast.testing.memory_app import Memory, ProcessDied
 from holdfast.testing.queue import MemoryDelivery
 
 RUNS = 12
@@ -48,7 +48,7 @@ class Saboteur:
     def _perhaps(self) -> None:
         if self.active and self._random.random() < CHANCE:
             self.kills += 1
-            raise _ProcessDied
+            raise ProcessDied
 
 
 def shop(effects: Counter[str], heard: Counter[int]) -> Holdfast:
@@ -56,7 +56,7 @@ def shop(effects: Counter[str], heard: Counter[int]) -> Holdfast:
     app = Holdfast("shop")
 
     @app.job(retry=Backoff.list(["1s", "1m", "1h"]))
-    async def work(n: int, ctx: Context) -> int:
+    async def work(ctx: Context, n: int) -> int:
         effects[ctx.run] += 1
         if n % 4 == 1 and ctx.attempt < 4:
             raise ValueError("not yet")
@@ -81,7 +81,7 @@ def sabotaged(monkeypatch: pytest.MonkeyPatch) -> Callable[[Memory, Saboteur], N
 
     def apply(mem: Memory, saboteur: Saboteur) -> None:
         saboteur.watch(mem._store, "put", "get")
-        saboteur.watch(mem._outbox, "park", "event", "dead_letter", "keep")
+        saboteur.watch(mem._outbox, "park", "event", "dead_letter", "keep", "file")
         for method in ("ack", "nak"):
             real = getattr(MemoryDelivery, method)
             monkeypatch.setattr(MemoryDelivery, method, saboteur._risky(real))
@@ -112,6 +112,8 @@ async def test_no_run_is_lost_to_a_crash_between_two_steps(
         for n, record in enumerate(records):
             assert record is not None
             assert record.state == ("cancelled" if n % 4 == 3 and n > 9 else "done")
+        filed = [mem._outbox.history.get(run.id) for run in runs]
+        assert filed == records, "each end is in the history, wherever its process died"
         done = {n for n, record in enumerate(records) if record and record.state == "done"}
         events = [e.data["n"] for e in mem.events]
     assert sorted(events) == sorted(done)  # each event once, however often its run was repeated

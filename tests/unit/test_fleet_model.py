@@ -143,15 +143,21 @@ def test_unreachable_agent_that_returns_late_has_returned() -> None:
 
 
 def test_silence_while_we_were_away_says_nothing() -> None:
-    """After an outage of the dispatcher's own, the silent are asked once more before a verdict."""
-    fan = FanOut(["a"], ack_seconds=1, grace_seconds=1)
-    assert fan.due(0.0) == (["a"], [])
-    assert fan.due(1.0) == ([], ["a"])
-    fan.start_over(60.0)
-    assert fan.due(60.0) == ([], ["a"])
-    assert not fan.unreachable
-    fan.due(61.0)
+    """After the dispatcher's own outage the silent are asked again until they had time to return:
+    agents that lost the same servers reconnect one by one, and nobody listens until then."""
+    fan = FanOut(["a", "b"], ack_seconds=1, grace_seconds=1)
+    assert fan.due(0.0) == (["a", "b"], [])
+    assert fan.due(1.0) == ([], ["a", "b"])
+    fan.start_over(60.0, 62.5)
+    for now in (60.0, 61.0, 62.0):
+        assert fan.due(now) == ([], ["a", "b"])
+        fan.heard_nobody("a")
+        assert not fan.unreachable
+    fan.heard_ack("b")
+    assert fan.due(63.0) == ([], ["a"])
+    fan.heard_nobody("a")
     assert fan.unreachable == {"a"}
+    assert not fan.over
 
 
 GOLDEN = (

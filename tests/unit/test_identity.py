@@ -12,20 +12,17 @@ from hypothesis import strategies as st
 
 from holdfast import names
 from holdfast.errors import ConfigError, InvalidInput
-from holdfast.identity import (
-    AccountSeed,
-    AgentCredentials,
+from holdfast.identity.commands import (
     Command,
     CommandRefused,
     CommandSigner,
     CommandVerifier,
-    Credentials,
     Refusal,
-    ReportSigner,
-    ReportVerifier,
-    load_credentials,
 )
+from holdfast.identity.credentials import AgentCredentials, Credentials
 from holdfast.identity.framing import framed
+from holdfast.identity.reports import ReportSigner, ReportVerifier
+from holdfast.identity.seed import AccountSeed
 
 SEED = AccountSeed(bytes(range(32)))
 NOW = 1_800_000_000.0
@@ -34,8 +31,8 @@ GOLDEN_VERIFY = "c8c90f387e5356d69d5dc427f52ee555e67bf9d72164477a07468620d306184
 GOLDEN_SEALING = "855ae9313adda3de89a900cd9cb871680fad21a83454004c5192eac6e9c9d983"
 GOLDEN_REPORT = "309d127fac35ae3db3d56e67d98c15477b83bef4acf0f27ced7b62b77afb6ba3"
 GOLDEN_SIGNATURE = (
-    "29f1ddcc93de55a2"
-    ".0NHfsIeeRd3lkVrJbzUBvBcb0cJDsg/2qqN5njSFbj+dKn9qiBZBZwHB7O1UpC0YTFOsVKqUabHIn6zLtV2qBA=="
+    "29f1ddcc93de55a2.W5zC+wH8Vo6oT1atiqNmULfVaeJwvMxjwhm"
+    "JKQ/xfULkvizSXM5Y7/FJFq1h3FZ3NxHzD4QJRjXW6+lnwB2YBQ=="
 )
 
 
@@ -139,7 +136,7 @@ def test_keys_stay_the_same_over_versions() -> None:
     assert SEED.verify_key().hex() == GOLDEN_VERIFY
     assert bytes(SEED.sealing_key("web1")).hex() == GOLDEN_SEALING
     assert SEED.report_key("web1").hex() == GOLDEN_REPORT
-    assert signed()[names.H_SIGNATURE] == GOLDEN_SIGNATURE
+    assert signed()[names.H_SIGNATURE_2] == GOLDEN_SIGNATURE
 
 
 @pytest.mark.parametrize("generation", [0, -1, 2**32, True])
@@ -166,7 +163,7 @@ def test_credentials_round_trip(tmp_path: Path) -> None:
     issued.save(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert AgentCredentials.load(path) == issued
-    login = load_credentials(path)
+    login = Credentials.load(path)
     assert (login.user, login.role, login.inbox) == (
         "agent-web1",
         "agent",
@@ -239,7 +236,7 @@ def test_command_passes_once() -> None:
 def test_command_without_signature_is_refused() -> None:
     """Neither a message without headers nor one without the signature is a command."""
     headers = signed()
-    del headers[names.H_SIGNATURE]
+    del headers[names.H_SIGNATURE_2]
     assert refusal({}) is Refusal.UNSIGNED
     assert refusal(headers) is Refusal.UNSIGNED
 
@@ -248,8 +245,8 @@ def test_command_of_another_account_is_refused() -> None:
     """Another seed's signature counts for nothing, also under the name of our key."""
     headers = signed(seed=AccountSeed(bytes(32)))
     assert refusal(headers) is Refusal.FOREIGN
-    ours = signed()[names.H_SIGNATURE].split(".")[0]
-    headers[names.H_SIGNATURE] = ours + "." + headers[names.H_SIGNATURE].split(".")[1]
+    ours = signed()[names.H_SIGNATURE_2].split(".")[0]
+    headers[names.H_SIGNATURE_2] = ours + "." + headers[names.H_SIGNATURE_2].split(".")[1]
     assert refusal(headers) is Refusal.TAMPERED
 
 
@@ -299,13 +296,13 @@ def test_command_expires() -> None:
 def test_command_with_any_other_signature_is_refused(text: bytes) -> None:
     """No made-up signature passes, and none raises anything else."""
     headers = signed()
-    ours = headers[names.H_SIGNATURE].split(".")[0]
+    ours = headers[names.H_SIGNATURE_2].split(".")[0]
     for made_up in (
         text.decode("latin-1"),
         f"{ours}.{text.decode('latin-1')}",
         f"{ours}.{'A' * 86}==",
     ):
-        assert refusal({**headers, names.H_SIGNATURE: made_up}) in set(Refusal) - {
+        assert refusal({**headers, names.H_SIGNATURE_2: made_up}) in set(Refusal) - {
             Refusal.EXPIRED,
             Refusal.REPLAYED,
         }

@@ -67,7 +67,7 @@ def test_load_app_refuses_what_is_no_app(folder: Path) -> None:
     (folder / "shop_d.py").write_text("app = {}\n")
     with pytest.raises(AppNotLoaded, match="shop_d:app is a dict, not a Holdfast app"):
         load_app("shop_d:app")
-    with pytest.raises(AppNotLoaded, match="no 'jobs': it has no Holdfast app at all"):
+    with pytest.raises(AppNotLoaded, match="no 'jobs': it does not have a Holdfast app at all"):
         load_app("shop_d:jobs")
 
 
@@ -102,12 +102,31 @@ def test_load_app_tells_a_wrong_definition_in_one_line(folder: Path) -> None:
         load_app("shop_f:app")
 
 
+def test_misspelt_option_names_the_line_once(folder: Path) -> None:
+    """The sentence has the place already."""
+    (folder / "shop_h.py").write_text(
+        GOOD.format(name="app") + "@app.job(tmeout=1)\ndef f() -> None: ...\n"
+    )
+    with pytest.raises(AppNotLoaded, match=r"^\S+shop_h\.py:3: .*did you mean 'timeout'") as caught:
+        load_app("shop_h:app")
+    assert str(caught.value).count("shop_h.py") == 1
+
+
 def test_describe_tells_jobs_with_groups_and_parameters(folder: Path) -> None:
     """As much as another process needs to run the app."""
     source = GOOD.format(name="app") + "@app.job(group='g')\ndef f(a: int, b: int) -> None: ...\n"
     (folder / "shop_g.py").write_text(source)
     assert describe(load_app("shop_g:app")) == {
         "name": "shop",
-        "jobs": [{"name": "f", "group": "g", "parameters": ["a", "b"], "on": [], "timeout": None}],
+        "jobs": [
+            {
+                "name": "f",
+                "group": "g",
+                "parameters": ["a", "b"],
+                "sample": '{"a": 0, "b": 0}',
+                "on": [],
+                "timeout": None,
+            }
+        ],
         "schedules": [],
     }

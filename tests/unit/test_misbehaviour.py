@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from typing import Any
 
@@ -87,6 +88,7 @@ async def test_handler_that_swallows_its_cancellation_is_timed_out(
 
     Its end is seen too, and frees its place.
     """
+    caplog.set_level(logging.INFO, "holdfast")  # whatever other tests of this process chose
     noted: list[Any] = []
     over = asyncio.Event()
 

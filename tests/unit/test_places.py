@@ -18,6 +18,8 @@ class Item:
     def __init__(self, name: Any) -> None:
         self.name = name
         self.since = 1.0
+        self.quick = True
+        self.rank = 1
         self.job = SimpleNamespace(lane="thread" if str(name).startswith("plain") else "loop")
 
 

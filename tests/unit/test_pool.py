@@ -38,7 +38,7 @@ async def test_handler_runs_in_another_process() -> None:
 async def test_context_works_over_the_socket(tmp_path: Path) -> None:
     """Progress, events, ownership and facts are those of the attempt in the worker."""
     async with memory(app) as mem:
-        run = await pooled_app.tell.enqueue(str(tmp_path), headers={"trace": "abc"})
+        run = await pooled_app.tell.options(headers={"trace": "abc"}).enqueue(str(tmp_path))
         await mem.drain()
         record = await mem.record(run.id)
         assert record is not None

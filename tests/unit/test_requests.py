@@ -10,11 +10,17 @@ from typing import Any
 import pytest
 
 from holdfast import names
-from holdfast.identity import AccountSeed, Credentials, RequestGuard, RequestRefused, RequestSigner
-from holdfast.identity.credentials import new_nkey_seed
-from holdfast.identity.requests import GOOD_SECONDS, Reason
-from holdfast.identity.sparse import EVERY_SECONDS, Sparse
+from holdfast.identity.commands import Refusal
+from holdfast.identity.credentials import Credentials, new_nkey_seed
+from holdfast.identity.requests import (
+    GOOD_SECONDS,
+    RequestGuard,
+    RequestRefused,
+    RequestSigner,
+)
+from holdfast.identity.seed import AccountSeed
 from holdfast.identity.users import UserFolder
+from holdfast.rates import EVERY_SECONDS, Sparse
 from holdfast.testing import FakeClock
 
 SEED = AccountSeed(bytes(range(32)))
@@ -51,7 +57,7 @@ def refusal(
     body: bytes = b"",
     by: RequestGuard | None = None,
     now: float = NOW,
-) -> Reason | None:
+) -> Refusal | None:
     try:
         (by or guard()).check(headers, subject, body, now)
     except RequestRefused as refused:
@@ -71,9 +77,9 @@ def test_request_passes_once() -> None:
     """A replay is refused, for as long as the request is good and afterwards."""
     headers, one = signed(login("operator")), guard()
     assert refusal(headers, by=one) is None
-    assert refusal(headers, by=one) is Reason.REPLAYED
-    assert refusal(headers, by=one, now=NOW + GOOD_SECONDS + 1) is Reason.EXPIRED
-    assert refusal(headers, by=guard(), now=NOW + GOOD_SECONDS + 1) is Reason.EXPIRED
+    assert refusal(headers, by=one) is Refusal.REPLAYED
+    assert refusal(headers, by=one, now=NOW + GOOD_SECONDS + 1) is Refusal.EXPIRED
+    assert refusal(headers, by=guard(), now=NOW + GOOD_SECONDS + 1) is Refusal.EXPIRED
 
 
 def test_signature_in_another_spelling_passes_once() -> None:
@@ -84,7 +90,7 @@ def test_signature_in_another_spelling_passes_once() -> None:
     letters = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
     for letter in letters:
         forged = headers | {names.H_SIGNATURE: f"{text[:-3]}{letter}=="}
-        assert refusal(forged, by=one) in (Reason.REPLAYED, Reason.TAMPERED)
+        assert refusal(forged, by=one) in (Refusal.REPLAYED, Refusal.TAMPERED)
 
 
 def test_flood_of_one_login_shuts_nobody_else_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +103,7 @@ def test_flood_of_one_login_shuts_nobody_else_out(monkeypatch: pytest.MonkeyPatc
     assert [refusal(h, cancel, by=one) for h in sent[:20]] == [None] * 20
     for headers in sent[20:]:
         refusal(headers, cancel, by=one)
-    assert refusal(signed(client, cancel), cancel, by=one) is Reason.EXPIRED
+    assert refusal(signed(client, cancel), cancel, by=one) is Refusal.EXPIRED
     assert refusal(signed(operator), by=one) is None
     assert all(refusal(headers, cancel, by=one) for headers in sent), "nothing passes twice"
 
@@ -109,13 +115,13 @@ def test_expiry_that_is_no_number_is_refused(expires: str, monkeypatch: pytest.M
     headers = signed(login("operator"))
     assert headers[names.H_EXPIRES] == expires
     monkeypatch.undo()
-    assert refusal(headers) is Reason.TAMPERED
+    assert refusal(headers) is Refusal.TAMPERED
 
 
 def test_request_signed_before_a_restart_is_refused() -> None:
     """What was obeyed by the process before this one cannot be replayed to it."""
     headers = signed(login("operator"))
-    assert refusal(headers, by=guard(), now=NOW + 1) is Reason.EXPIRED
+    assert refusal(headers, by=guard(), now=NOW + 1) is Refusal.EXPIRED
     moments = iter((0.0, 5.0))
     older = RequestGuard("hf", ANCHORS, monotonic=lambda: next(moments))
     assert refusal(headers, by=older, now=NOW + 1) is None
@@ -123,14 +129,14 @@ def test_request_signed_before_a_restart_is_refused() -> None:
 
 def test_request_from_the_far_future_is_refused() -> None:
     """A clock that is ahead by hours would make a request that can be kept for later."""
-    assert refusal(signed(login("operator")), now=NOW - 3 * GOOD_SECONDS) is Reason.EXPIRED
+    assert refusal(signed(login("operator")), now=NOW - 3 * GOOD_SECONDS) is Refusal.EXPIRED
 
 
 @pytest.mark.parametrize("role", ["client", "worker", "scheduler", "coordinator", "nobody"])
 def test_role_that_may_not_publish_the_subject_may_not_ask(role: str) -> None:
     """A genuine login of another role is refused: certificates do not widen grants."""
-    assert refusal(signed(login(role), RUN), RUN) is Reason.FORBIDDEN
-    assert refusal(signed(login(role), DRAIN), DRAIN) is Reason.FORBIDDEN
+    assert refusal(signed(login(role), RUN), RUN) is Refusal.FORBIDDEN
+    assert refusal(signed(login(role), DRAIN), DRAIN) is Refusal.FORBIDDEN
 
 
 @pytest.mark.parametrize("role", ["client", "worker", "scheduler", "operator", "web"])
@@ -143,30 +149,30 @@ def test_roles_that_cancel_runs_may_ask(role: str) -> None:
 def test_request_for_something_else_is_refused() -> None:
     """Subject, body and namespace are covered: nothing that was signed can be sent elsewhere."""
     headers = signed(login("operator"), RUN, b"{}")
-    assert refusal(headers, DRAIN, b"{}") is Reason.TAMPERED
-    assert refusal(headers, RUN, b"[]") is Reason.TAMPERED
+    assert refusal(headers, DRAIN, b"{}") is Refusal.TAMPERED
+    assert refusal(headers, RUN, b"[]") is Refusal.TAMPERED
     other = RequestGuard("other", ANCHORS)
-    assert refusal(headers, RUN, b"{}", by=other) is Reason.FOREIGN
+    assert refusal(headers, RUN, b"{}", by=other) is Refusal.FOREIGN
     for header in (names.H_USER, names.H_ROLE, names.H_KEY, names.H_CERTIFICATES):
-        assert refusal({**headers, header: "x"}, RUN, b"{}") is Reason.FOREIGN
+        assert refusal({**headers, header: "x"}, RUN, b"{}") is Refusal.FOREIGN
     for header in (names.H_EXPIRES, names.H_NONCE, names.H_SIGNATURE):
-        assert refusal({**headers, header: "1"}, RUN, b"{}") is Reason.TAMPERED
+        assert refusal({**headers, header: "1"}, RUN, b"{}") is Refusal.TAMPERED
 
 
 def test_login_of_another_account_is_refused() -> None:
     """A certificate counts only if this account's seed made it, for this namespace."""
-    assert refusal(signed(login("operator", seed=AccountSeed(bytes(32))))) is Reason.FOREIGN
-    assert refusal(signed(login("operator", namespace="other"))) is Reason.FOREIGN
-    assert refusal(signed(login("operator", generations=(3,)))) is Reason.FOREIGN
+    assert refusal(signed(login("operator", seed=AccountSeed(bytes(32))))) is Refusal.FOREIGN
+    assert refusal(signed(login("operator", namespace="other"))) is Refusal.FOREIGN
+    assert refusal(signed(login("operator", generations=(3,)))) is Refusal.FOREIGN
 
 
 def test_unsigned_request_is_refused_where_keys_are_known() -> None:
     """Without keys everything passes, as in development; with them only for an upgrade."""
-    assert refusal({}) is Reason.UNSIGNED
+    assert refusal({}) is Refusal.UNSIGNED
     assert refusal({}, by=guard(accept_unsigned=True)) is None
     assert refusal({}, by=RequestGuard("hf", {})) is None
     forged = {**signed(login("client"), RUN)}
-    assert refusal(forged, RUN, by=guard(accept_unsigned=True)) is Reason.FORBIDDEN
+    assert refusal(forged, RUN, by=guard(accept_unsigned=True)) is Refusal.FORBIDDEN
 
 
 def test_key_of_requests_is_not_the_key_of_the_login() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdfast.model.schedule import Schedule, define
 from tests.unit.scheduler_world import LARGE, MISSED_AFTER, START, TTL, Scheduler, World, check
 
-HISTORIES = int(os.environ.get("HOLDFAST_HISTORIES", "2000"))
+HISTORIES = int(os.environ.get("HOLDFAST_HISTORIES", "1000"))
 PROCESSES = 3
 RATES = (1.0, 1.03, 0.97)
 WAITS = (0.1, 0.4, 1.0, 2.0, 4.0, 7.0, 25.0)

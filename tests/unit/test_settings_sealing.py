@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import SettingsError
-from holdfast.identity import AccountSeed
+from holdfast.identity.seed import AccountSeed
+from holdfast.log_lines import JsonFormatter, TextFormatter
 from holdfast.model.settings import Settings
 from holdfast.redaction import Redactor
 from holdfast.settings.records import Revision, Sealed, decode, sign, verify
 from holdfast.settings.sealing import Opener, Sealer
 from holdfast.settings.top import Top
 from holdfast.settings.tree import read_tree
-from holdfast.telemetry import JsonFormatter, TextFormatter
 
 SEED = AccountSeed(bytes(range(32)))
 OTHER = AccountSeed(bytes(range(1, 33)))

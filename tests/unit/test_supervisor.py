@@ -16,7 +16,7 @@ from holdfast.worker.supervisor import (
     LONGEST_WAIT_SECONDS,
     STARTS,
     GivenUp,
-    Keeper,
+    KeptProcess,
     Restarts,
     Spec,
     Supervisor,
@@ -86,7 +86,7 @@ def python(code: str, announces: Path | None = None) -> Spec:
 async def test_keeper_says_that_it_is_up_and_why_it_is_not(tmp_path: Path) -> None:
     """Up when the announced file exists; after its end the trouble is told."""
     mark = tmp_path / "mark"
-    keeper = Keeper(python(f"open({str(mark)!r}, 'w'); import time; time.sleep(60)", mark))
+    keeper = KeptProcess(python(f"open({str(mark)!r}, 'w'); import time; time.sleep(60)", mark))
     running = asyncio.create_task(keeper.run())
     await keeper.up.wait()
     assert keeper.trouble == ""
@@ -117,7 +117,7 @@ async def test_supervisor_kills_what_does_not_end_in_time(tmp_path: Path) -> Non
 
 async def test_keeper_gives_up_with_the_reason(tmp_path: Path) -> None:
     """What cannot be started raises, with how it ended."""
-    keeper = Keeper(python("raise SystemExit(3)", tmp_path / "never"), clock=_Hasty())
+    keeper = KeptProcess(python("raise SystemExit(3)", tmp_path / "never"), clock=_Hasty())
     with pytest.raises(GivenUp, match="process cannot be started: exit code 3"):
         await keeper.run()
     assert keeper.starts == STARTS

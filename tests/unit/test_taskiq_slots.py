@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from taskiq import ScheduledTask
 
-from holdfast.integrations.taskiq.slots import Slot, identities, slot_of, unsent
+from holdfast.integrations.taskiq.slots import TaskiqSlot, identities, slot_of, unsent
 
 
 def schedule(**rule: Any) -> ScheduledTask:
@@ -69,7 +69,7 @@ NOON = int(datetime(2026, 11, 16, 12, tzinfo=UTC).timestamp())
 
 def test_slots_left_out_by_an_interval_are_made_up() -> None:
     """From the last one sent to the newest, as far back as allowed and as long as it is known."""
-    task, newest = schedule(interval=2), Slot("s", NOON, 2)
+    task, newest = schedule(interval=2), TaskiqSlot("s", NOON, 2)
     assert [s.at - NOON for s in unsent(task, newest, NOON - 6, 0)] == [-4, -2, 0]
     assert [s.at - NOON for s in unsent(task, newest, NOON - 6, NOON - 3)] == [-2, 0]
     assert len(unsent(task, newest, NOON - 3600, 0)) == 60
@@ -79,7 +79,7 @@ def test_slots_left_out_by_an_interval_are_made_up() -> None:
 
 def test_minutes_left_out_by_a_cron_schedule_are_made_up_if_they_match() -> None:
     """Only those that the rule means, in its own time zone."""
-    newest = Slot("s", NOON + 60, 60)
+    newest = TaskiqSlot("s", NOON + 60, 60)
     every, hourly = schedule(cron="* * * * *"), schedule(cron="1 * * * *")
     assert [s.at - NOON for s in unsent(every, newest, NOON - 60, 0)] == [0, 60]
     assert [s.at - NOON for s in unsent(hourly, newest, NOON - 3540, 0)] == [60]
@@ -87,7 +87,7 @@ def test_minutes_left_out_by_a_cron_schedule_are_made_up_if_they_match() -> None
 
 def test_one_off_is_sent_unless_it_was_this_instant() -> None:
     """An id that is used again for another instant is another slot, also for an earlier one."""
-    newest = Slot("s", NOON)
+    newest = TaskiqSlot("s", NOON)
     task = schedule(time=datetime.fromtimestamp(NOON, UTC))
     assert unsent(task, newest, NOON + 60, 0) == [newest]
     assert unsent(task, newest, NOON, 0) == []

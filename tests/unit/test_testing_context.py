@@ -14,14 +14,14 @@ app = Holdfast("shop")
 
 
 @app.job
-async def resize(id: int, ctx: Context) -> str:
+async def resize(ctx: Context, id: int) -> str:
     await ctx.progress(0.5, "half")
     await ctx.publish("image-resized", {"key": id})
     return f"{ctx.run} {ctx.attempt} {ctx.epoch} {await ctx.still_owner()}"
 
 
 @app.job
-def resize_plainly(id: int, ctx: SyncContext) -> str:
+def resize_plainly(ctx: SyncContext, id: int) -> str:
     ctx.progress(0.5, "half")
     ctx.publish("image-resized", {"key": id})
     return f"{ctx.run} {ctx.attempt} {ctx.epoch} {ctx.still_owner()}"
@@ -30,7 +30,7 @@ def resize_plainly(id: int, ctx: SyncContext) -> str:
 async def test_context_notes_what_a_handler_does() -> None:
     """A job is called like the function that it is; nothing is sent anywhere."""
     ctx = make_context(run="run-1", attempt=2, epoch=17)
-    assert await resize(42, ctx) == "run-1 2 17 True"
+    assert await resize(ctx, 42) == "run-1 2 17 True"
     assert ctx.published == [("image-resized", {"key": 42})]
     assert ctx.progressed == [(0.5, "half")]
 
@@ -38,7 +38,7 @@ async def test_context_notes_what_a_handler_does() -> None:
 def test_sync_context_needs_neither_thread_nor_loop() -> None:
     """The same for a plain handler."""
     ctx = make_sync_context(run="run-1", attempt=2, epoch=17, owner=False)
-    assert resize_plainly(42, ctx) == "run-1 2 17 False"
+    assert resize_plainly(ctx, 42) == "run-1 2 17 False"
     assert ctx.published == [("image-resized", {"key": 42})]
     assert ctx.progressed == [(0.5, "half")]
 

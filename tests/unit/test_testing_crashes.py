@@ -145,7 +145,7 @@ async def test_cancel_wherever_the_run_is(app: Holdfast, seen: list[Any]) -> Non
     async with memory(app) as mem:
         waiting = await job.enqueue(1)
         await mem.drain()
-        queued, delayed = await job.enqueue(2), await job.enqueue(3, delay="1h")
+        queued, delayed = await job.enqueue(2), await job.options(delay="1h").enqueue(3)
         for run in (waiting, queued, delayed):
             assert await run.cancel() is True
             assert (await run.status()).state == "cancelled"

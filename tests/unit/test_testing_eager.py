@@ -23,12 +23,12 @@ async def test_enqueue_executes_in_place(app: Holdfast) -> None:
         seen.append(data["id"])
 
     @app.job
-    async def order(id: int, ctx: Context) -> str:
+    async def order(ctx: Context, id: int) -> str:
         await ctx.publish("ordered", {"id": id})
         return f"order {id}"
 
     with eager(app):
-        run = await order.enqueue(1, delay="10m")
+        run = await order.options(delay="10m").enqueue(1)
         assert seen == [1]
         assert (await run.status()).state == "done"
         assert await run.result() == "order 1"
@@ -141,7 +141,7 @@ async def test_payloads_are_validated_at_the_call(app: Holdfast) -> None:
         return a + b
 
     with eager(app), pytest.raises(InvalidPayload):
-        await add.enqueue(1, "2")
+        await app.enqueue("add", 1, "2")
 
 
 async def test_leaving_gives_the_app_back(app: Holdfast) -> None:

@@ -18,7 +18,6 @@ from holdfast.errors import (
     RunCancelled,
     RunError,
     RunFailed,
-    RunNotFound,
 )
 from holdfast.testing import FakeClock, memory, memory_app
 
@@ -82,7 +81,7 @@ async def test_result_of_what_is_not_due_says_so(app: Holdfast) -> None:
     async def job() -> None: ...
 
     async with memory(app):
-        run = await job.enqueue(delay="10m")
+        run = await job.options(delay="10m").enqueue()
         with pytest.raises(RunError, match=r"due at 2026-01-01T00:10:00.*advance"):
             await run.result()
         with pytest.raises(ResultTimeout):
@@ -97,9 +96,9 @@ async def test_at_by_the_wall_clock_is_due_as_long_from_now(app: Holdfast) -> No
         return n
 
     async with memory(app) as mem:
-        now = await job.enqueue(1, at=datetime.now(UTC))
-        past = await job.enqueue(2, at=datetime.now(UTC) - timedelta(hours=1))
-        later = await job.enqueue(3, at=datetime.now(UTC) + timedelta(minutes=5))
+        now = await job.options(at=datetime.now(UTC)).enqueue(1)
+        past = await job.options(at=datetime.now(UTC) - timedelta(hours=1)).enqueue(2)
+        later = await job.options(at=datetime.now(UTC) + timedelta(minutes=5)).enqueue(3)
         await mem.drain()
         assert (await now.result(), await past.result()) == (1, 2)
         assert (await later.status()).state == "delayed"
@@ -119,8 +118,8 @@ async def test_delayed_run_starts_when_it_is_due(app: Holdfast, seen: list[Any])
 
     start = clock.utc()
     async with memory(app, clock) as mem:
-        run = await job.enqueue(1, delay="10m")
-        await job.enqueue(2, at=start + 300)
+        run = await job.options(delay="10m").enqueue(1)
+        await job.options(at=start + 300).enqueue(2)
         assert (await run.status()).state == "delayed"
         assert await mem.advance("9m") == 1
         assert await mem.advance(59) == 0
@@ -164,7 +163,7 @@ async def test_snooze_does_not_count(app: Holdfast, seen: list[Any]) -> None:
         return "done"
 
     async with memory(app) as mem:
-        run = await patient.enqueue(key="a")
+        run = await patient.options(key="a").enqueue()
         await mem.advance("3h")
         assert await run.result() == "done"
     assert seen == [1, 1, 1, 1]
@@ -181,7 +180,7 @@ async def test_dead_letters_can_be_looked_at(app: Holdfast) -> None:
     async def late(n: int) -> None: ...
 
     async with memory(app) as mem:
-        run = await bad.enqueue(7, headers={"Tenant": "a"})
+        run = await bad.options(headers={"Tenant": "a"}).enqueue(7)
         await mem.drain()
         with pytest.raises(RunFailed, match="KeyError"):
             await run.result()
@@ -235,17 +234,17 @@ async def test_known_key_is_a_duplicate(app: Holdfast, seen: list[Any]) -> None:
         seen.append(1)
 
     async with memory(app) as mem:
-        first = await job.enqueue(key="order 1")
-        assert (await job.enqueue(key="order 1")).duplicate
+        first = await job.options(key="order 1").enqueue()
+        assert (await job.options(key="order 1").enqueue()).duplicate
         await mem.drain()
-        assert (await job.enqueue(key="order 1")).duplicate
+        assert (await job.options(key="order 1").enqueue()).duplicate
         await mem.advance("1h")
-        late = await job.enqueue(key="order 1")
-        assert not late.duplicate  # the stream has forgotten the id: the record has not
+        late = await job.options(key="order 1").enqueue()
+        assert (late.duplicate, late.state) == (True, "done")  # the record still knows it
         await mem.drain()
         assert late.id == first.id
         await mem.advance("25h")
-        await job.enqueue(key="order 1")
+        await job.options(key="order 1").enqueue()
         await mem.drain()
     assert len(seen) == 2
 
@@ -258,9 +257,9 @@ async def test_delayed_key_is_known_while_it_waits(app: Holdfast, seen: list[Any
         seen.append(1)
 
     async with memory(app) as mem:
-        await job.enqueue(key="a", delay="1d")
+        await job.options(key="a", delay="1d").enqueue()
         await mem.advance("23h")
-        assert (await job.enqueue(key="a", delay="1d")).duplicate
+        assert (await job.options(key="a", delay="1d").enqueue()).duplicate
         await mem.advance("1d")
     assert len(seen) == 1
 
@@ -300,11 +299,11 @@ async def test_events_reach_every_subscriber(app: Holdfast, seen: list[Any]) -> 
             raise ValueError("after the event")
 
     @app.job(on="ordered")
-    async def mail(data: dict[str, int], ctx: Context) -> None:
+    async def mail(ctx: Context, data: dict[str, int]) -> None:
         seen.append(("mail", data["id"]))
 
     @app.job(on=["ordered", "reordered"], group="warehouse")
-    def pack(data: dict[str, int], ctx: SyncContext) -> None:
+    def pack(ctx: SyncContext, data: dict[str, int]) -> None:
         seen.append(("pack", data["id"]))
         ctx.publish("packed", data)
 
@@ -375,13 +374,13 @@ async def test_group_that_nobody_serves_waits(app: Holdfast) -> None:
     async def job() -> None: ...
 
     async with memory(app) as mem:
-        run = await job.enqueue(group="elsewhere")
+        run = await job.options(group="elsewhere").enqueue()
         assert await mem.drain() == 0
         assert (await run.status()).state == "queued"
 
 
-async def test_result_of_a_forgotten_run_is_not_found(app: Holdfast) -> None:
-    """After its TTL a run is neither queued nor recorded, and the answer says so."""
+async def test_result_outlives_the_record(app: Holdfast) -> None:
+    """After its TTL a run is neither queued nor recorded; the history has its result."""
 
     @app.job
     async def job() -> int:
@@ -391,9 +390,9 @@ async def test_result_of_a_forgotten_run_is_not_found(app: Holdfast) -> None:
         run = await job.enqueue()
         await mem.drain()
         await mem.advance("2h")
-        assert (await run.status()).state == "unknown"
-        with pytest.raises(RunNotFound):
-            await run.result()
+        assert await mem.record(run.id) is None
+        assert (await run.status()).state == "done"
+        assert await run.result() == 1
 
 
 async def test_large_values_behave_as_on_the_server(app: Holdfast) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import holdfast.cli
-from holdfast.telemetry import JsonFormatter, TextFormatter
+from holdfast.log_lines import JsonFormatter, TextFormatter
 from holdfast.visible import block, json_text, one_line
 
 ACTING = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -77,8 +77,8 @@ def test_log_message_is_one_line_whatever_is_in_it() -> None:
 
 
 def test_only_one_module_of_the_command_line_prints() -> None:
-    """Every other one goes through `cli.common`, which knows how."""
-    allowed = {"common.py": {"print", "Console"}}
+    """Every other one goes through `cli.out`, which knows how."""
+    allowed = {"out.py": {"print", "Console"}, "top.py": {"Console"}}  # top draws a screen
     folder = Path(holdfast.cli.__file__).parent
     for path in sorted(folder.glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -89,3 +89,17 @@ def test_only_one_module_of_the_command_line_prints() -> None:
             if name in ("print", "echo", "secho", "Console", "print_exception", "print_exc"):
                 seen = isinstance(node.func, ast.Attribute) and "visible" in ast.unparse(node)
                 assert seen or name in allowed.get(path.name, set()), f"{path.name}: {name}"
+
+
+def test_no_command_prints_a_line_break_as_an_escape() -> None:
+    """`say` and `note` print one line and escape breaks; texts of several lines go to `block`."""
+    folder = Path(holdfast.cli.__file__).parent
+    for path in sorted(folder.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if node.func.attr in ("say", "note") and not node.keywords:
+                texts = [
+                    c.value for a in node.args for c in ast.walk(a) if isinstance(c, ast.Constant)
+                ]
+                assert not any("\n" in str(text) for text in texts), f"{path.name}:{node.lineno}"

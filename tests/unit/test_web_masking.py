@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from holdfast.redaction import is_secret
 from holdfast.web.auth import User
 from holdfast.web.masking import (
     MASK,
-    is_secret,
     masked,
     masked_body,
     masked_headers,

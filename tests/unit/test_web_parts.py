@@ -1,4 +1,4 @@
-"""The small parts of the web: rates, addresses of runs, pages of lists, times."""
+"""The small parts of the web: addresses of runs, pages of lists, times."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from holdfast.errors import InvalidInput, InvalidName
 from holdfast.model.fleet import FleetRequest, FleetRun
 from holdfast.names import encode
+from holdfast.rates import MOST_KEYS, RateLimiter
 from holdfast.testing import FakeClock
-from holdfast.web.network import MOST_KEYS, Limiter
 from holdfast.web.pages.fleet import return_line
 from holdfast.web.wire import page_of, run_of, when
 
@@ -18,7 +18,7 @@ from holdfast.web.wire import page_of, run_of, when
 def test_limiter_gives_a_burst_and_then_the_rate() -> None:
     """So many in one go, then as many as time has passed for; keys do not share."""
     clock = FakeClock()
-    limiter = Limiter(2.0, 4.0, clock.monotonic)
+    limiter = RateLimiter(2.0, 4.0, clock.monotonic)
     assert [limiter.wait("a") for _ in range(4)] == [0.0] * 4
     assert limiter.wait("a") == pytest.approx(0.5)
     assert limiter.wait("b") == 0.0
@@ -29,13 +29,13 @@ def test_limiter_gives_a_burst_and_then_the_rate() -> None:
 
 def test_limiter_without_a_rate_never_waits() -> None:
     """0 means no limit."""
-    limiter = Limiter(0.0, 1.0, lambda: 0.0)
+    limiter = RateLimiter(0.0, 1.0, lambda: 0.0)
     assert not any(limiter.wait("a") for _ in range(1000))
 
 
 def test_limiter_forgets_who_was_quiet_for_longest() -> None:
     """However many addresses ask, it stays small, and who asks all the time is not forgotten."""
-    limiter = Limiter(1.0, 1.0, lambda: 0.0)
+    limiter = RateLimiter(1.0, 1.0, lambda: 0.0)
     limiter.wait("loud")
     for n in range(2 * MOST_KEYS):
         limiter.wait(f"address {n}")

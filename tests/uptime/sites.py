@@ -23,7 +23,7 @@ def response(status: int, body: bytes = b"", **headers: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
-class Site:
+class Website:
     """One HTTP server whose behaviour can be changed; `away` closes its port."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Told:
     body: dict[str, Any]
 
 
-class Receiver(Site):
+class Receiver(Website):
     """A webhook: counts deliveries by their id."""
 
     def __init__(self) -> None:

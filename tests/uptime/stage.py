@@ -19,7 +19,7 @@ from typing import IO, Self
 from holdfast.cli.worker import SOCKET_VARIABLE
 from holdfast.server import Server
 from holdfast.server.process import free_ports
-from holdfast.worker.supervisor import Keeper, Spec, Supervisor
+from holdfast.worker.supervisor import KeptProcess, Spec, Supervisor
 
 APP = "uptime.app:app"
 GRACE_SECONDS = 3
@@ -86,7 +86,7 @@ class Stage:
         return [*found, Spec("status page", page)]
 
     @property
-    def victims(self) -> list[Keeper]:
+    def victims(self) -> list[KeptProcess]:
         """What may be killed: workers and schedulers."""
         return self.supervisor.keepers[:4]
 

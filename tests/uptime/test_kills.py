@@ -21,7 +21,7 @@ from uptime.service import Service
 
 from tests.support import until
 from tests.uptime.audit import Audit
-from tests.uptime.sites import Mood, Receiver, Site
+from tests.uptime.sites import Mood, Receiver, Website
 from tests.uptime.stage import Stage
 
 SECONDS = 600 if os.environ.get("HOLDFAST_SOAK") else 22
@@ -30,7 +30,7 @@ OUTAGE_SECONDS = 9.0
 MOODS: tuple[Mood, ...] = ("broken", "away")
 
 
-async def come_and_go(site: Site, outages: list[float], ends: float) -> None:
+async def come_and_go(site: Website, outages: list[float], ends: float) -> None:
     """Out of order for a while, again and again, and well at the end."""
     while time.monotonic() + OUTAGE_SECONDS + 2 < ends:
         await asyncio.sleep(2)
@@ -54,7 +54,7 @@ async def test_no_check_is_missed_and_each_alert_is_told_once(
     """Every due instant of every check has its result; every outage is one incident, told once."""
     seed = random.randrange(1_000_000)
     report(f"seed {seed}")
-    sites = {f"site-{n}": Site() for n in range(STEADY + FLAKY)}
+    sites = {f"site-{n}": Website() for n in range(STEADY + FLAKY)}
     receiver, audit = Receiver(), None
     async with AsyncExitStack() as stack:
         for server in (*sites.values(), receiver):

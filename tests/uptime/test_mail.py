@@ -10,9 +10,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 from uptime.config import load
-from uptime.notices import NotDelivered, mail
+from uptime.notices import mail
 from uptime.record import Incident, Notice
 
+from holdfast.notices import NotDelivered
 from tests.uptime.conftest import Authority
 
 NOTICE = Notice(Incident("a.1-down", "a", "A", "down", 1), "opened")

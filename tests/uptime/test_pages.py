@@ -25,14 +25,10 @@ from uptime.service import Service
 from uptime.web import create_app
 
 from holdfast.server import Server
+from tests.browser import CHROMIUM, FLAGS
 
 ROOT = Path(__file__).parents[2]
 SHOTS = ROOT / "build" / "screenshots"
-CHROMIUM = "/usr/bin/chromium"
-FLAGS = [
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-]
 LIMIT_MS = 20_000
 
 
@@ -46,7 +42,7 @@ def made_up_days(dice: random.Random) -> tuple[Day, ...]:
     return tuple(days)
 
 
-class Site:
+class Browsing:
     """The pages on a port of their own, and the browsers that look at them."""
 
     def __init__(self, browser: Browser, url: str, service: Service) -> None:
@@ -68,7 +64,7 @@ class Site:
 
 
 @asynccontextmanager
-async def browsing(**env: str) -> AsyncIterator[Site]:
+async def browsing(**env: str) -> AsyncIterator[Browsing]:
     config = load({"UPTIME_ALLOW_PRIVATE": "127.0.0.1", "UPTIME_CACHE_SECONDS": "1", **env})
     server = uvicorn.Server(
         uvicorn.Config(create_app(config), port=0, log_level="warning", lifespan="on", ws="none")
@@ -83,7 +79,7 @@ async def browsing(**env: str) -> AsyncIterator[Site]:
         port = server.servers[0].sockets[0].getsockname()[1]
         async with async_playwright() as playwright:
             browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-            site = Site(browser, f"http://127.0.0.1:{port}", Service(config))
+            site = Browsing(browser, f"http://127.0.0.1:{port}", Service(config))
             try:
                 yield site
             finally:

@@ -16,7 +16,7 @@ from uptime.probes import Outcome, look, trust
 
 from tests.uptime.conftest import Authority
 from tests.uptime.servers import serving
-from tests.uptime.sites import Site, response
+from tests.uptime.sites import Website, response
 
 LOCAL = Guard(networks("127.0.0.1,::1"))
 
@@ -64,7 +64,7 @@ async def test_http_expectations(members: dict[str, Any], verdict: str, detail: 
 
 async def test_http_slow_answer_is_degraded() -> None:
     """Good, and too slow."""
-    async with Site() as site:
+    async with Website() as site:
         await site.become("slow")
         found = await look(check(site.url, slow_ms=200), LOCAL)
     assert found.verdict == "degraded"
@@ -73,7 +73,7 @@ async def test_http_slow_answer_is_degraded() -> None:
 
 async def test_http_nobody_there_is_a_failure() -> None:
     """A closed port, and a private one that nobody allowed."""
-    async with Site() as site:
+    async with Website() as site:
         await site.become("away")
         found = await look(check(site.url), LOCAL)
         assert (found.verdict, found.detail) == ("failed", "connection refused")
@@ -135,7 +135,7 @@ async def test_http_rebinding_name_is_not_asked_twice() -> None:
         asked.append(host)
         return next(answers)
 
-    async with Site() as site:
+    async with Website() as site:
         guard = Guard(networks("127.0.0.1"), resolver)
         target = f"http://rebind.example:{site.port}/"
         assert (await look(check(target), guard)).verdict == "ok"
@@ -209,7 +209,7 @@ async def test_http_environment_proxy_is_not_used(monkeypatch: pytest.MonkeyPatc
     """A proxy would connect for us, past the guard."""
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
-    async with Site() as site:
+    async with Website() as site:
         assert (await look(check(site.url), LOCAL)).verdict == "ok"
 
 
@@ -366,7 +366,7 @@ async def test_tls_server_name_is_what_is_checked(authority: Authority) -> None:
 
 async def test_tls_of_a_server_that_speaks_none() -> None:
     """A plain server on the port is a failure with a sentence."""
-    async with Site() as site:
+    async with Website() as site:
         found = await look(check(f"127.0.0.1:{site.port}", kind="tls", timeout=0.5), LOCAL)
     assert found.verdict == "failed"
     assert found.detail

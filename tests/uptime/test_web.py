@@ -463,7 +463,7 @@ def test_chart_needs_two_answers() -> None:
     detail["points"].append([3, 40, "degraded"])
     chart = charts.response_times(detail)
     assert chart
-    assert len(chart["line"].split()) == 2
+    assert len(chart["pieces"]) == 2, "the failure between two answers is a gap"
     assert "from 20 ms to 40 ms" in chart["words"]
     assert [row["words"] for row in chart["rows"]] == ["0 ms", "25 ms", "50 ms"]
     assert [time["words"] for time in chart["times"]] == ["00:00:01", "00:00:02", "00:00:03"]
@@ -472,3 +472,15 @@ def test_chart_needs_two_answers() -> None:
     assert chart
     assert [row["words"] for row in chart["rows"]] == ["0 ms", "1 s", "2 s"]
     assert chart["times"][2]["words"] == "00:33"
+
+
+def test_response_time_is_not_drawn_through_outages() -> None:
+    """Ten minutes without an answer, and a failed check, break the line."""
+    spans = [[n * 600, 100, 120] for n in range(12) if n not in (4, 5)]
+    chart = charts.response_times({"spans": spans, "points": []})
+    assert chart
+    assert [len(piece["line"].split()) for piece in chart["pieces"]] == [4, 6]
+    points = [[n, 20, "failed" if n == 2 else "ok"] for n in range(5)]
+    chart = charts.response_times({"spans": [], "points": points})
+    assert chart
+    assert [len(piece["line"].split()) for piece in chart["pieces"]] == [2, 2]

@@ -13,7 +13,6 @@ that died between storing a check and its schedule left undone.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -54,7 +53,7 @@ channels: Bucket[Channel] = app.bucket("uptime-channels", Channel)
     retry=Backoff.exponential(first="1s", last="10s", attempts=8),
     timeout="90s",
 )
-async def probe(check: str, ctx: Context) -> str | None:
+async def probe(ctx: Context, check: str) -> str | None:
     """Probe a target once, and store the outcome."""
     found = await checks.get(check)
     if found is None or found.value.paused:
@@ -81,7 +80,7 @@ async def tell(check: str, state: State) -> None:
         await _write_down(notice.incident)
         for channel in known if not notice.quiet else ():
             key = f"{notice.id}.{channel.id}"
-            await notify.options(key=key).enqueue(channel.id, asdict(notice))
+            await notify.options(key=key).enqueue(channel.id, notice)
     done = state.outbox
     await states.change(check, lambda now: record.sent(now or State(), done))
 
@@ -100,7 +99,7 @@ async def _write_down(incident: Incident) -> None:
     retry=Backoff.exponential(first="2s", last="5m", attempts=15),
     timeout="45s",
 )
-async def notify(channel: str, notice: Notice, ctx: Context) -> str | None:
+async def notify(ctx: Context, channel: str, notice: Notice) -> str | None:
     """Send one notice to one channel."""
     found = await channels.get(channel)
     if found is None:

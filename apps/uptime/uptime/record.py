@@ -5,7 +5,7 @@ its slot, and the state remembers the newest points: a result that arrives twice
 attempt) changes nothing, and a late one finds its place. So days and spans count each slot once.
 
 Notices are written to the state's `outbox` in the same write that decides them, and removed after
-they are sent. A crash in between repeats the sending, under the same id.
+they are sent; `holdfast.notices` says what that guarantees.
 
     up ──► degraded                `failures` results in a row not good, not all of them failed
     up, degraded ──► down          `failures` failed results in a row
@@ -21,6 +21,7 @@ from bisect import insort
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from holdfast.notices import unsent
 from uptime.probes import Outcome, Verdict
 
 Status = Literal["unknown", "up", "degraded", "down"]
@@ -161,8 +162,7 @@ def reset(state: State, at: int) -> State:
 
 def sent(state: State, done: tuple[Notice, ...]) -> State:
     """The state without the notices that were sent."""
-    ids = {notice.id for notice in done}
-    return replace(state, outbox=tuple(n for n in state.outbox if n.id not in ids))
+    return replace(state, outbox=unsent(state.outbox, done))
 
 
 def _is_known(state: State, at: int) -> bool:

@@ -5,11 +5,10 @@ signed by the dispatchers of its account), and a folder for state that must surv
 runs it has seen, so that none is executed twice (`journal`), and returns, until the server has
 stored them (`outbox`).
 
-It depends on no dispatcher: it starts before them, outlives them, and recovers from any absence. It
-may share a connection with others: `start` and `close` leave it open.
-
-`Extension` lets other parts join (settings), with functions, a start and an end, and numbers for
-the agent's record.
+It depends on no dispatcher: it starts before them, outlives them, and recovers from any absence.
+Nor does it need a server to start: it takes what it has on its disk (settings, schedules, unsent
+returns), runs its schedules, and connects when it can. Only a refused login ends it. It may share a
+connection with others: `start` and `close` leave it open.
 """
 
 from __future__ import annotations
@@ -17,65 +16,54 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import socket
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
 from holdfast.agent.builtins import builtins
 from holdfast.agent.commands import Commands
-from holdfast.agent.execution import Executor
+from holdfast.agent.execution import CommandExecutor
 from holdfast.agent.facts import HostFacts
 from holdfast.agent.functions import Function, Functions
 from holdfast.agent.journal import Journal
-from holdfast.agent.outbox import Outbox
+from holdfast.agent.outbox import ReturnOutbox
 from holdfast.agent.presence import Presence
+from holdfast.agent.renewing import Renewing
+from holdfast.agent.schedules import Schedules
+from holdfast.agent.settings import AgentSettings
 from holdfast.app import Holdfast
 from holdfast.broker import Broker, Received
 from holdfast.config import AgentConfig, ConnectionConfig
-from holdfast.errors import BrokerError, ConfigError
-from holdfast.identity import AgentCredentials, CommandVerifier, ReportSigner, RequestRefused
-from holdfast.identity.sparse import Sparse
-from holdfast.model.settings import Settings
+from holdfast.errors import BrokerError, ConfigError, NotConnected, SettingsError, TryAgain
+from holdfast.identity.commands import CommandVerifier
+from holdfast.identity.credentials import AgentCredentials
+from holdfast.identity.reports import ReportSigner
+from holdfast.identity.requests import RequestRefused
+from holdfast.model.fleet import REHEARSE
 from holdfast.names import check_name
 from holdfast.ownership.membership import Pong
+from holdfast.rates import Sparse
 from holdfast.role import Role
+from holdfast.settings.renderer import Renderer
 from holdfast.telemetry import Telemetry
 
 log = logging.getLogger("holdfast.agent")
 
+PING_SECONDS: Final = 10
+"""Between checks of the connection. An agent may notice a silent network later than others do:
+commands and returns are repeated, and ten thousand agents share a server."""
+CONNECT_SECONDS: Final = 5.0
+"""Between two tries while no server answers at the start."""
 DRAIN_SECONDS: Final = 2.0
 """How long returns may take to be sent on shutdown; the journal keeps the rest."""
-
-
-class Extension(Protocol):
-    """A part of an agent beside its functions."""
-
-    def functions(self) -> Iterable[Function]:
-        """Functions that it adds."""
-        ...
-
-    async def start(self, agent: Agent) -> None:
-        """Called when the agent is connected and has an id."""
-        ...
-
-    async def stop(self) -> None:
-        """Called when the agent ends."""
-        ...
-
-    def describe(self) -> dict[str, float]:
-        """Numbers for the agent's record."""
-        ...
-
-    def settings(self) -> Settings:
-        """The value of `ctx.settings` for jobs on the agent."""
-        ...
-
-    async def answer(self, verb: str, message: Received) -> None:
-        """Answer a request to this node; ignore verbs meant for others."""
-        ...
+ASKED: Final = "settings"
+"""The verb with which operators ask for an agent's settings. It comes on the subscription of all
+questions: the server lets a login answer only what arrived on one."""
+NO_KEYS: Final = "this agent has no credentials, and so takes no settings"
 
 
 class Agent(Role):
@@ -92,23 +80,29 @@ class Agent(Role):
         credentials: AgentCredentials | None = None,
         app: Holdfast | None = None,
         functions: Iterable[Function] = (),
-        extensions: Sequence[Extension] = (),
+        renderer: Renderer | None = None,
         telemetry: Telemetry | None = None,
     ) -> None:
+        """`renderer` is shared by the agents of a process; without one, each has its own."""
         self.id = _id(config, credentials)
         self.config = config
         self.credentials = credentials
-        self.folder = Path(config.data_dir or Path(".holdfast") / "agents" / self.id)
-        broker = broker or Broker(connection or ConnectionConfig(), name=f"agent {self.id}")
+        self.folder = state_folder(config, self.id)
+        broker = broker or Broker(
+            connection or ConnectionConfig(),
+            name=f"agent {self.id}",
+            options={"ping_interval": PING_SECONDS},
+            spread=config.reconnect_seconds,
+        )
         super().__init__(broker, telemetry or Telemetry(), config)
-        self._extensions = extensions
         self._refusals = Sparse(log, self.broker.clock)
         self._signer = ReportSigner(credentials) if credentials else None
         self.facts = HostFacts(self.id, self.folder, config.facts_file)
+        self.settings = self._followed(renderer)
         self.functions = self._offered(app, functions)
         self._journal = Journal(self.folder)
-        self._outbox = Outbox(self.broker, self.id, self._signer, self._journal.sent)
-        self._executor = Executor(
+        self._outbox = ReturnOutbox(self.broker, self.id, self._signer, self._journal.sent)
+        self._executor = CommandExecutor(
             self.functions,
             lambda found: self._commands.finish(found),
             now=self.broker.server_now,
@@ -131,44 +125,109 @@ class Agent(Role):
             self.id,
             config,
             self.facts,
-            lambda: self.functions.names,
-            lambda: self._executor.running,
-            self._numbers,
+            self._described,
+            self.settings.facts_changed if self.settings else lambda: None,
         )
+        self._renewing = self._renewed()
+        self.schedules = Schedules(
+            self.folder,
+            self.broker.clock,
+            self.broker.server_now,
+            lambda: self.settings.schedules if self.settings else {},
+            self._commands,
+        )
+        self._loaded = False
+        self._forget: Callable[[], None] = lambda: None
         self._tasks: list[asyncio.Task[None]] = []
         self._subscriptions: list[Any] = []
-        self._begun: list[Extension] = []
 
     def _offered(self, app: Holdfast | None, functions: Iterable[Function]) -> Functions:
         offered = Functions()
-        own = builtins(self.facts, self._facts_changed, commands=self.config.commands == "yes")
-        added = [f for extension in self._extensions for f in extension.functions()]
-        for function in (*own, *functions, *added):
+        own = builtins(
+            self.facts,
+            lambda: self._presence.publish_facts(),
+            lambda path: self._needed().shown(path),
+            commands=self.config.commands == "yes",
+        )
+        rehearse = Function(REHEARSE, offered.rehearse, mutating=False)
+        for function in (*own, *functions, rehearse):
             offered.add(function)
         if app is not None:
-            offered.add_jobs(app, next((e.settings for e in self._extensions), None))
+            offered.add_jobs(app, lambda: self._needed().settings)
         return offered
+
+    # ---- its settings
+
+    def _followed(self, renderer: Renderer | None) -> AgentSettings | None:
+        """Its settings; none without credentials, which have the keys to verify publishers by."""
+        if self.credentials is None:
+            return None
+        return AgentSettings(
+            self.broker,
+            self.id,
+            self.credentials.keys,
+            self.facts.items,
+            self.folder,
+            telemetry=self.telemetry,
+            renderer=renderer,
+            changed=lambda: self.schedules.wake.set(),
+        )
+
+    def _needed(self) -> AgentSettings:
+        if self.settings is None:
+            raise SettingsError(NO_KEYS)
+        return self.settings
 
     # ---- life
 
-    async def prepare(self, ending: contextlib.AsyncExitStack) -> None:
-        """Register `close`, which ends whatever was started."""
+    async def connect(self, ending: contextlib.AsyncExitStack) -> None:
+        """Start with what is on the disk, and connect if a server answers."""
+        ending.push_async_callback(self.broker.close)
         ending.push_async_callback(self.close)
+        self._load()
+        try:
+            await self.broker.open()
+        except NotConnected as error:
+            if self.broker.refused:
+                raise
+            log.warning("%s. Working from what is here until a server answers", error)
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """Take commands. Starting is a task, because it waits for a first dispatcher."""
+        """Take commands. Starting is a task, because it waits for a server and a dispatcher."""
         return {"agent": self._take_commands()}
 
     async def _take_commands(self) -> None:
+        await self._connected()
         await self.start()
         await asyncio.Event().wait()
+
+    async def _connected(self) -> None:
+        """Connect, however long it takes."""
+        while not self.broker.connected:
+            await self.broker.clock.sleep(random.uniform(0.5, 1.0) * CONNECT_SECONDS)
+            try:
+                await self.broker.open()
+            except (NotConnected, TryAgain) as error:
+                if self.broker.refused:
+                    raise
+                log.debug("still not connected: %s", error)
+
+    def _load(self) -> None:
+        """Take up what is on the disk, and run the schedules of the settings that are in force."""
+        if self._loaded:
+            return
+        self._loaded = True
+        self._journal.open()
+        self._commands.resume()  # before any new command can arrive
+        self.facts.open()
+        if self.settings:
+            self.settings.load()
+        self._tasks.append(asyncio.create_task(self.schedules.run(), name="holdfast-schedules"))
 
     async def start(self) -> None:
         """Take commands from now on. The connection must be open."""
         await self._check_alone()
-        self._journal.open()
-        self._commands.resume()  # before any new command can arrive
-        self.facts.open()
+        self._load()
         if self.credentials is None:
             log.warning(
                 "agent %s has no credentials: it obeys whoever can reach this server. For anything "
@@ -182,12 +241,22 @@ class Agent(Role):
             await self.broker.listen(commands, self._commands.on_message),
             await self.broker.subscribe(names.node(self.id, "*"), self._on_node),
         ]
-        for extension in self._extensions:  # they need no dispatcher; presence waits for one
-            await extension.start(self)
-            self._begun.append(extension)
+        self._forget = self.broker.on_reconnect(self._commands.send_again)
+        if self.settings:  # they need no dispatcher; presence waits for one
+            following = self.settings.run()
+            self._tasks.append(asyncio.create_task(following, name="holdfast-settings"))
         await self._presence.start()
         self._tasks.append(asyncio.create_task(self._presence.run(), name="holdfast-presence"))
+        if self._renewing:
+            self._tasks.append(asyncio.create_task(self._renewing.run(), name="holdfast-renewing"))
         log.info("agent %s takes commands (%s)", self.id, ", ".join(self.functions.names))
+
+    def _renewed(self) -> Renewing | None:
+        """What renews the login, if it ends and is in a file."""
+        login, file = self.credentials, self.broker.config.credentials_file
+        if login is None or not login.ends or not file:
+            return None
+        return Renewing(self.broker, login, Path(file), self.folder)
 
     async def _check_alone(self) -> None:
         """Refuse to start beside a running agent with the same id: both would execute commands."""
@@ -204,13 +273,13 @@ class Agent(Role):
     async def close(self) -> None:
         """Take no more commands, finish or report what runs, and record the end."""
         self._commands.closed = True
+        self._forget()
+        self._forget = lambda: None  # an agent may be closed twice
         for subscription in self._subscriptions:
             await self.broker.unsubscribe(subscription)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for extension in reversed(self._begun):
-            await extension.stop()
         await self._executor.close(self.config.grace_seconds)
         await self._outbox.drain(DRAIN_SECONDS)
         await self._say_goodbye()
@@ -237,21 +306,32 @@ class Agent(Role):
                 return
             log.info("asked to drain by %s", sender.user or "an operator")
             self.stop()
-        for extension in self._extensions:
-            await extension.answer(verb, message)
-        if message.reply and verb in ("ping", "drain"):
-            body = b"draining" if verb == "drain" else msgspec.json.encode(Pong(0, "RUNNING"))
+        answers: dict[str, Callable[[], bytes]] = {
+            "ping": lambda: msgspec.json.encode(Pong(0, "RUNNING")),
+            "drain": lambda: b"draining",
+            ASKED: lambda: self._asked(message.body.decode("utf-8", "replace")),
+        }
+        if message.reply and verb in answers:
             with contextlib.suppress(BrokerError):
-                await self.broker.publish(message.reply, body)
+                await self.broker.publish(message.reply, answers[verb]())
 
-    async def _facts_changed(self) -> None:
-        await self._presence.publish_facts()
+    def _asked(self, path: str) -> bytes:
+        """Its settings below a path, for an operator."""
+        try:
+            found = self._needed()
+            answer = {"values": found.shown(path), "revision": found.settings.revision}
+        except SettingsError as error:
+            answer = {"error": str(error)}
+        return msgspec.json.encode(answer)
 
-    def _numbers(self) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for extension in self._extensions:
-            found |= extension.describe()
-        return found
+    def _described(self) -> dict[str, Any]:
+        """What its record says about it."""
+        return {
+            "running": self._executor.running,
+            "jobs": self.functions.names,
+            "metrics": self.settings.numbers() if self.settings else {},
+            "renewal": self._renewing.request if self._renewing else "",
+        }
 
     def trouble(self) -> list[str]:
         """Whether others see it as online."""
@@ -272,16 +352,22 @@ def _id(config: AgentConfig, credentials: AgentCredentials | None) -> str:
                 f"the credentials are those of agent {credentials.agent!r}, not of {config.id!r}"
             )
         return credentials.agent
+    return agent_id(config)
+
+
+def agent_id(config: AgentConfig) -> str:
+    """The id of an agent without credentials: the configured one, or the host's name."""
     return check_name(config.id or socket.gethostname().replace(".", "-"), "agent id")
+
+
+def state_folder(config: AgentConfig, id: str) -> Path:
+    """Where an agent keeps what must outlive it."""
+    return Path(config.data_dir or Path(".holdfast") / "agents" / id)
 
 
 def _verifier(credentials: AgentCredentials | None, broker: Broker) -> CommandVerifier | None:
     if credentials is None:
         return None
     broker.guard.trust(credentials.keys.verify)
-    return CommandVerifier(
-        credentials.agent,
-        credentials.keys.verify.values(),
-        broker.names.namespace,
-        accept_earlier=broker.config.accept_unsigned,
-    )
+    keys = credentials.keys.verify
+    return CommandVerifier(credentials.agent, keys.values(), broker.names.namespace)

@@ -21,19 +21,27 @@ HASHES: Final = ("sha256", "sha512", "sha1", "md5", "blake2b")
 
 
 class CommandFailed(HoldfastError):
-    """A program ended with another code than 0."""
+    """A program exited with a nonzero code."""
 
 
 def builtins(
-    facts: HostFacts, changed: Callable[[], Awaitable[None]], *, commands: bool
+    facts: HostFacts,
+    changed: Callable[[], Awaitable[None]],
+    shown: Callable[[str], Any],
+    *,
+    commands: bool,
 ) -> list[Function]:
-    """What an agent offers by itself."""
+    """What an agent offers by itself; `shown` gives the settings below a path, secrets masked."""
 
     async def facts_set(name: str, value: Any = None) -> Any:
         """Set a fact of this host for good; without a value it is removed."""
         facts.put(name, value)
         await changed()
         return facts.get(name)
+
+    def facts_would_set(name: str, value: Any = None) -> list[dict[str, Any]]:
+        before = facts.get(name)
+        return [] if before == value else [{"fact": name, "from": before, "to": value}]
 
     async def facts_refresh() -> int:
         """Read the facts again and publish them."""
@@ -50,18 +58,30 @@ def builtins(
         """The names of all facts."""
         return sorted(facts.items())
 
+    def settings_get(path: str) -> Any:
+        """A value of this agent's settings by its dotted path; secrets are masked."""
+        return shown(path)
+
+    def settings_items() -> Any:
+        """All settings of this agent; secrets are masked."""
+        return shown("")
+
     offered = [
         Function("ping", ping, mutating=False, quick=True),
         Function("facts.get", facts_get, mutating=False, quick=True),
         Function("facts.items", facts.items, mutating=False, quick=True),
         Function("facts.keys", facts_keys, mutating=False, quick=True),
-        Function("facts.set", facts_set),
+        Function("facts.set", facts_set, rehearsal=facts_would_set),
         Function("facts.refresh", facts_refresh),
         Function("file.hash", file_hash, mutating=False),
         Function("disk.usage", disk_usage, mutating=False),
         Function("service.status", service_status, mutating=False),
+        Function("settings.get", settings_get, mutating=False, quick=True),
+        Function("settings.items", settings_items, mutating=False, quick=True),
     ]
-    return [*offered, Function("cmd.run", cmd_run)] if commands else offered
+    return (
+        [*offered, Function("cmd.run", cmd_run, rehearsal=cmd_would_run)] if commands else offered
+    )
 
 
 def ping() -> bool:
@@ -113,8 +133,14 @@ async def service_status(name: str) -> dict[str, Any]:
     }
 
 
+def cmd_would_run(*words: str, cwd: str = "", stdin: str = "") -> list[dict[str, Any]]:
+    """The program that would start; what it would change is its own business."""
+    found = shutil.which(words[0], path=None) if words else None
+    return [{"starts": list(words), "program": found or "not found on this host"}]
+
+
 async def cmd_run(*words: str, cwd: str = "", stdin: str = "") -> dict[str, Any]:
-    """Start a program with these words and return its output; another code than 0 is a failure."""
+    """Start a program with these words and return its output; a nonzero exit code is a failure."""
     if not words or not words[0]:
         raise InvalidInput("cmd.run takes a program and its arguments, word by word")
     done = await run_program([str(word) for word in words], cwd or None, stdin or None)

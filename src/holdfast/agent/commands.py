@@ -1,9 +1,11 @@
 """Commands as they arrive: verified, fenced, acknowledged, then executed.
 
-    message ──► signature ──► epoch ──► place? ──► journal (on the disk) ──► ack ──► execution
+    message ──► signature ──► epoch ──► place? ──► journal (on the disk) ──► execution, ack
                    │ refused     │ stale: refused     │ busy: a return says so
                    │             │ known: ack again, and its return again if it has ended
                    └─ counted    └─ counted
+
+A command that ends at once gets no ack: its return says the same.
 
 This agent executes a run at most once. The epoch shows which dispatcher owns the run: one below the
 highest seen is refused. The same or a higher epoch for a known run executes nothing: it comes from
@@ -15,31 +17,38 @@ run's ack subject, which only dispatchers may read: they report it to the reques
 informational only, since a forged command would be answered as well.
 
 A cancel is accepted from any dispatcher, even before the command: then the run is not executed.
+
+Slots of the agent's own schedules take the same way from the journal on (`fire`, `skip`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
-from collections.abc import Coroutine
 from typing import Any, Final
 
 import msgspec
 
-from holdfast.agent.execution import Executor
+from holdfast.agent.execution import CommandExecutor
 from holdfast.agent.functions import Call
 from holdfast.agent.journal import Journal
-from holdfast.agent.outbox import Outbox
+from holdfast.agent.outbox import ReturnOutbox
 from holdfast.broker import Broker
 from holdfast.broker.wire import Headers, parse_headers
 from holdfast.errors import BrokerError, HoldfastError, InvalidInput
-from holdfast.identity import CommandRefused, CommandVerifier, Refusal, ReportSigner
-from holdfast.identity.commands import JOURNAL, MALFORMED, TOLD
-from holdfast.identity.sparse import Sparse
+from holdfast.identity.commands import (
+    JOURNAL,
+    MALFORMED,
+    TOLD,
+    CommandRefused,
+    CommandVerifier,
+    Refusal,
+)
+from holdfast.identity.reports import ReportSigner
 from holdfast.model import fleet
-from holdfast.model.fleet import Ack, Return
+from holdfast.model.fleet import Ack, Order, Outcome, Return
 from holdfast.names import H_EPOCH, H_EXPIRES, H_RUN, check_run
+from holdfast.rates import Sparse
 from holdfast.telemetry import Telemetry
 
 log = logging.getLogger("holdfast.agent")
@@ -61,8 +70,8 @@ class Commands:
         broker: Broker,
         agent: str,
         journal: Journal,
-        executor: Executor,
-        outbox: Outbox,
+        executor: CommandExecutor,
+        outbox: ReturnOutbox,
         telemetry: Telemetry,
         *,
         verifier: CommandVerifier | None,
@@ -79,7 +88,7 @@ class Commands:
         self._refusals = Sparse(log, broker.clock)
         self._returns: dict[str, bytes] = {}
         """The newest returns of this process, for dispatchers that ask again."""
-        self._sending: set[asyncio.Task[None]] = set()
+        self._counters: dict[str, Any] = {}
         self.closed = False
 
     # ---- arrival
@@ -148,8 +157,8 @@ class Commands:
             self._refuse_unwritten(run, epoch, error)
             return
         self._count("accepted")
-        self._answer(run, Ack("accepted", epoch, epoch))
-        self._executor.submit(Call(run, self._agent, epoch, order.deadline), order)
+        if not self._executor.submit(Call(run, self._agent, epoch, order.deadline), order):
+            self._answer(run, Ack("accepted", epoch, epoch))
 
     def _again(self, run: str, epoch: int) -> None:
         """A known run: execute nothing, repeat the ack and the return."""
@@ -164,19 +173,50 @@ class Commands:
 
     def _refuse(self, run: str, epoch: int, why: str) -> None:
         self._journal.enter(run, epoch)
-        self._answer(run, Ack("accepted", epoch, epoch))
-        now = self._broker.server_now()
-        self.finish(Return(run, self._agent, "busy", None, why, 0.0, now, epoch))
+        self.finish(self._unexecuted(run, "busy", why, epoch))
 
     def _refuse_unwritten(self, run: str, epoch: int, error: OSError) -> None:
         """Refuse what cannot be recorded: it might be executed twice."""
         self._count("refused: journal")
         why = f"the agent cannot write its journal: {error.strerror}"
         log.error("run %s is not executed: %s", run, why)
-        self._answer(run, Ack("accepted", epoch, epoch))
+        self._outbox.send(run, fleet.encode(self._unexecuted(run, "refused", why, epoch)))
+
+    def _unexecuted(self, run: str, outcome: Outcome, why: str, epoch: int = 0) -> Return:
         now = self._broker.server_now()
-        found = Return(run, self._agent, "refused", None, why, 0.0, now, epoch)
-        self._outbox.send(run, fleet.encode(found))
+        return Return(run, self._agent, outcome, None, why, 0.0, now, epoch)
+
+    # ---- the agent's own schedules
+
+    def fire(self, run: str, order: Order) -> None:
+        """Execute a slot of a schedule, unless it is known. It always has a place: schedules bound
+        themselves."""
+        if self._enter_slot(run):
+            self._count("scheduled")
+            self._executor.submit(Call(run, self._agent, 0, order.deadline), order)
+
+    def skip(self, run: str, why: str) -> None:
+        """Answer a slot that is not executed, unless it is known."""
+        if self._enter_slot(run):
+            log.warning("slot %s is not executed: %s", run, why)
+            self.finish(self._unexecuted(run, "skipped", why))
+
+    def runs(self, run: str) -> bool:
+        """Whether a slot waits or runs."""
+        return self._executor.has(run)
+
+    def _enter_slot(self, run: str) -> bool:
+        """Record a slot; False if it is known, or cannot be recorded and so not be executed."""
+        if self.closed or self._journal.get(run) is not None:
+            return False
+        try:
+            self._journal.enter(run, 0)
+        except OSError as error:
+            self._refuse_unwritten(run, 0, error)
+            return False
+        return True
+
+    # ---- cancelling
 
     def _on_cancel(self, run: str, epoch: int, body: bytes) -> None:
         self._count("cancel")
@@ -206,22 +246,29 @@ class Commands:
 
     def resume(self) -> None:
         """After a restart: send unsent returns, and report interrupted commands."""
+        self.send_again()
         for entry in self._journal.waiting():
             if entry.body:
-                self._outbox.send(entry.run, entry.body)
                 continue
             why = "the agent was restarted while it ran: it is not repeated"
             if entry.state == "done":
                 why = "it ended, but its return was too large to outlive a restart of the agent"
-            now = self._broker.server_now()
-            self.finish(
-                Return(entry.run, self._agent, "interrupted", None, why, 0.0, now, entry.epoch)
-            )
+            self.finish(self._unexecuted(entry.run, "interrupted", why, entry.epoch))
+
+    def send_again(self) -> None:
+        """Send the returns that the server does not have, such as those that did not fit the outbox
+        while it was away."""
+        for entry in self._journal.waiting():
+            if entry.body:
+                self._outbox.send(entry.run, entry.body)
 
     def _answer(self, run: str, ack: Ack) -> None:
         body = fleet.encode(ack)
         headers = self._signer.sign(kind="ack", run=run, payload=body) if self._signer else None
-        self._spawn(self._publish(self._broker.names.ack(run, self._agent), body, headers))
+        try:
+            self._broker.tell(self._broker.names.ack(run, self._agent), body, headers)
+        except BrokerError as error:
+            log.debug("not acknowledged: %s", error)
 
     def _tell(self, kind: str, headers: Headers, reason: str) -> None:
         """Tell dispatchers why a command was refused; its headers are untrusted."""
@@ -233,16 +280,8 @@ class Commands:
         if kind == EXEC and "/" not in run and _NUMBER.fullmatch(epoch):
             self._answer(run, Ack("refused", int(epoch), reason=reason))
 
-    async def _publish(self, subject: str, body: bytes, headers: Headers | None) -> None:
-        try:
-            await self._broker.publish(subject, body, headers)
-        except BrokerError as error:
-            log.debug("not acknowledged: %s", error)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
-
     def _count(self, verdict: str) -> None:
-        self._telemetry.commands.labels(verdict).inc()
+        counter = self._counters.get(verdict)
+        if counter is None:  # looking a label up costs more than counting
+            counter = self._counters[verdict] = self._telemetry.commands.labels(verdict)
+        counter.inc()

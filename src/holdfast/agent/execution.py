@@ -28,7 +28,7 @@ log = logging.getLogger("holdfast.agent")
 Finished = Callable[[Return], None]
 
 
-class Work:
+class AcceptedCommand:
     """One accepted command."""
 
     __slots__ = ("call", "ended", "function", "order", "stop", "task")
@@ -43,7 +43,7 @@ class Work:
         self.ended = False
 
 
-class Executor:
+class CommandExecutor:
     """Runs the commands of one agent."""
 
     def __init__(
@@ -62,16 +62,20 @@ class Executor:
         self._monotonic = monotonic
         self._queue_size = queue_size
         self._concurrency = concurrency
-        self._queue: deque[Work] = deque()
-        self._waiting: deque[Work] = deque()
-        self._changing: Work | None = None
+        self._queue: deque[AcceptedCommand] = deque()
+        self._waiting: deque[AcceptedCommand] = deque()
+        self._changing: AcceptedCommand | None = None
         self._reading = 0
-        self._works: dict[str, Work] = {}
+        self._works: dict[str, AcceptedCommand] = {}
         self._closing = False
 
     @property
     def running(self) -> int:
         return len(self._works)
+
+    def has(self, run: str) -> bool:
+        """Whether a command waits or runs."""
+        return run in self._works
 
     def busy(self, order: Order) -> bool:
         """Whether the queue is full."""
@@ -85,18 +89,19 @@ class Executor:
         except HoldfastError:
             return False  # refused when its turn comes, which is at once
 
-    def submit(self, call: Call, order: Order) -> None:
-        """Queue a command, and start it when possible."""
+    def submit(self, call: Call, order: Order) -> bool:
+        """Queue a command, and start it when possible; True if it has ended already."""
         try:
             function: Function | None = self._functions.get(order.function)
         except HoldfastError:
             function = None
-        work = self._works[call.run] = Work(call, function, order)
-        if function is not None and function.mutating:
-            self._queue.append(work)
-        else:
-            self._waiting.append(work)
+        work = self._works[call.run] = AcceptedCommand(call, function, order)
+        if function is None or (function.quick and not function.mutating):
+            self._run_now(work)
+            return True
+        (self._queue if function.mutating else self._waiting).append(work)
         self._start_next()
+        return False
 
     def _start_next(self) -> None:
         while self._waiting and self._reading < self._concurrency:
@@ -106,7 +111,7 @@ class Executor:
             self._changing = self._queue.popleft()
             self._start(self._changing, changes=True)
 
-    def _start(self, work: Work, *, changes: bool) -> None:
+    def _start(self, work: AcceptedCommand, *, changes: bool) -> None:
         name = f"holdfast-command-{work.call.run}"
         work.task = asyncio.create_task(self._run(work), name=name)
 
@@ -122,25 +127,42 @@ class Executor:
 
         work.task.add_done_callback(over)
 
-    async def _run(self, work: Work) -> None:
+    def _run_now(self, work: AcceptedCommand) -> None:
+        """Execute without a task."""
         started = self._monotonic()
-        outcome: Outcome = "failed"
-        value, error = None, ""
         try:
-            value = await self._call(work)
-            outcome = "ok"
-        except TimeoutError:
-            outcome, error = "timeout", "the run's time was over before it ended"
-        except asyncio.CancelledError:
-            outcome, error = work.stop or self._cancelled()
-        except HoldfastError as refused:
-            error = str(refused)
+            function, args, kwargs = self._bound(work)
+            value = function.handler(*args, **kwargs)
         except KeyboardInterrupt:  # Ctrl-C is for the agent
             raise
         except BaseException as failure:  # noqa: BLE001 - a user's function may raise anything
+            self._end_badly(work, started, failure)
+        else:
+            self._end(work, "ok", self._monotonic() - started, value=value)
+
+    async def _run(self, work: AcceptedCommand) -> None:
+        started = self._monotonic()
+        try:
+            value = await self._call(work)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as failure:  # noqa: BLE001 - likewise
+            self._end_badly(work, started, failure)
+        else:
+            self._end(work, "ok", self._monotonic() - started, value=value)
+
+    def _end_badly(self, work: AcceptedCommand, started: float, failure: BaseException) -> None:
+        outcome: Outcome = "failed"
+        if isinstance(failure, TimeoutError):
+            outcome, error = "timeout", "the run's time was over before it ended"
+        elif isinstance(failure, asyncio.CancelledError):
+            outcome, error = work.stop or self._cancelled()
+        elif isinstance(failure, HoldfastError):
+            error = str(failure)
+        else:
             error = f"{type(failure).__name__}: {failure}"
             log.warning("%s of run %s failed: %s", work.order.function, work.call.run, error)
-        self._end(work, outcome, self._monotonic() - started, value=value, error=error)
+        self._end(work, outcome, self._monotonic() - started, error=error)
 
     def _cancelled(self) -> tuple[Outcome, str]:
         """A cancellation that is not ours: by the function itself, or the end of the event loop."""
@@ -148,16 +170,25 @@ class Executor:
             return "interrupted", "the agent ended"
         return "failed", "CancelledError: the function cancelled itself"
 
-    async def _call(self, work: Work) -> Any:
+    def _bound(self, work: AcceptedCommand) -> tuple[Function, tuple[Any, ...], dict[str, Any]]:
         function = work.function or self._functions.get(work.order.function)
-        args, kwargs = function.bind(work.order)
+        return function, *function.bind(work.order)
+
+    async def _call(self, work: AcceptedCommand) -> Any:
+        function, args, kwargs = self._bound(work)
         if not work.order.deadline:
             return await function.call(args, kwargs, work.call)
         async with asyncio.timeout(max(0.0, work.order.deadline - self._now())):
             return await function.call(args, kwargs, work.call)
 
     def _end(
-        self, work: Work, outcome: Outcome, seconds: float, *, value: Any = None, error: str = ""
+        self,
+        work: AcceptedCommand,
+        outcome: Outcome,
+        seconds: float,
+        *,
+        value: Any = None,
+        error: str = "",
     ) -> None:
         work.ended = True
         self._works.pop(work.call.run, None)

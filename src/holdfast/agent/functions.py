@@ -9,6 +9,7 @@ literally, any other is parsed as JSON if it is JSON.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
@@ -16,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast import threads
-from holdfast.app import Holdfast, Job
+from holdfast.app import Holdfast
 from holdfast.context import Context, SyncContext
 from holdfast.errors import ConfigError, InvalidInput, NoRecord, Unreadable
+from holdfast.job import Job
 from holdfast.model.codec import JSON
 from holdfast.model.fleet import Order
 from holdfast.model.settings import Settings
@@ -41,12 +43,15 @@ class Function:
 
     name: str
     handler: Callable[..., Any]
-    """Plain or async. A plain one runs in a thread, unless `quick`."""
+    """Plain or async. A plain one runs in a thread, unless `quick`; a quick one is plain."""
     mutating: bool = True
     quick: bool = False
-    job: Job[Any, Any] | None = None
+    """Executed in the event loop, and at once unless mutating: it neither waits nor computes."""
+    job: Job[Any] | None = None
     settings: Callable[[], Settings] | None = None
     """Provides `ctx.settings` to a job on an agent."""
+    rehearsal: Callable[..., Any] | None = None
+    """Takes the same arguments, changes nothing, and returns what the function would change."""
 
     @property
     def doc(self) -> str:
@@ -85,9 +90,18 @@ class Function:
         inside = functools.partial(self.handler, *args, **kwargs)
         return threads.given(await asyncio.to_thread(threads.caught, inside))
 
-    def _with_context(
-        self, job: Job[Any, Any], kwargs: dict[str, Any], call: Call
-    ) -> dict[str, Any]:
+    async def rehearse(self, order: Order, call: Call) -> dict[str, Any]:
+        """What a command would do here; checks its arguments and changes nothing."""
+        args, kwargs = self.bind(order)
+        found: dict[str, Any] = {"function": self.name, "does": self.doc, "changes": None}
+        if not self.mutating:
+            return found | {"changes": [], "note": "it only reads"}
+        if self.rehearsal is None:
+            return found | {"note": "it does not say what it would change"}
+        other = dataclasses.replace(self, handler=self.rehearsal, quick=False)
+        return found | {"changes": await other.call(args, kwargs, call)}
+
+    def _with_context(self, job: Job[Any], kwargs: dict[str, Any], call: Call) -> dict[str, Any]:
         if not job.signature.contexts:
             return kwargs
         context = Context(
@@ -173,7 +187,9 @@ class Functions:
     def add_jobs(self, app: Holdfast, settings: Callable[[], Settings] | None = None) -> None:
         """Offer the jobs of an app."""
         for job in app.jobs.values():
-            self.add(Function(job.name, job.func, job=job, settings=settings))
+            self.add(
+                Function(job.name, job.func, job=job, settings=settings, rehearsal=job.rehearsing)
+            )
 
     def get(self, name: str) -> Function:
         """A function by name; `InvalidInput` lists those that exist."""
@@ -188,3 +204,10 @@ class Functions:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._known))
+
+    async def rehearse(self, *words: str) -> dict[str, Any]:
+        """Say what a function would do here, with these arguments; nothing is changed."""
+        if not words:
+            raise InvalidInput("rehearse takes a function and its arguments")
+        order = Order(words[0], args=words[1:], raw=True)
+        return await self.get(words[0]).rehearse(order, Call("rehearsal", "", 0, 0.0))

@@ -9,7 +9,7 @@ sent, so it survives a restart too. The file is 0600 and its folder locked again
 
 The file consists of lines, appended and synced; a line truncated by a crash is ignored. When the
 file has grown it is rewritten and renamed into place. It keeps the newest 4,096 runs and those not
-yet sent; older commands have long expired.
+yet sent, of these at most 20,000: a host's schedules also run while the server is away.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 from pathlib import Path
 from typing import IO, Final, Literal
@@ -26,6 +27,8 @@ import msgspec
 from holdfast.errors import ConfigError, Unreadable
 from holdfast.model.codec import Codec
 
+log = logging.getLogger("holdfast.agent")
+
 KEPT: Final = 4096
 """Runs to remember; a command repeated later has long expired."""
 LARGEST_KEPT_RETURN: Final = 64 * 1024
@@ -33,10 +36,14 @@ LARGEST_KEPT_RETURN: Final = 64 * 1024
 LARGEST_FILE: Final = 16 * 1024 * 1024
 """The size at which the journal is rewritten, so that an agent reads little when it starts."""
 
+MOST_UNSENT: Final = 20_000
+"""Returns that wait for the server: two weeks of a schedule that runs every minute. Then the oldest
+are dropped, so that the disk does not fill up."""
+
 State = Literal["accepted", "done", "sent", "cancelled"]
 
 
-class Seen(msgspec.Struct, omit_defaults=True):
+class KnownRun(msgspec.Struct, omit_defaults=True):
     """One run as this agent knows it."""
 
     run: str
@@ -46,7 +53,7 @@ class Seen(msgspec.Struct, omit_defaults=True):
     """The return, until the server has stored it."""
 
 
-SEEN: Final = Codec[Seen](Seen, "an entry of the journal")
+SEEN: Final = Codec[KnownRun](KnownRun, "an entry of the journal")
 
 
 class Journal:
@@ -55,8 +62,11 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / "runs.jsonl"
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, KnownRun] = {}
         self._size = 0
+        self._most = (2 * KEPT, LARGEST_FILE)
+        """Entries and bytes at which it is rewritten: twice what the last rewrite left, so that
+        many unsent returns do not make every line a rewrite."""
         self._torn = False
         self._file: IO[bytes] | None = None
         self._lock: IO[bytes] | None = None
@@ -103,11 +113,11 @@ class Journal:
 
     # ---- reading
 
-    def get(self, run: str) -> Seen | None:
+    def get(self, run: str) -> KnownRun | None:
         """The entry of a run, if known."""
         return self._seen.get(run)
 
-    def waiting(self) -> list[Seen]:
+    def waiting(self) -> list[KnownRun]:
         """Runs accepted or done whose return the server does not have yet."""
         return [e for e in self._seen.values() if e.state in ("accepted", "done")]
 
@@ -115,7 +125,7 @@ class Journal:
 
     def enter(self, run: str, epoch: int, state: State = "accepted") -> None:
         """Record a run before acting on it."""
-        self._put(Seen(run, epoch, state), sync=True)
+        self._put(KnownRun(run, epoch, state), sync=True)
 
     def raise_epoch(self, run: str, epoch: int) -> None:
         """A later owner has asked about a known run."""
@@ -138,12 +148,12 @@ class Journal:
             with contextlib.suppress(OSError):  # sent again after a restart; a repeat is harmless
                 self._put(entry, sync=False)
 
-    def _put(self, entry: Seen, *, sync: bool) -> None:
+    def _put(self, entry: KnownRun, *, sync: bool) -> None:
         """Append a line; on `OSError` the entry is not recorded."""
         if self._file is not None:  # closed: a command that could not be stopped ended late
             self._append(msgspec.json.encode(entry) + b"\n", sync=sync)
         self._seen[entry.run] = entry
-        if self._size > LARGEST_FILE or len(self._seen) > 2 * KEPT:
+        if len(self._seen) > self._most[0] or self._size > self._most[1]:
             self._rewrite()
 
     def _append(self, line: bytes, *, sync: bool) -> None:
@@ -162,12 +172,9 @@ class Journal:
 
     def _rewrite(self) -> None:
         """Replace the journal by a new, compacted file."""
-        spare = len(self._seen) - KEPT
-        for run in [r for r, e in self._seen.items() if e.state in ("sent", "cancelled")]:
-            if spare <= 0:
-                break
-            del self._seen[run]
-            spare -= 1
+        self._drop("sent", "cancelled", most=KEPT - len(self.waiting()))
+        if dropped := self._drop("done", most=MOST_UNSENT):
+            log.error("%d returns are dropped: the server has been away for too long", dropped)
         fresh = self._path.with_suffix(".new")
         with open(fresh, "wb", opener=_private) as file:
             file.writelines(msgspec.json.encode(entry) + b"\n" for entry in self._seen.values())
@@ -178,6 +185,15 @@ class Journal:
             self._file.close()
         self._file = open(self._path, "ab", opener=_private)  # noqa: SIM115 - open until `close`
         self._size = self._path.stat().st_size
+        self._most = (2 * max(KEPT, len(self._seen)), max(LARGEST_FILE, 2 * self._size))
+
+    def _drop(self, *states: State, most: int) -> int:
+        """Forget the oldest entries in these states until `most` are left; returns how many."""
+        found = [run for run, entry in self._seen.items() if entry.state in states]
+        dropped = found[: max(0, len(found) - max(0, most))]
+        for run in dropped:
+            del self._seen[run]
+        return len(dropped)
 
 
 def _private(path: str, flags: int) -> int:

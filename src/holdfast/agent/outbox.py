@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from holdfast.broker import Broker
 from holdfast.broker.objects import Objects
-from holdfast.broker.wire import ENVELOPE_BYTES
+from holdfast.broker.wire import ENVELOPE_BYTES, Headers
 from holdfast.errors import BrokerError, Conflict, PermissionDenied
-from holdfast.identity import ReportSigner
+from holdfast.identity.reports import ReportSigner
 from holdfast.model import fleet
 from holdfast.model.fleet import Return
 from holdfast.retrying import retrying
@@ -28,10 +28,13 @@ log = logging.getLogger("holdfast.agent")
 CUT_TO: Final = 16 * 1024
 """Bytes kept of a value that is too large for a message: enough to recognise it."""
 MOST_UNDER_WAY: Final = 10_000
-"""Bounds memory; the journal keeps the rest, and a dispatcher asks for it again."""
+"""Bounds memory; the journal keeps the rest, and they are sent after the next reconnect."""
+MOST_AT_ONCE: Final = 64
+"""Returns that are tried at the same time: after a long absence a host has hundreds, and a fleet
+of them must not flood the server."""
 
 
-class Outbox:
+class ReturnOutbox:
     """The returns of one agent that are being sent."""
 
     def __init__(
@@ -45,30 +48,64 @@ class Outbox:
         self._agent = agent
         self._signer = signer
         self._sent = sent
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._under_way: dict[str, asyncio.Future[Any]] = {}
+        self._places = asyncio.Semaphore(MOST_AT_ONCE)
+        self._closing = False
 
     def send(self, run: str, body: bytes) -> None:
         """Send a return until the server has stored it."""
-        if run in self._tasks or len(self._tasks) >= MOST_UNDER_WAY:
+        if run in self._under_way or len(self._under_way) >= MOST_UNDER_WAY:
             return
+        try:
+            if len(self._under_way) < MOST_AT_ONCE and self._fits(body):
+                self._under_way[run] = self._put(run, body)
+                return
+        except BrokerError as error:
+            log.debug("the return of run %s waits: %s", run, error)
+        self._keep_sending(run, body)
+
+    def _fits(self, body: bytes) -> bool:
+        return len(body) <= self._broker.max_message_bytes - ENVELOPE_BYTES
+
+    def _signed(self, run: str, body: bytes) -> tuple[str, bytes, Headers | None]:
+        headers = None
+        if self._signer:
+            headers = self._signer.sign(kind="return", run=run, payload=body)
+        return self._broker.names.returned(run, self._agent), body, headers
+
+    def _put(self, run: str, body: bytes) -> asyncio.Future[int]:
+        """The first try, without a task: nearly all returns are stored by it."""
+
+        def over(stored: asyncio.Future[int]) -> None:
+            self._under_way.pop(run, None)
+            if stored.cancelled():
+                return
+            error = stored.exception()
+            if error is None or isinstance(error, Conflict):
+                self._sent(run)
+            elif not self._closing:
+                self._keep_sending(run, body)
+
+        return self._broker.put(*self._signed(run, body), over)
+
+    def _keep_sending(self, run: str, body: bytes) -> None:
         task = asyncio.create_task(self._send(run, body), name=f"holdfast-return-{run}")
-        self._tasks[run] = task
-        task.add_done_callback(lambda _: self._tasks.pop(run, None))
+        self._under_way[run] = task
+        task.add_done_callback(lambda _: self._under_way.pop(run, None))
 
     async def _send(self, run: str, body: bytes) -> None:
         clock, what = self._broker.clock, "sending a return"
-        if await retrying(lambda: self._store(run, body), clock=clock, what=what, on=BrokerError):
+        async with self._places:
+            stored = await retrying(
+                lambda: self._store(run, body), clock=clock, what=what, on=BrokerError
+            )
+        if stored:
             self._sent(run)
 
     async def _store(self, run: str, body: bytes) -> bool:
         """Store a return; False if this login is not permitted to."""
         try:
-            fitting = await self._fitting(run, body)
-            headers = None
-            if self._signer:
-                headers = self._signer.sign(kind="return", run=run, payload=fitting)
-            subject = self._broker.names.returned(run, self._agent)
-            await self._broker.store(subject, fitting, headers)
+            await self._broker.store(*self._signed(run, await self._fitting(run, body)))
         except Conflict:
             return True  # stored before: the answer was lost
         except PermissionDenied as error:
@@ -78,7 +115,7 @@ class Outbox:
 
     async def _fitting(self, run: str, body: bytes) -> bytes:
         """The return in a form that fits into a message."""
-        if len(body) <= self._broker.max_message_bytes - ENVELOPE_BYTES:
+        if self._fits(body):
             return body
         found = fleet.decode_return(body)
         if self._signer is None:  # an agent with credentials may not write to the object store
@@ -96,12 +133,13 @@ class Outbox:
 
     async def drain(self, seconds: float) -> None:
         """Wait up to `seconds` for pending returns, then leave them to the journal."""
-        tasks = list(self._tasks.values())
-        if tasks:
-            await asyncio.wait(tasks, timeout=seconds)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._closing = True
+        sending = list(self._under_way.values())
+        if sending:
+            await asyncio.wait(sending, timeout=seconds)
+        for one in sending:
+            one.cancel()
+        await asyncio.gather(*sending, return_exceptions=True)
 
 
 def cut(found: Return, size: int) -> Return:

@@ -44,17 +44,17 @@ class Presence:
         agent: str,
         config: AgentConfig,
         facts: HostFacts,
-        functions: Callable[[], tuple[str, ...]],
-        running: Callable[[], int],
-        metrics: Callable[[], dict[str, float]],
+        described: Callable[[], dict[str, Any]],
+        changed: Callable[[], None],
     ) -> None:
+        """`described` gives what else the record says; `changed` is called when other facts were
+        published."""
         self._broker = broker
         self._agent = agent
         self._config = config
         self._facts = facts
-        self._functions = functions
-        self._running = running
-        self._metrics = metrics
+        self._described = described
+        self._changed = changed
         self._started = 0.0
         self._published: dict[str, Any] | None = None
         self.confirmed = -1e9
@@ -93,9 +93,7 @@ class Presence:
                 heartbeat_seconds=self._config.heartbeat_seconds,
                 timeout_seconds=self._config.timeout_seconds,
             ),
-            running=self._running(),
-            jobs=self._functions(),
-            metrics=self._metrics(),
+            **self._described(),
         )
         ttl = self._config.timeout_seconds if state == "RUNNING" else ENDED_SECONDS
         subject = kv_subject(self._broker.names.agents, self._agent)
@@ -126,6 +124,7 @@ class Presence:
             return
         await self._broker.store(kv_subject(self._broker.names.facts, self._agent), body)
         self._published = facts
+        self._changed()
 
     async def run(self) -> None:
         """Keep both current until cancelled."""

@@ -9,9 +9,10 @@ A revision that is forged or older than the one in force, content that does not 
 secret that is missing, outdated, moved or another agent's, a template that fails or does not end:
 each is refused, counted and reported, and the settings in force stay. They survive a restart, with
 or without a server; an agent that never had any raises `SettingsError` rather than use empty ones.
+A canary's snapshot ends at its time, also when no server can be reached: the one before it is back.
 
 Not guaranteed: when. An agent reads a new revision within `jitter` seconds of its notification, so
-that a fleet does not ask all at once; a check every minute covers lost notifications.
+that a fleet does not ask all at once; a check every five minutes covers lost notifications.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,10 +29,12 @@ from typing import Any, Final
 import msgspec
 
 from holdfast import errors
-from holdfast.broker import Broker, Received
+from holdfast.broker import Broker
 from holdfast.errors import SettingsError
 from holdfast.identity.credentials import AgentKeys
 from holdfast.identity.files import write_private
+from holdfast.model import host_schedule
+from holdfast.model.host_schedule import HostSchedule
 from holdfast.model.settings import Settings, find
 from holdfast.names import SETTINGS_REVISION, kv_subject
 from holdfast.redaction import scrub
@@ -39,7 +43,7 @@ from holdfast.settings.records import Manifest, Report, Revision, Sealed, encode
 from holdfast.settings.renderer import Renderer
 from holdfast.settings.resolving import Snapshot, placeholders, version_of
 from holdfast.settings.sealing import Opener, merged_keys
-from holdfast.settings.store import Store
+from holdfast.settings.store import SettingsStore
 from holdfast.settings.top import NAME, Top
 from holdfast.telemetry import Telemetry
 
@@ -47,14 +51,14 @@ log = logging.getLogger("holdfast.agent.settings")
 
 JITTER_SECONDS: Final = 1.5
 """A fleet reads a new revision spread over this time, so that not all agents ask at once."""
-LOOK_SECONDS: Final = 60.0
-"""The longest that a revision stays unknown if its notification was lost."""
+LOOK_SECONDS: Final = 300.0
+"""The longest that a revision stays unknown if its notification was lost while connected; after a
+reconnect an agent looks at once. Ten thousand agents that look each minute cost more than that."""
 RETRY_SECONDS: Final = 2.0
-"""The pause while NATS is unavailable; five times that after a refusal, which needs an operator."""
+"""The first pause while NATS is unavailable, and each is twice the one before: the buckets do not
+exist before the first push, which is noticed anyway. Five times that after a refusal, which needs
+an operator."""
 KEYS_FILE: Final = "keys.json"
-ASKED: Final = "settings"
-"""The verb with which operators ask a node. An agent receives it on its common subscription: the
-server lets a login answer only requests received on one subscription."""
 
 
 class AgentSettings:
@@ -71,27 +75,32 @@ class AgentSettings:
         telemetry: Telemetry | None = None,
         renderer: Renderer | None = None,
         jitter: float = JITTER_SECONDS,
-        asked: bool = True,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
+        """`changed` is called when other schedules are in force."""
         self.agent = agent
+        self.schedules: dict[str, HostSchedule] = {}
+        """What this host runs by itself."""
         self.telemetry = telemetry or Telemetry()
         self.report = Report()
         self.refused = 0
         self._broker = broker
-        self._store = Store(broker)
+        self._store = SettingsStore(broker)
         self._opener = Opener(agent, keys)
         self._facts = facts
         self._folder = folder
         self._renderer = renderer or Renderer()
         self._own_renderer = renderer is None
         self._jitter = jitter
-        self._asked = asked
+        self._changed = changed
         self._snapshot: Snapshot | None = None
         self._texts: dict[str, str] = {}
-        self._rendered_from: tuple[tuple[int, int], dict[str, Any]] | None = None
+        self._rendered_from: tuple[tuple[int, int], str, dict[str, Any]] | None = None
+        self._told = False
         self._wake = asyncio.Event()
         self._notice: bytes | None = None
         self._failed: tuple[int, str] | None = None
+        self._retry = RETRY_SECONDS
 
     # ---- in force
 
@@ -101,6 +110,17 @@ class AgentSettings:
         found = resolving.load(self._folder / resolving.FILE)
         if found is not None and found.agent == self.agent:
             self._put_into_force(found)
+
+    def _restore_schedules(self, snapshot: Snapshot) -> None:
+        """Run the schedules of a snapshot from now on."""
+        try:
+            found = host_schedule.restored(snapshot.values, self.agent, snapshot.schedules)
+        except errors.InvalidInput as error:
+            log.error("the schedules in force cannot be read, and do not run: %s", error)
+            found = {}
+        if found != self.schedules:
+            self.schedules = found
+            self._changed()
 
     @property
     def settings(self) -> Settings:
@@ -118,6 +138,13 @@ class AgentSettings:
         except KeyError as error:
             raise SettingsError(f"{error.args[0]} on agent {self.agent}", reason="none") from None
 
+    def numbers(self) -> dict[str, float]:
+        """The revision in force and the number of refusals, for the agent's record."""
+        return {
+            "settings_revision": float(self.report.number),
+            "settings_refused": float(self.refused),
+        }
+
     def facts_changed(self) -> None:
         """The facts have changed: the settings may have to be rendered again."""
         self._wake.set()
@@ -134,9 +161,6 @@ class AgentSettings:
             ),
             await self._broker.listen(own, self._on_secrets),
         ]
-        if self._asked:
-            questions = names.node(self.agent, ASKED)
-            subscriptions.append(await self._broker.subscribe(questions, self.answer))
         forget = self._broker.on_reconnect(self._wake.set)
         try:
             await self._follow()
@@ -166,17 +190,6 @@ class AgentSettings:
         if self._failed:
             self._wake.set()
 
-    async def answer(self, message: Received) -> None:
-        """Answer an operator; the body is a path, or empty for all settings."""
-        try:
-            answer = {"values": self.shown(message.body.decode("utf-8", "replace"))}
-            answer["revision"] = self.settings.revision
-        except SettingsError as error:
-            answer = {"error": str(error)}
-        if message.reply:
-            with contextlib.suppress(errors.BrokerError):
-                await self._broker.publish(message.reply, msgspec.json.encode(answer))
-
     # ---- refreshing
 
     async def refresh(self) -> float:
@@ -184,14 +197,29 @@ class AgentSettings:
         try:
             data = self._notice or await self._store.revision()
             self._notice = None
-            if data is None:
-                return LOOK_SECONDS
-            return await self._refresh(data)
+            self._retry = RETRY_SECONDS  # there are settings to follow, or a server that says no
+            return LOOK_SECONDS if data is None else await self._refresh(data)
         except errors.TryAgain:
-            return RETRY_SECONDS
+            await self._end_trial()
+            wait = min(self._retry, max(RETRY_SECONDS, self._trial_ends_in()))
+            self._retry = min(2 * self._retry, LOOK_SECONDS)
+            return wait
         except errors.BrokerError as error:
             log.warning("settings cannot be read: %s", error)
+            await self._end_trial()
             return LOOK_SECONDS
+
+    async def _end_trial(self) -> None:
+        """Without a server: go back from a canary's snapshot when its time is over."""
+        trial = self._snapshot
+        if trial is None or not trial.until or self._broker.server_now() < trial.until:
+            return
+        before = resolving.load(self._folder / resolving.BEFORE)
+        if before is not None and before.agent == self.agent:
+            log.warning("settings: the canary has run out, the snapshot before it is back")
+            born, number = trial.order
+            await self._enforce(msgspec.structs.replace(before, born=born, number=number))
+            self._rendered_from = None
 
     async def _refresh(self, data: bytes) -> float:
         number = 0
@@ -204,7 +232,14 @@ class AgentSettings:
                 return 0.0
             await self._refuse(error, number)
             return RETRY_SECONDS * 5
-        return LOOK_SECONDS
+        if not self._told:  # the centre waits for the report
+            return RETRY_SECONDS
+        return min(LOOK_SECONDS, self._trial_ends_in())
+
+    def _trial_ends_in(self) -> float:
+        """How long a canary's snapshot is still good, in seconds."""
+        trial = self._snapshot.until if self._snapshot else 0.0
+        return max(trial - self._broker.server_now(), 0.1) if trial else math.inf
 
     async def _moved_on(self, data: bytes) -> bool:
         """Whether the revision that failed has been superseded."""
@@ -224,9 +259,11 @@ class AgentSettings:
                 reason="rollback",
             )
         facts = dict(self._facts())
-        if self._rendered_from == (revision.order, facts) and not self._failed:
+        hash = revision.manifest_for(self.agent, self._broker.server_now())
+        same = self._rendered_from == (revision.order, hash, facts)
+        if same and self._told and not self._failed:
             return
-        manifest = await self._store.manifest(revision.manifest)
+        manifest = await self._store.manifest(hash)
         sealed = await self._take_keys(revision)
         values = await self._render(manifest, facts)
         found = list(placeholders(values))
@@ -236,25 +273,41 @@ class AgentSettings:
                 values, found, lambda id: self._opener.open(boxes, id, version_of(manifest, id))
             )
         where = [list(position) for position, _ in found]
-        snapshot = Snapshot(self.agent, *revision.order, self._broker.server_now(), values, where)
+        until = revision.canary.until if revision.canary and hash != revision.manifest else 0.0
+        now = self._broker.server_now()
+        since = self._since(values, facts, now)
+        snapshot = Snapshot(self.agent, *revision.order, now, values, where, hash, until, since)
+        if until and before and not before.until:
+            await asyncio.to_thread(resolving.save, self._folder / resolving.BEFORE, before)
         await self._enforce(snapshot)
-        self._rendered_from = revision.order, facts
+        self._rendered_from = revision.order, hash, facts
+
+    def _since(
+        self, values: dict[str, Any], facts: Mapping[str, Any], now: float
+    ) -> dict[str, float]:
+        """The schedules for this host, and since when it has each; a wrong one is refused."""
+        try:
+            found = host_schedule.chosen(values, self.agent, facts, self.schedules, now)
+        except errors.InvalidInput as error:
+            raise SettingsError(str(error), reason="schedules") from None
+        return {name: schedule.timing.since for name, schedule in found.items()}
 
     async def _enforce(self, snapshot: Snapshot) -> None:
         """Save, put into force and report a snapshot, unless changed facts had no effect."""
         before = self._snapshot
-        if before and (before.order, before.values) == (snapshot.order, snapshot.values):
-            if self.report.number == snapshot.number and not self._failed:
+        if before and _content(before) == _content(snapshot):
+            if self._told and self.report.number == snapshot.number and not self._failed:
                 return
         else:
             await asyncio.to_thread(resolving.save, self._folder / resolving.FILE, snapshot)
             self.telemetry.settings_applied.inc()
         self._put_into_force(snapshot)
-        await self._tell(Report(*snapshot.order, at=snapshot.at))
+        await self._tell(Report(*snapshot.order, at=snapshot.at, manifest=snapshot.manifest))
 
     def _put_into_force(self, snapshot: Snapshot) -> None:
         before, self._snapshot = self._snapshot, snapshot
         self._failed = None
+        self._restore_schedules(snapshot)
         resolving.register_secrets(f"agent {self.agent}", snapshot.settings())
         self.telemetry.settings_revision.set(snapshot.number)
         if before is None or before.order != snapshot.order:
@@ -288,15 +341,24 @@ class AgentSettings:
         self._failed = number, text
         at = self._snapshot.at if self._snapshot else 0.0
         order = self._snapshot.order if self._snapshot else (0, 0)
-        await self._tell(Report(*order, at=at, failed_number=number, reason=reason, error=text))
+        report = Report(*order, at=at, failed_number=number, reason=reason, error=text)
+        in_force = self._snapshot.manifest if self._snapshot else ""
+        await self._tell(msgspec.structs.replace(report, manifest=in_force))
 
     async def _tell(self, report: Report) -> None:
         """Report under our own key, which nobody else may write."""
         generations = sorted(self._opener.keys.sealing)
-        self.report = msgspec.structs.replace(report, generations=generations, refused=self.refused)
+        self.report = msgspec.structs.replace(
+            report,
+            generations=generations,
+            refused=self.refused,
+            schedules=[schedule.timing for schedule in self.schedules.values()],
+        )
         subject = kv_subject(self._broker.names.applied, self.agent)
+        self._told = False
         try:
             await self._broker.store(subject, encode(self.report))
+            self._told = True
         except errors.BrokerError as error:
             log.warning("settings: the report could not be stored: %s", error)
 
@@ -334,6 +396,10 @@ class AgentSettings:
             log.error("settings: %s cannot be used: %s", KEYS_FILE, type(error).__name__)
             return
         self._opener = Opener(self.agent, merged_keys(self._opener.keys, more))
+
+
+def _content(snapshot: Snapshot) -> tuple[Any, ...]:
+    return snapshot.order, snapshot.manifest, snapshot.until, snapshot.values, snapshot.schedules
 
 
 def _since(keys: AgentKeys, oldest: int) -> AgentKeys:

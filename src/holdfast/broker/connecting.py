@@ -3,7 +3,8 @@
 Retrying does not help against a wrong login or a certificate that is not trusted: `hopeless` says
 what is wrong, and connecting ends at once. A server that is too old, or without JetStream, is
 refused with `ServerTooOld` or `BrokerError`. An election in its cluster is waited for; if it does
-not end, `Unavailable` is raised, since JetStream is not disabled.
+not end, `Unavailable` is raised, since JetStream is not disabled. So is a reload of the server's
+configuration, during which nobody answers.
 
 Not checked: the other nodes of the cluster, and whether streams exist.
 """
@@ -15,14 +16,16 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast import errors
 from holdfast.clock import Clock
 from holdfast.config import ConnectionConfig
 from holdfast.errors import ConfigError
-from holdfast.identity import RequestGuard, RequestSigner, load_credentials
-from holdfast.identity.credentials import AGENT
+
+if TYPE_CHECKING:
+    from holdfast.identity.credentials import Credentials
+    from holdfast.identity.requests import RequestGuard, RequestSigner
 
 log = logging.getLogger("holdfast.broker")
 
@@ -35,6 +38,9 @@ DEFAULT_INBOX: Final = "_INBOX"
 _LOGIN: Final = "check user and password, token, credentials_file, creds_file or nkey_seed_file"
 _ELECTION_SECONDS: Final = 10.0
 """Longer than the election of a cluster's leader takes (4 to 8 s)."""
+_RELOAD_SECONDS: Final = 2.0
+"""While a server reloads its configuration it is without JetStream for some milliseconds, on a busy
+machine for longer. Without JetStream for good, the error comes this much later."""
 _PAUSE_SECONDS: Final = 0.25
 """Between two questions: short against an election, and few requests from many clients."""
 _LEADERLESS: Final = "(10008)"
@@ -68,25 +74,26 @@ async def check_jetstream(account: Account, clock: Clock) -> int:
 
 
 async def _answered(account: Account, clock: Clock) -> dict[str, Any]:
-    """JetStream's answer about the account; an election in its cluster is waited for.
+    """JetStream's answer about the account; an election and a reload are waited for.
 
     A request that was sent during an election is never answered, so it is repeated soon.
     """
-    deadline = clock.monotonic() + _ELECTION_SECONDS
+    began = clock.monotonic()
     while True:
         try:
             return await account()
         except (errors.Unavailable, errors.NotFound, errors.OutcomeUnknown) as error:
-            unsure = isinstance(error, errors.OutcomeUnknown)
-            if not unsure and _LEADERLESS not in str(error):
-                raise errors.BrokerError(
-                    f"JetStream is not enabled on this server or account ({error}): "
-                    "add 'jetstream {}' to the server's configuration"
-                ) from None
-            if clock.monotonic() > deadline:
+            electing = isinstance(error, errors.OutcomeUnknown) or _LEADERLESS in str(error)
+            waited = clock.monotonic() - began
+            if electing and waited > _ELECTION_SECONDS:
                 raise errors.Unavailable(
                     f"the cluster has no leader ({error}): start the servers that are missing, "
                     "most of them must run"
+                ) from None
+            if not electing and waited > _RELOAD_SECONDS:
+                raise errors.BrokerError(
+                    f"JetStream is not enabled on this server or account ({error}): "
+                    "add 'jetstream {}' to the server's configuration"
                 ) from None
         await clock.sleep(_PAUSE_SECONDS)
 
@@ -104,8 +111,8 @@ def parse_version(text: str) -> tuple[int, int, int]:
 def connect_options(config: ConnectionConfig) -> dict[str, Any]:
     """Credentials and TLS; an error names the file that cannot be read."""
     options: dict[str, Any] = {"inbox_prefix": inbox_prefix(config)}
-    if config.credentials_file:
-        options["nkeys_seed_str"] = load_credentials(config.credentials_file).nkey_seed
+    if login := _login(config):
+        options["nkeys_seed_str"] = login.nkey_seed
     if config.creds_file:
         options["user_credentials"] = _readable(config.creds_file, "creds_file")
     if config.nkey_seed_file:
@@ -120,13 +127,18 @@ def connect_options(config: ConnectionConfig) -> dict[str, Any]:
 
 def request_signer(config: ConnectionConfig, now: Callable[[], float]) -> RequestSigner | None:
     """The signer of this login's requests; None without a login that can prove its role."""
-    login = load_credentials(config.credentials_file) if config.credentials_file else None
+    from holdfast.identity.requests import RequestSigner
+
+    login = _login(config)
     return RequestSigner(login, config.namespace, now) if login and login.certificates else None
 
 
 def request_guard(config: ConnectionConfig) -> RequestGuard:
     """The verifier of others' requests, by the account's public keys in the credentials file."""
-    login = load_credentials(config.credentials_file) if config.credentials_file else None
+    from holdfast.identity.credentials import AGENT
+    from holdfast.identity.requests import RequestGuard
+
+    login = _login(config)
     if login and not login.anchors and login.role != AGENT:
         log.warning(
             "the credentials file of %s is of an earlier version: requests are obeyed without "
@@ -141,9 +153,17 @@ def inbox_prefix(config: ConnectionConfig) -> str:
     """The prefix of the subjects on which answers arrive."""
     if config.inbox_prefix:
         return config.inbox_prefix
-    if config.credentials_file:
-        return load_credentials(config.credentials_file).inbox
-    return DEFAULT_INBOX
+    login = _login(config)
+    return login.inbox if login else DEFAULT_INBOX
+
+
+def _login(config: ConnectionConfig) -> Credentials | None:
+    """The login of `holdfast auth`, if one is configured."""
+    if not config.credentials_file:
+        return None
+    from holdfast.identity.credentials import Credentials
+
+    return Credentials.load(config.credentials_file)
 
 
 def _tls_options(config: ConnectionConfig) -> dict[str, Any]:

@@ -19,10 +19,11 @@ import contextlib
 import functools
 import itertools
 import logging
+import random
 import secrets
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import nats
@@ -53,14 +54,17 @@ from holdfast.broker.wire import (
     api_error,
     header_bytes,
     publish_line,
-    read_ack,
+    read_ack_now,
     reason,
+    sequence_of,
 )
 from holdfast.clock import Clock, SystemClock
 from holdfast.config import ConnectionConfig
 from holdfast.forks import closed_in_children
-from holdfast.identity import Requester, RequestGuard, RequestSigner
 from holdfast.names import Names, pull_inbox
+
+if TYPE_CHECKING:
+    from holdfast.identity.requests import Requester, RequestGuard, RequestSigner
 
 log = logging.getLogger("holdfast.broker")
 
@@ -73,10 +77,14 @@ is over sooner (4 to 8 s)."""
 
 CALLBACKS: Final = ("error_cb", "disconnected_cb", "reconnected_cb", "closed_cb")
 
+_LONGEST_SPREAD: Final = 30.0
+"""Between two tries of one of many clients: a server is down for longer than a restart takes."""
 _CLOSE_SECONDS: Final = 3.0
 """For a polite goodbye; a frozen server reads nothing."""
 _SWEEP_SECONDS: Final = 0.25
 """How late a request may time out: request timeouts are seconds."""
+_CLOCK_SECONDS: Final = 5.0
+"""How soon a machine that slept measures the server's time again."""
 _LOOK_SECONDS: Final = 2.0
 """For questions about the account, and between two measurements of the server's time."""
 _FIXED: Final = {"pending_size": 0, "skip_subject_validation": True}
@@ -84,6 +92,23 @@ _FIXED: Final = {"pending_size": 0, "skip_subject_validation": True}
 
 Callback = Callable[[Received], Awaitable[None]]
 Future = asyncio.Future
+_Waiting = tuple[Future[Any], float, str, Callable[[Future[int]], object] | None]
+"""A request: its future, deadline and subject, and what to call when it was a write of `put`."""
+
+
+def _nothing(_: object) -> None:
+    return None
+
+
+def _fail(entry: _Waiting, error: Exception) -> bool:
+    """End a request without an answer; False if nobody waits for it."""
+    future, _, _, over = entry
+    waited = not future.done()
+    if waited:
+        future.set_exception(error)
+    if over is not None:
+        over(future)
+    return waited
 
 
 class Broker:
@@ -96,8 +121,14 @@ class Broker:
         name: str = "holdfast",
         clock: Clock | None = None,
         options: Mapping[str, Any] | None = None,
+        spread: float = 0.0,
     ) -> None:
-        """`options` are passed on to the NATS client; callbacks among them are called too."""
+        """`options` are passed on to the NATS client; callbacks among them are called too.
+
+        `spread`: of many clients, each reconnects at its own time within these seconds.
+        """
+        self._spread = spread
+        self._tries = 0
         self.config = config
         self._options = dict(options or {})
         self._theirs = {n: self._options.pop(n, None) for n in CALLBACKS}
@@ -120,13 +151,15 @@ class Broker:
         self._opened = False
         self._tokens = itertools.count()
         self._pulls = itertools.count()
-        self._waiting: dict[int, tuple[Future[Received], float, str]] = {}
+        self._waiting: dict[int, _Waiting] = {}
+        self._loop: asyncio.AbstractEventLoop
         self._reconnected: list[Callable[[], None]] = []
         self._disconnected: list[Callable[[], None]] = []
         self._missed: list[Callable[[], None]] = []
         self.denied: dict[str, str] = {}
         """Subjects, in lower case, that the server forbids us, with its error."""
-        self._sweeper: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._lost_at: float | None = None
         self._confirmed = 0.0
         self._trouble: Exception | None = None
@@ -145,7 +178,7 @@ class Broker:
         return request_signer(self.config, self.server_now)
 
     def signature(self, subject: str, body: bytes) -> Headers | None:
-        """Headers that prove who asks; None if the login has no certificate."""
+        """Headers that authenticate the caller; None if the login has no certificate."""
         return self._signer.sign(subject, body) if self._signer else None
 
     async def ask(self, subject: str, body: bytes = b"", timeout: float = 0) -> Received:
@@ -170,10 +203,11 @@ class Broker:
 
     async def open(self, *, check: bool = True) -> None:
         """Connect and listen for replies; with `check`, refuse a server that is too old."""
+        self._loop = asyncio.get_running_loop()
         await self._connect()
         try:
             await self._nc.listen(f"{self._inbox}.*", self._on_reply)
-            self._sweeper = asyncio.create_task(self._sweep(), name="holdfast-replies")
+            self._watching = asyncio.create_task(self._watch_time(), name="holdfast-time")
             if check:
                 check_version(self.server_version)
                 self.api_level = await check_jetstream(self._account, self.clock)
@@ -183,6 +217,7 @@ class Broker:
 
     async def _connect(self) -> None:
         options = connect_options(self.config)
+        self._begin_again()
         self._inbox = self.new_inbox()
         servers = self.config.servers
         try:
@@ -203,15 +238,38 @@ class Broker:
             self._nc.abandon()
             raise self._not_connected(error) from None
 
+    def _begin_again(self) -> None:
+        """A connection that could not be opened may be opened later."""
+        if not self._closing:
+            return
+        self._nc = WireClient()
+        self._nc.on_malformed = self._on_malformed
+        closed_in_children(self._nc)
+        self._closing, self._opened = False, False
+        self._trouble, self._refusals = None, 0
+        self.closed.clear()
+
+    def _pick(self, servers: list[Any], _: dict[str, Any]) -> tuple[None, float]:
+        """When to try the next server: within a time that doubles with each try that failed."""
+        self._tries += 1
+        most = min(self._spread * 2.0 ** (self._tries - 1), max(self._spread, _LONGEST_SPREAD))
+        return None, random.uniform(0.0, most)
+
+    @property
+    def refused(self) -> bool:
+        """Whether the last try to connect failed in a way that waiting does not cure."""
+        return bool(hopeless(self._trouble))
+
     def _usual(self) -> dict[str, Any]:
         """Options that the caller's may replace."""
         return {
             "name": self._name,
             "max_reconnect_attempts": -1,
-            "reconnect_time_wait": 0.1,
+            "reconnect_time_wait": max(0.1, self._spread * random.uniform(0.5, 1.0)),
             "connect_timeout": 2,
             "ping_interval": PING_SECONDS,
             "max_outstanding_pings": 2,
+            **({"reconnect_to_server_handler": self._pick} if self._spread else {}),
         }
 
     def _not_connected(self, error: Exception) -> errors.NotConnected:
@@ -228,11 +286,14 @@ class Broker:
     async def close(self) -> None:
         """Flush what was published and disconnect."""
         self._closing = True
-        for task in (self._sweeper, self._measuring):
+        for task in (self._watching, self._measuring):
             if task:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        self._sweeper = None
+        self._watching = None
+        if self._sweeping:
+            self._sweeping.cancel()
+            self._sweeping = None
         if self._nc.is_connected:
             with contextlib.suppress(Exception):
                 await self._nc.flush(timeout=2)
@@ -256,6 +317,13 @@ class Broker:
             self._confirmed = self.clock.monotonic()
             url = self._nc.connected_url
             log.warning("leaving the server %s: it does not answer", url.netloc if url else "?")
+            await self._nc.force_reconnect()
+
+    async def use_login(self, seed: str) -> None:
+        """Change over to another login of the same user; reconnects with it."""
+        self._nc._nkeys_seed_str = seed
+        self._nc._setup_nkeys_seed_connect()
+        if self._nc.is_connected:
             await self._nc.force_reconnect()
 
     async def leave_if_useless(self) -> None:
@@ -336,23 +404,31 @@ class Broker:
         self, subject: str, body: bytes = b"", headers: Headers | None = None, reply: str = ""
     ) -> None:
         """Send without waiting: acks, pings, notifications."""
-        await self._write(self._line(subject, reply, body, headers))
+        self.tell(subject, body, headers, reply)
 
-    async def _write(self, lines: bytes) -> None:
+    def tell(
+        self, subject: str, body: bytes = b"", headers: Headers | None = None, reply: str = ""
+    ) -> None:
+        """The same without a coroutine."""
+        self._write(self._line(subject, reply, body, headers))
+
+    def _write(self, lines: bytes) -> None:
         try:
-            await self._nc.write(lines)
+            self._nc.write(lines)
         except (nats.errors.Error, OSError) as error:
             raise errors.NotConnected(f"not connected to NATS ({reason(error)})") from None
 
     async def publish_all(self, messages: Sequence[tuple[str, bytes, Headers]]) -> None:
         """Send many at once, and do not wait."""
         lines = [self._line(subject, "", body, headers) for subject, body, headers in messages]
-        await self._write(b"".join(lines))
+        self._write(b"".join(lines))
 
-    async def store(self, subject: str, body: bytes, headers: Headers | None = None) -> Stored:
+    async def store(
+        self, subject: str, body: bytes, headers: Headers | bytes | None = None
+    ) -> Stored:
         """Write to a stream and wait for its confirmation."""
         try:
-            stored = await read_ack(await self.send(subject, body, headers))
+            stored = read_ack_now(await self.post(subject, body, headers))
         except errors.Unavailable:
             self._tell_missing()
             raise
@@ -363,13 +439,49 @@ class Broker:
         self, subject: str, body: bytes, headers: Headers | None = None, timeout: float = 0
     ) -> Future[Received]:
         """Send with a reply subject; the future gets the answer. Many may be in flight."""
+        return self.post(subject, body, headers, timeout)
+
+    def post(
+        self,
+        subject: str,
+        body: bytes,
+        headers: Headers | bytes | None = None,
+        timeout: float = 0,
+    ) -> Future[Received]:
+        """The same without a coroutine."""
+        return self._post(subject, body, headers, timeout)
+
+    def put(
+        self,
+        subject: str,
+        body: bytes,
+        headers: Headers | bytes | None,
+        over: Callable[[Future[int]], object] | None = None,
+    ) -> Future[int]:
+        """Write to a stream; the future gets the sequence, or raises what `store` would.
+
+        For the writes that every run makes: no coroutine, and only the sequence is read. `over` is
+        called at once when the write has ended in any way.
+        """
+        return self._post(subject, body, headers, 0, over or _nothing)
+
+    def _post(
+        self,
+        subject: str,
+        body: bytes,
+        headers: Headers | bytes | None,
+        timeout: float,
+        over: Callable[[Future[int]], object] | None = None,
+    ) -> Future[Any]:
         number = next(self._tokens)
         line = self._line(subject, f"{self._inbox}.{number}", body, headers)
-        future: Future[Received] = asyncio.get_running_loop().create_future()
+        future: Future[Any] = self._loop.create_future()
         deadline = self.clock.monotonic() + (timeout or self.config.request_timeout_seconds)
-        self._waiting[number] = (future, deadline, subject)
+        self._waiting[number] = (future, deadline, subject, over)
+        if self._sweeping is None:
+            self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
         try:
-            await self._write(line)
+            self._write(line)
         except errors.NotConnected as error:  # the line is buffered and may still be sent
             self._waiting.pop(number, None)
             raise errors.OutcomeUnknown(str(error)) from None
@@ -379,8 +491,7 @@ class Broker:
         self, subject: str, body: bytes = b"", headers: Headers | None = None, timeout: float = 0
     ) -> Received:
         """Send a request and wait for one answer; raises `Unavailable` if nobody listens."""
-        future = await self.send(subject, body, headers, timeout)
-        answer = await future
+        answer = await self.post(subject, body, headers, timeout)
         if answer.status == "503":
             raise errors.Unavailable(f"nobody answers on {subject}")
         return answer
@@ -435,7 +546,9 @@ class Broker:
         except (nats.errors.Error, OSError) as error:
             raise errors.NotConnected(f"not connected to NATS ({reason(error)})") from None
 
-    def _line(self, subject: str, reply: str, body: bytes, headers: Headers | None) -> bytes:
+    def _line(
+        self, subject: str, reply: str, body: bytes, headers: Headers | bytes | None
+    ) -> bytes:
         """The bytes to send; too many would make the server close the connection."""
         if not self._nc.hears:
             raise errors.NotConnected("not connected to NATS right now")
@@ -472,17 +585,39 @@ class Broker:
 
     def _on_reply(self, subject: bytes, reply: bytes, body: bytes, headers: bytes | None) -> None:
         entry = self._waiting.pop(int(subject[len(self._inbox) + 1 :]), None)
-        if entry and not entry[0].done():
-            entry[0].set_result(Received.parsed("", body, headers, reply.decode()))
+        if entry is None:
+            return
+        if entry[0].done():  # nobody waits for it
+            _fail(entry, errors.OutcomeUnknown("its writer was cancelled"))
+            return
+        future, _, _, over = entry
+        if over is None:
+            future.set_result(Received.parsed("", body, headers, reply.decode()))
+            return
+        try:
+            found = sequence_of(body, headers)
+        except errors.BrokerError as error:
+            if isinstance(error, errors.Unavailable):
+                self._tell_missing()
+            _fail(entry, error)
+        else:
+            self._confirmed = self.clock.monotonic()
+            future.set_result(found)
+            over(future)
 
-    async def _sweep(self) -> None:
+    def _sweep(self) -> None:
+        """Fail requests that were not answered in time; called while any are waiting."""
+        self._sweeping = None
+        now = self.clock.monotonic()
+        for number in [n for n, entry in self._waiting.items() if entry[1] <= now]:
+            late = errors.OutcomeUnknown("no answer from NATS in time")
+            _fail(self._waiting.pop(number), late)
+        if self._waiting and self._sweeping is None:
+            self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
+
+    async def _watch_time(self) -> None:
         while True:
-            await asyncio.sleep(_SWEEP_SECONDS)
-            now = self.clock.monotonic()
-            for number in [n for n, entry in self._waiting.items() if entry[1] <= now]:
-                future = self._waiting.pop(number)[0]
-                if not future.done():
-                    future.set_exception(errors.OutcomeUnknown("no answer from NATS in time"))
+            await asyncio.sleep(_CLOCK_SECONDS)
             self._keep_time()
 
     def _keep_time(self) -> None:
@@ -501,10 +636,9 @@ class Broker:
 
     def _fail_waiting(self, error: errors.BrokerError) -> None:
         waiting, self._waiting = self._waiting, {}
-        for future, _, _ in waiting.values():
-            if not future.done():
-                future.set_exception(error)
-                future.exception()  # marks it as retrieved: nobody may be waiting
+        for entry in waiting.values():
+            if _fail(entry, error):
+                entry[0].exception()  # marks it as retrieved: nobody may be waiting
 
     async def _on_error(self, error: Exception) -> None:
         if not hopeless(self._trouble):
@@ -547,14 +681,14 @@ class Broker:
     def _deny_waiting(self, subject: str, text: str) -> None:
         """Fail requests on a subject that the server forbids us."""
         unanswerable = subject.startswith(self._inbox.lower())  # no answer can arrive
-        for number, (future, _, sent) in list(self._waiting.items()):
-            if (unanswerable or sent.lower() == subject) and not future.done():
+        for number, entry in list(self._waiting.items()):
+            if (unanswerable or entry[2].lower() == subject) and not entry[0].done():
                 del self._waiting[number]
                 reason = (
                     f"{text}: use a login whose role may do this, or allow it for this user in the "
                     "server's configuration"
                 )
-                future.set_exception(errors.PermissionDenied(reason.removeprefix("nats: ")))
+                _fail(entry, errors.PermissionDenied(reason.removeprefix("nats: ")))
 
     def _on_malformed(self, subject: bytes, body: bytes, error: Exception) -> None:
         place = subject.decode("ascii", "backslashreplace")
@@ -574,7 +708,7 @@ class Broker:
 
     async def _on_reconnected(self) -> None:
         away = self.clock.monotonic() - (self._lost_at or self.clock.monotonic())
-        self._lost_at, self._refused = None, False
+        self._lost_at, self._refused, self._tries = None, False, 0
         url = self._nc.connected_url
         log.info("connected to NATS again (%s) after %.1f s", url.netloc if url else "?", away)
         for callback in list(self._reconnected):
@@ -582,7 +716,8 @@ class Broker:
         await self._tell("reconnected_cb")
 
     async def _on_closed(self) -> None:
-        self.closed.set()
+        if self._opened:
+            self.closed.set()
         await self._tell("closed_cb")
         if not self._closing:
             log.error("the connection to NATS is closed for good: %s", reason(self._nc.last_error))

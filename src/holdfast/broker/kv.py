@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
@@ -39,6 +40,7 @@ T = TypeVar("T")
 
 _PAGE = 1000
 """Messages in one request of a listing; the server ends a page sooner if they are large."""
+_EXPECTS = b"NATS/1.0\r\n" + H_EXPECTED.encode() + b": "
 LOOK_SECONDS = 0.5
 """How long to ask whether a bucket that does not answer exists."""
 
@@ -80,11 +82,11 @@ class Bucket:
         self.stream = kv_stream(name)
         self._prefix = kv_subject(name, "")
 
-    async def put(
+    def put(
         self, key: str, value: bytes, *, expected: int | None, ttl: float | None = None
-    ) -> int:
-        """Write if the key is still at `expected` (None: always); returns the new revision."""
-        return (await self._broker.store(*self._write(key, value, expected, ttl))).seq
+    ) -> asyncio.Future[int]:
+        """Write if the key is still at `expected` (None: always); gives the new revision."""
+        return self._broker.put(self._prefix + key, value, write_head(expected, ttl))
 
     def _write(self, key: str, value: bytes, expected: int | None, ttl: float | None) -> Write:
         headers: Headers = {} if expected is None else {H_EXPECTED: str(expected)}
@@ -244,11 +246,15 @@ async def direct_batch(
 
 
 class MessagePage(NamedTuple):
-    """Part of a listing: its messages, the last sequence read, and whether more follow."""
+    """Part of a listing: its messages, the last sequence read, and how many follow."""
 
     messages: list[Received]
     last: int
-    more: bool
+    left: int
+
+    @property
+    def more(self) -> bool:
+        return self.left > 0
 
 
 async def direct_page(
@@ -266,18 +272,14 @@ async def direct_page(
     ends a page before `size` when its messages are large, and says that more follow.
     """
     inbox = broker.new_inbox()
-    queue: asyncio.Queue[Received] = asyncio.Queue()
-
-    def receive(to: bytes, reply: bytes, body: bytes, headers: bytes | None) -> None:
-        queue.put_nowait(Received.parsed(to.decode(), body, headers, reply.decode()))
-
-    subscription = await broker.listen(inbox, receive)
+    arriving = _Arriving()
+    subscription = await broker.listen(inbox, arriving.receive)
     try:
         request: dict[str, Any] = {"seq": start, "next_by_subj": subject, "batch": size}
         asked = f"$JS.API.DIRECT.GET.{stream}"
         await broker.publish(asked, msgspec.json.encode(request), reply=inbox)
         dropping = stream.startswith(kv_stream("")) and not markers
-        return await _read_page(queue, broker.config.request_timeout_seconds, dropping)
+        return await arriving.page(broker.config.request_timeout_seconds, dropping)
     except errors.OutcomeUnknown:
         if asked.lower() in broker.denied:
             raise errors.PermissionDenied(f"this login may not read {stream}") from None
@@ -290,25 +292,55 @@ async def direct_page(
         await broker.unsubscribe(subscription)
 
 
-async def _read_page(queue: asyncio.Queue[Received], timeout: float, dropping: bool) -> MessagePage:
-    page: list[Received] = []
-    last = 0
-    while True:
-        try:
-            async with asyncio.timeout(timeout):
-                message = await queue.get()
-        except TimeoutError:
-            raise errors.OutcomeUnknown("a listing was cut off: try again") from None
-        status = message.status
-        if status in ("204", "404"):
-            return MessagePage(page, last, int(message.headers.get("Nats-Num-Pending", 0)) > 0)
-        if status == "503":
+class _Arriving:
+    """Collects a page as it arrives; its end is a status of the server."""
+
+    def __init__(self) -> None:
+        self._messages: list[Received] = []
+        self._end: asyncio.Future[Received] = asyncio.get_running_loop().create_future()
+
+    def receive(self, to: bytes, reply: bytes, body: bytes, headers: bytes | None) -> None:
+        message = Received.parsed(to.decode(), body, headers, reply.decode())
+        if not message.status:
+            self._messages.append(message)
+        elif not self._end.done():
+            self._end.set_result(message)
+
+    async def page(self, timeout: float, dropping: bool) -> MessagePage:
+        end = await self._until_end(timeout)
+        if end.status == "503":
             raise errors.Unavailable("nobody answers for the bucket right now")
-        if status:
-            raise errors.BrokerError(f"a listing failed: {status} {message.description}")
-        last = int(message.headers[H_SEQUENCE])
-        if not (dropping and is_marker(message.headers)):
-            page.append(message)
+        if end.status not in ("204", "404"):
+            raise errors.BrokerError(f"a listing failed: {end.status} {end.description}")
+        found = self._messages
+        last = int(found[-1].headers[H_SEQUENCE]) if found else 0
+        if dropping:
+            found = [message for message in found if not is_marker(message.headers)]
+        return MessagePage(found, last, int(end.headers.get("Nats-Num-Pending", 0)))
+
+    async def _until_end(self, timeout: float) -> Received:
+        """Wait for the end, as long as messages keep arriving."""
+        while True:
+            before = len(self._messages)
+            done, _ = await asyncio.wait([self._end], timeout=timeout)
+            if done:
+                return self._end.result()
+            if len(self._messages) == before:
+                raise errors.OutcomeUnknown("a listing was cut off: try again")
+
+
+def write_head(expected: int | None, ttl: float | None) -> bytes | None:
+    """The headers of a write, ready to be sent."""
+    if expected is None and ttl is None:
+        return None
+    block = b"NATS/1.0\r\n" if expected is None else b"%s%d\r\n" % (_EXPECTS, expected)
+    return block + (_ttl_line(ttl) if ttl is not None else b"\r\n")
+
+
+@functools.lru_cache(maxsize=64)
+def _ttl_line(ttl: float) -> bytes:
+    """A process uses few TTLs, and writes each of them very often."""
+    return f"{H_TTL}: {ttl_text(ttl)}\r\n\r\n".encode()
 
 
 def ttl_text(ttl: float) -> str:
@@ -320,10 +352,15 @@ def parse_time(text: str) -> float:
     """The server's RFC 3339 time with nanoseconds, as seconds since the epoch."""
     head, _, tail = text.partition(".")
     if not tail:
-        return datetime.fromisoformat(text).timestamp()
+        return _whole_second(text)
     digits = tail.rstrip("Z").split("+")[0].split("-")[0]
-    zone = tail[len(digits) :].replace("Z", "+00:00")
-    return datetime.fromisoformat(head + zone).timestamp() + float("0." + digits)
+    return _whole_second(head + tail[len(digits) :]) + float("0." + digits)
+
+
+@functools.lru_cache(maxsize=256)
+def _whole_second(text: str) -> float:
+    """Records are listed in the order of their writes, so that many have the same second."""
+    return datetime.fromisoformat(text).timestamp()
 
 
 def _is_marker(encoded: str | None) -> bool:

@@ -1,8 +1,9 @@
-"""nats-py without aiohttp, which only `ws://` needs.
+"""nats-py without aiohttp, which only `ws://` needs, and without its JetStream client.
 
 The library imports aiohttp wherever it is installed: 12 MB and a fifth of a second in every
 process, for a transport that few use. Importing this module first defers that until the first
-connection over a websocket. Other imports of aiohttp are not affected.
+connection over a websocket. `nats.js`, another 40 ms, is deferred until somebody uses it. Other
+imports of either are not affected.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 _AIOHTTP = "aiohttp"
+_JETSTREAM = "nats.js"
 
 
 class _Later:
@@ -36,4 +38,24 @@ def _import_transport() -> ModuleType:
     return transport
 
 
-_import_transport()
+def _import_client() -> None:
+    """Import the client with an empty `nats.js`, and the real one when it is looked up."""
+    if "nats" in sys.modules:
+        return
+    sys.modules[_JETSTREAM] = ModuleType(_JETSTREAM)
+    try:
+        _import_transport()
+        package = importlib.import_module("nats")
+    finally:
+        del sys.modules[_JETSTREAM]
+    package.__dict__.pop("js", None)
+
+    def later(name: str) -> Any:
+        if name == "js":
+            return importlib.import_module(_JETSTREAM)
+        raise AttributeError(f"module 'nats' has no attribute {name!r}")
+
+    package.__getattr__ = later  # type: ignore[method-assign]
+
+
+_import_client()

@@ -40,7 +40,7 @@ AT_ONCE: Final = 500
 """Records handed over before other tasks may run: computing when schedules are due is slow."""
 STALE_TRIES: Final = 25
 STALE_SECONDS: Final = 0.2
-"""Together five seconds, longer than a healthy replica lags."""
+"""Tries and the pause between them: together five seconds, longer than a healthy replica lags."""
 
 
 async def _nothing() -> None:

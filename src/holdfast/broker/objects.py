@@ -7,6 +7,9 @@ removes both; without one they live as long as the bucket's age limit allows.
 A bucket is created on first use, and again if it was deleted. The first write with a TTL changes a
 bucket of an earlier version to allow TTLs; if this login may not change it, the bucket's own age
 limit applies.
+
+A record that cannot be read, or that names chunks by anything but an id, counts as no object: a
+wildcard there would read and remove the chunks of all others. Writing the object replaces it.
 """
 
 from __future__ import annotations
@@ -17,21 +20,23 @@ import contextlib
 import hashlib
 import logging
 import secrets
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 from holdfast import errors
 from holdfast.broker.connection import Broker
 from holdfast.broker.kv import direct_batch, ttl_text
 from holdfast.broker.wire import Headers, Received, read_ack
 from holdfast.clock import rfc3339
-from holdfast.model.codec import JSON
+from holdfast.durations import DAY, NANO
+from holdfast.model.codec import Codec
 from holdfast.names import H_ROLLUP, H_TTL, object_chunks, object_meta, object_stream
 
 log = logging.getLogger("holdfast.broker")
 
-KEPT_SECONDS: Final = 30 * 86_400
+KEPT_SECONDS: Final = 30 * DAY
 """As long as a dead letter; objects with a TTL are removed earlier."""
 CHUNK_BYTES: Final = 128 * 1024
 """The default of every client of the object store."""
@@ -41,7 +46,24 @@ UNDER_WAY: Final = 8
 """Chunks sent before the first is confirmed: 1 MB, as much as one large message."""
 LAG_SECONDS: Final = (0.1, 0.3, 1.0)
 """Waits for a replica that does not have the newest chunks yet."""
-NANO: Final = 1_000_000_000
+
+
+class ObjectRecord(msgspec.Struct):
+    """The record of an object, as every NATS client writes it."""
+
+    name: str
+    bucket: str = ""
+    nuid: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{0,64}$(?!\n)")] = ""
+    """The id in the subject of its chunks."""
+    size: int = 0
+    chunks: int = 0
+    digest: str = ""
+    mtime: str = ""
+    options: Any = None
+    deleted: bool = False
+
+
+RECORD: Final = Codec[ObjectRecord](ObjectRecord, "the record of an object")
 
 
 class Objects:
@@ -124,29 +146,29 @@ class Objects:
         return name
 
     async def _put(self, name: str, body: bytes, headers: Headers) -> None:
-        before = await self._info(name)
+        before = await self._record(name)
         chunks, id = self._cut(body), secrets.token_hex(11)
         try:
             await self._store_chunks(object_chunks(self._bucket, id), chunks, headers)
-            info = {
-                "name": name,
-                "bucket": self._bucket,
-                "nuid": id,
-                "size": len(body),
-                "chunks": len(chunks),
-                "digest": _digest(body),
-                "mtime": rfc3339(self._broker.server_now()),
-                "options": {"max_chunk_size": CHUNK_BYTES},
-            }
+            record = ObjectRecord(
+                name,
+                bucket=self._bucket,
+                nuid=id,
+                size=len(body),
+                chunks=len(chunks),
+                digest=_digest(body),
+                mtime=rfc3339(self._broker.server_now()),
+                options={"max_chunk_size": CHUNK_BYTES},
+            )
             meta = object_meta(self._bucket, name)
             rollup = {**headers, H_ROLLUP: "sub"}
-            await self._broker.store(meta, msgspec.json.encode(info), rollup)
+            await self._broker.store(meta, RECORD.encode(record), rollup)
         except BaseException:
             with contextlib.suppress(errors.BrokerError):
                 await self._purge(object_chunks(self._bucket, id))
             raise
-        if before.get("nuid"):
-            await self._purge(object_chunks(self._bucket, before["nuid"]))
+        if before:
+            await self._purge(object_chunks(self._bucket, before.nuid))
 
     def _cut(self, body: bytes) -> list[bytes]:
         size = min(CHUNK_BYTES, self._broker.max_message_bytes - HEADROOM_BYTES)
@@ -161,18 +183,16 @@ class Objects:
             for future in sent:
                 await read_ack(future)
 
-    async def _info(self, name: str) -> dict[str, Any]:
-        """A value's metadata; empty if there is no such value."""
+    async def _record(self, name: str) -> ObjectRecord | None:
+        """A value's record; None if there is no such value, or nobody can read it."""
         request = {"last_by_subj": object_meta(self._bucket, name)}
         try:
             answer = await self._broker.api(f"STREAM.MSG.GET.{self._stream}", request)
         except errors.NotFound:
-            return {}
-        try:
-            info = JSON.decode(base64.b64decode(answer["message"].get("data", "")))
-        except errors.Unreadable:
-            return {}
-        return info if isinstance(info, dict) and not info.get("deleted") else {}
+            return None
+        body = base64.b64decode(answer["message"].get("data", ""))
+        found = self._broker.unreadable.read(RECORD.decode, self._bucket, name, body)
+        return found if found and found.nuid and not found.deleted else None
 
     async def _purge(self, subject: str) -> None:
         await self._broker.api(f"STREAM.PURGE.{self._stream}", {"filter": subject})
@@ -181,11 +201,11 @@ class Objects:
         """A stored value; retries while a replica lags."""
         for wait in (0.0, *LAG_SECONDS):
             await self._broker.clock.sleep(wait)
-            info = await self._info(name)
-            if not info.get("nuid"):
+            record = await self._record(name)
+            if record is None:
                 raise errors.NotFound(f"object {name} does not exist, or no longer does")
-            body = await self._chunks_of(info["nuid"])
-            if _digest(body) == info.get("digest"):
+            body = await self._chunks_of(record.nuid)
+            if _digest(body) == record.digest:
                 return body
         raise errors.Unavailable(f"object {name} could not be read: its parts do not fit together")
 
@@ -195,15 +215,15 @@ class Objects:
 
     async def exists(self, name: str) -> bool:
         """Whether a value exists, without reading it."""
-        return bool(await self._info(name))
+        return await self._record(name) is not None
 
     async def delete(self, name: str) -> None:
         """Remove a value and its chunks; a missing one is fine."""
         with contextlib.suppress(errors.BrokerError):
-            info = await self._info(name)
+            record = await self._record(name)
             await self._purge(object_meta(self._bucket, name))
-            if info.get("nuid"):
-                await self._purge(object_chunks(self._bucket, info["nuid"]))
+            if record:
+                await self._purge(object_chunks(self._bucket, record.nuid))
 
 
 def _digest(body: bytes) -> str:

@@ -28,15 +28,18 @@ import msgspec
 from holdfast import errors
 from holdfast.broker.connection import Broker
 from holdfast.broker.wire import Headers, parse_headers, parse_status
+from holdfast.durations import NANO
 from holdfast.keeper.board import Board
 
 log = logging.getLogger("holdfast.pull")
 
-NANO: Final = 1_000_000_000
 HEARTBEAT_SECONDS: Final = 0.75
 MISSED_HEARTBEATS: Final = 2.2
 """Together 1.65 s until a lost consumer leader is noticed; the second heartbeat may be a little
 late. Each idle consumer costs little more than one small message a second."""
+SLOW_HEARTBEAT_SECONDS: Final = 10.0
+"""Of consumers that others watch for, where a process pulls very many. The server wants two of them
+within the life of a request."""
 EXPIRES_SECONDS: Final = 30.0
 """A request that is never answered again, because its server died, is forgotten after this time."""
 COMPLAIN_SECONDS: Final = 10.0
@@ -121,7 +124,7 @@ class Delivery:
             return
         if not self._leave():
             await self._until_extended()
-        await self._broker.publish(self.reply, body)
+        self._broker.tell(self.reply, body)
 
     async def extend(self) -> None:
         """Ask for another `ack_wait`."""
@@ -170,7 +173,12 @@ class Pull:
         ensure: Callable[[], Awaitable[None]],
         deliver: Callable[[Delivery], None],
         want: Callable[[], int],
+        heartbeat: float = HEARTBEAT_SECONDS,
+        on_silent: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_silent` is called when the consumer's leader seems to be gone."""
+        self.heartbeat = heartbeat
+        self._on_silent = on_silent
         self.stream = stream
         self.consumer = consumer
         self.delivered = 0
@@ -204,7 +212,7 @@ class Pull:
         if not self._broker.connected or self._missing:
             return False
         silence = self._broker.clock.monotonic() - self._heard
-        return self._outstanding == 0 or silence < 2 * MISSED_HEARTBEATS * HEARTBEAT_SECONDS
+        return self._outstanding == 0 or silence < 2 * MISSED_HEARTBEATS * self.heartbeat
 
     @property
     def active(self) -> bool:
@@ -241,7 +249,7 @@ class Pull:
         """Check the state once; returns the seconds until the next check."""
         if not self._broker.connected:
             self._failing_since = None
-            return HEARTBEAT_SECONDS
+            return self.heartbeat
         wait = self._not_before - self._broker.clock.monotonic()
         if wait > 0:
             return wait
@@ -250,6 +258,7 @@ class Pull:
                 log.debug("no heartbeat from consumer %s: asking again", self.consumer)
                 self._missing = True
                 self._start_over()
+                self._on_silent()
             if self._missing:
                 await self._ensure()
                 self.known = self._broker.clock.monotonic()
@@ -258,13 +267,18 @@ class Pull:
         except (errors.NotConnected, errors.OutcomeUnknown, errors.BrokerError) as error:
             return self._failed(error)
         self._failing_since = None
-        return HEARTBEAT_SECONDS
+        return self.heartbeat
+
+    def ask_again(self) -> None:
+        """Another consumer's leader seems to be gone; ask again unless ours was just heard."""
+        if self._broker.clock.monotonic() - self._heard > HEARTBEAT_SECONDS:
+            self._start_over()
 
     def _silent(self) -> bool:
         if self._outstanding == 0:
             return False
         silence = self._broker.clock.monotonic() - self._heard
-        return silence > MISSED_HEARTBEATS * HEARTBEAT_SECONDS
+        return silence > MISSED_HEARTBEATS * self.heartbeat
 
     def _failed(self, error: errors.BrokerError) -> float:
         now = self._broker.clock.monotonic()
@@ -294,7 +308,7 @@ class Pull:
         request = {
             "batch": batch,
             "expires": int(EXPIRES_SECONDS * NANO),
-            "idle_heartbeat": int(HEARTBEAT_SECONDS * NANO),
+            "idle_heartbeat": int(self.heartbeat * NANO),
         }
         self._outstanding += batch
         self._low = self._outstanding // 2

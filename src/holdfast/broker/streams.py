@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from holdfast import errors
@@ -26,13 +26,15 @@ from holdfast.broker.connection import Broker
 from holdfast.broker.kv import Bucket, parse_time
 from holdfast.clock import rfc3339
 from holdfast.config import RecordConfig
+from holdfast.durations import DAY, NANO
 from holdfast.names import Names, kv_stream, kv_subject, parse_consumer, pause_key
 from holdfast.retrying import PATIENCE_SECONDS, retrying
 
 log = logging.getLogger("holdfast.broker")
 
-NANO: Final = 1_000_000_000
-DAY: Final = 86_400
+MEGABYTE: Final = 1_000_000
+INDEX_PART: Final = 5
+"""The index of the history may take a fifth of its size; it needs a twentieth for small runs."""
 MAX_CONSUMERS: Final = 100_000
 """One per job and group. Without a limit the server takes the account's, where a low one would stop
 new jobs; nobody has this many jobs."""
@@ -52,12 +54,19 @@ MARKED: Final = ("leases",)
 others every record expires some day, and each would cost one more write."""
 MARKER_SECONDS: Final = 60
 """How long such a marker stays: longer than a watcher needs to reconnect."""
-FLEET_BUCKETS: Final = ("fleet", "returns", "facts", "agents")
+RUN_LOG_MESSAGES: Final = 1_000
+"""Messages with log lines kept of each run, the newest. One holds what a run logs in a quarter of a
+second, up to 16 kB."""
+RUN_LOGS_MESSAGES: Final = 200_000
+"""The same of all runs: each run is a subject, and takes about 200 bytes of the server's memory."""
+FLEET_BUCKETS: Final = ("fleet", "returns", "facts", "agents", "joins")
 """Created by the first dispatcher."""
 RETURNS_DAYS: Final = 7
 """How long an agent's return can be shown; the record of its run is kept longer."""
 SETTINGS_BUCKETS: Final = ("settings", "secrets", "applied")
 """Created by the first who publishes settings."""
+LIMITS_BUCKETS: Final = ("limits",)
+"""Created by the first worker that has a job with a limit."""
 AGENTS_WRITE: Final = ("returns", "facts", "agents", "applied")
 """Buckets in which an agent may write its own keys only. `Nats-Rollup: all` on one of them would
 delete everybody's, and open batches would keep others from writing."""
@@ -97,6 +106,17 @@ def stream_configs(names: Names, records: RecordConfig, replicas: int) -> list[C
         },
         base
         | {
+            "name": names.run_logs,
+            "subjects": [names.run_log(">")],
+            "retention": "limits",
+            "discard": "old",
+            "max_age": int(records.run_log_days * DAY * NANO),
+            "max_bytes": records.run_log_megabytes * 1_000_000,
+            "max_msgs": RUN_LOGS_MESSAGES,
+            "max_msgs_per_subject": RUN_LOG_MESSAGES,
+        },
+        base
+        | {
             "name": names.jobs,
             "subjects": [f"{ns}.job.>", f"{ns}.later.>", f"{ns}.canary.>"],
             "retention": "workqueue",
@@ -114,6 +134,32 @@ def stream_configs(names: Names, records: RecordConfig, replicas: int) -> list[C
             "max_age": int(records.event_days * DAY * NANO),
             "duplicate_window": window,
             "max_consumers": MAX_CONSUMERS,
+        },
+        base
+        | {
+            "name": names.history,
+            "subjects": [f"{ns}.ended.>"],
+            "retention": "limits",
+            "max_age": int(records.history_days * DAY * NANO),
+            "max_bytes": records.history_megabytes * MEGABYTE,
+        },
+        base
+        | {
+            "name": names.history_index,
+            "subjects": [f"{ns}.indexed.>"],
+            "retention": "limits",
+            "max_age": int(records.history_days * DAY * NANO),
+            "max_bytes": max(records.history_megabytes // INDEX_PART, 1) * MEGABYTE,
+            "allow_rollup_hdrs": True,
+            "allow_msg_ttl": True,
+        },
+        base
+        | {
+            "name": names.flows,
+            "subjects": [f"{ns}.flow.>", f"{ns}.signal.>", f"{ns}.wait.>"],
+            "retention": "limits",
+            "duplicate_window": window,
+            "allow_msg_ttl": True,
         },
     ]
     return plain + [bucket_config(names, noun, replicas) for noun in BUCKETS]
@@ -169,14 +215,17 @@ def _plain_bucket(names: Names, noun: str, bucket: str, replicas: int) -> Config
     }
 
 
-def consumer_config(name: str, subject: str, ack_wait: float) -> Config:
-    """A job's durable consumer. The server does not limit deliveries: the record counts them."""
+def consumer_config(name: str, subject: str, ack_wait: float, in_order: bool = False) -> Config:
+    """A job's durable consumer. The server does not limit deliveries: the record counts them.
+
+    `in_order`: it delivers a message only after the one before it was acknowledged.
+    """
     return {
         "durable_name": name,
         "ack_policy": "explicit",
         "ack_wait": int(ack_wait * NANO),
         "max_deliver": -1,
-        "max_ack_pending": MAX_ACK_PENDING,
+        "max_ack_pending": 1 if in_order else MAX_ACK_PENDING,
         "max_waiting": MAX_WAITING,
         "filter_subject": subject,
         "deliver_policy": "all",
@@ -244,8 +293,18 @@ class Topology:
             self._start(functools.partial(self.ensure_stream, c), f"preparing {c['name']}")
             for c in configs
         )
-        for outcome in await asyncio.gather(*steps, return_exceptions=True):
-            if outcome is not None:
+        outcomes = await asyncio.gather(*steps, return_exceptions=True)
+        old = (self._names.history, self._names.history_index)
+        for config, outcome in zip(configs, outcomes, strict=True):
+            if config["name"] == self._names.run_logs and isinstance(outcome, errors.BrokerError):
+                log.warning("log lines of runs are not kept: %s", outcome)
+            elif config["name"] == self._names.flows and isinstance(
+                outcome, errors.PermissionDenied
+            ):
+                log.warning("flows cannot run (an earlier version's login): %s", outcome)
+            elif config["name"] in old and isinstance(outcome, errors.PermissionDenied):
+                log.warning("ended runs are not kept (an earlier version's login): %s", outcome)
+            elif outcome is not None:
                 raise outcome
 
     async def _start(self, step: Callable[[], Awaitable[object]], what: str) -> None:
@@ -262,7 +321,7 @@ class Topology:
             pass
         try:
             first = await self._first_sequence(config["name"])
-            await self._broker.api(f"STREAM.CREATE.{config['name']}", config | first)
+            await self._create(config | first)
         except errors.TryAgain:
             raise
         except errors.PermissionDenied:
@@ -274,6 +333,23 @@ class Topology:
             if "already in use" not in str(error):
                 kind = errors.Unavailable if "peer offline" in str(error) else errors.BrokerError
                 raise kind(f"cannot create {config['name']}: {error}") from None
+
+    async def _create(self, config: Config) -> None:
+        """Create a stream; one that reserves more storage than the server has gets less."""
+        while True:
+            try:
+                await self._broker.api(f"STREAM.CREATE.{config['name']}", config)
+                return
+            except errors.BrokerError as error:
+                smaller = config.get("max_bytes", 0) // 2
+                if "insufficient storage" not in str(error) or smaller < MEGABYTE:
+                    raise
+            config = config | {"max_bytes": smaller}
+            log.warning(
+                "the server cannot reserve as much for %s as is configured: it gets %d MB",
+                config["name"],
+                smaller // MEGABYTE,
+            )
 
     async def _harden(self, wanted: Config, actual: Config) -> None:
         """Disable what lets one agent touch another's keys; stored records stay."""
@@ -324,7 +400,8 @@ class Topology:
         """How the streams on the server differ from what Holdfast would create."""
         found = []
         replicas = await self.wanted_replicas()
-        later = [bucket_config(self._names, n, replicas) for n in FLEET_BUCKETS + SETTINGS_BUCKETS]
+        nouns = LIMITS_BUCKETS + FLEET_BUCKETS + SETTINGS_BUCKETS
+        later = [bucket_config(self._names, n, replicas) for n in nouns]
         for wanted in stream_configs(self._names, self.records, replicas) + later:
             name = wanted["name"]
             try:
@@ -360,21 +437,23 @@ class Topology:
         *,
         new: bool = False,
         since: float | None = None,
-        app: str = "",
+        labels: Mapping[str, str] | None = None,
+        in_order: bool = False,
     ) -> None:
         """Create a job's consumer unless it exists; that of a paused job starts paused.
 
         `new`: only messages from now on; `since`: from that instant on, for a consumer that has
-        vanished; `app`: its owner, for the label.
+        vanished; `labels`: what its worker says about it, such as its app (`APP_LABEL`).
         """
         try:
             info = await self._broker.api(f"CONSUMER.INFO.{stream}.{name}", timeout=LOOK_SECONDS)
-            await self._label(stream, info["config"], app)
+            await self._adapt(stream, info["config"], labels or {}, in_order)
             return
         except errors.NotFound as error:
             if "stream not found" in str(error):
                 await self.ensure()
-        config = consumer_config(name, subject, ack_wait) | _labels(app)
+        config = consumer_config(name, subject, ack_wait, in_order)
+        config |= {"metadata": dict(labels)} if labels else {}
         if new and since is None:
             config["deliver_policy"] = "new"
         elif new and since is not None:
@@ -383,12 +462,19 @@ class Topology:
             config["pause_until"] = FOREVER
         await self.create_consumer(stream, config)
 
-    async def _label(self, stream: str, config: Config, app: str) -> None:
-        """Add the app's label to a consumer that an earlier version created without one."""
+    async def _adapt(
+        self, stream: str, config: Config, wanted: Mapping[str, str], in_order: bool
+    ) -> None:
+        """Change what another version of the app said about a consumer: its labels, its order."""
         labels = config.get("metadata") or {}
-        if app and APP_LABEL not in labels:
-            metadata = {**labels, APP_LABEL: app}
-            await self.create_consumer(stream, config | {"metadata": metadata})
+        fresh = {k: v for k, v in wanted.items() if labels.get(k) != v}
+        if APP_LABEL in labels:
+            fresh.pop(APP_LABEL, None)  # whose job it is does not change
+        changes: Config = {"metadata": {**labels, **fresh}} if fresh else {}
+        if (config.get("max_ack_pending") == 1) != in_order:
+            changes["max_ack_pending"] = 1 if in_order else MAX_ACK_PENDING
+        if changes:
+            await self.create_consumer(stream, config | changes)
 
     async def _is_paused(self, name: str) -> bool:
         """Whether the job of a consumer is paused, as `status.jobs` records it."""
@@ -426,10 +512,6 @@ class Topology:
         """Remove all messages of a subject; returns how many."""
         answer = await self._broker.api(f"STREAM.PURGE.{stream}", {"filter": subject})
         return int(answer.get("purged", 0))
-
-
-def _labels(app: str) -> Config:
-    return {"metadata": {APP_LABEL: app}} if app else {}
 
 
 def _same(key: str, wanted: object, actual: object) -> bool:

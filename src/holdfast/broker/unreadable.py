@@ -17,11 +17,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final, TypeVar
-
-from prometheus_client import Counter
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from holdfast.errors import Unreadable
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter
 
 log = logging.getLogger("holdfast.unreadable")
 

@@ -138,7 +138,7 @@ class Upkeep:
     async def _make(self, config: Config) -> str:
         """Create a missing stream; returns when it was created, or nothing if that failed."""
         name = config["name"]
-        if name not in self._failing:
+        if name not in self._failing and self._created.get(name) != "":
             log.error("%s does not exist: making it again", name)
             self._created.setdefault(name, "")
         try:
@@ -147,6 +147,8 @@ class Upkeep:
         except errors.NotConnected:
             raise
         except errors.BrokerError as error:
+            if name == self._broker.names.run_logs:
+                return ""  # no role needs it
             since = self._failing.get(name, (self._broker.clock.monotonic(), ""))[0]
             self._failing[name] = since, str(error)
             return ""

@@ -54,6 +54,7 @@ message and already has one."""
 _ID_IN_PROCESS: Final = 10158
 """A first copy of the message has arrived but is not stored yet; whether it will be is unknown."""
 _NO_SEQUENCE: Final = 10043
+"""The server's error code for a sequence that is not in the stream."""
 NO_STREAM: Final = 10059
 """The server's error code for a stream that does not exist."""
 
@@ -186,13 +187,13 @@ class WireClient(Client):
         except Exception as error:  # noqa: BLE001 - the library would stop reading for good
             self._malformed(subject, data, error)
 
-    async def write(self, line: bytes) -> None:
-        """Send a finished protocol line."""
+    def write(self, line: bytes) -> None:
+        """Send a finished protocol line, with all others of this turn of the loop."""
         self._pending.append(line)
         self._pending_data_size += len(line)
         queue = self._flush_queue
         if queue is not None and queue.empty():
-            await self._flush_pending()
+            self._wake_flusher()
 
     @property
     def hears(self) -> bool:
@@ -206,17 +207,26 @@ class WireClient(Client):
         The library waits for its flusher without a limit and swallows a cancellation meanwhile: an
         ending loop cancels the flusher first, so the wait would never end.
         """
-        transport = self._transport
-        if not self.is_connected or self._flush_queue is None or transport is None:
+        if not force_flush:
+            self._wake_flusher()
+        elif self.is_connected and self._transport is not None and self._write_pending():
+            await self._transport.drain()  # type: ignore[no-untyped-call]
+
+    def _wake_flusher(self) -> None:
+        if not self.is_connected or self._flush_queue is None:
             return
         flusher = self._flusher_task
-        if force_flush or flusher is None or flusher.done():
-            pending, self._pending, self._pending_data_size = self._pending, [], 0
-            if pending:
-                transport.writelines(pending)
-                await transport.drain()  # type: ignore[no-untyped-call]
+        if flusher is None or flusher.done():
+            self._write_pending()
         elif not self._flush_queue.full():
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+
+    def _write_pending(self) -> bool:
+        pending, transport = self._pending, self._transport
+        if pending and transport is not None:
+            self._pending, self._pending_data_size = [], 0
+            transport.writelines(pending)
+        return bool(pending)
 
     async def flush(self, timeout: int = 10) -> None:
         """Return when the server has processed everything.
@@ -297,16 +307,21 @@ def parse_headers(raw: bytes | None) -> Headers:
     return found
 
 
-def publish_line(subject: str, reply: str, body: bytes, headers: Headers | None) -> bytes:
-    """A publish as it goes over the wire. Names are checked by the caller, values here."""
-    if not headers:
-        return f"PUB {subject} {reply} {len(body)}\r\n".encode() + body + b"\r\n"
+def header_block(headers: Headers) -> bytes:
+    """Headers as they go over the wire. Names are checked by the caller, values here."""
     block = "NATS/1.0\r\n"
     for name, value in headers.items():
         if "\n" in value or "\r" in value:
             value = value.replace("\r", " ").replace("\n", " ")
         block += f"{name}: {value}\r\n"
-    head = block.encode("utf-8", "replace") + b"\r\n"
+    return block.encode("utf-8", "replace") + b"\r\n"
+
+
+def publish_line(subject: str, reply: str, body: bytes, headers: Headers | bytes | None) -> bytes:
+    """A publish as it goes over the wire; headers that are bytes are a finished block."""
+    if not headers:
+        return f"PUB {subject} {reply} {len(body)}\r\n".encode() + body + b"\r\n"
+    head = headers if isinstance(headers, bytes) else header_block(headers)
     size = len(head)
     line = f"HPUB {subject} {reply} {size} {size + len(body)}\r\n".encode()
     return line + head + body + b"\r\n"
@@ -368,6 +383,8 @@ class Received:
 
         A stored message is one whatever its first line says: anybody may have written it.
         """
+        if raw is None:
+            return cls(subject, body, _NO_HEADERS, reply)
         found = cls(subject, body, parse_headers(raw), reply)
         if H_SEQUENCE not in found.headers:
             found.status, found.description = parse_status(raw)
@@ -382,14 +399,28 @@ def read_ack_now(answer: Received) -> Stored:
         raise errors.BrokerError(
             f"unexpected answer from the stream: {answer.status} {answer.description}"
         )
-    try:
-        ack = _decode_ack(answer.body)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        # Not from the stream: it is unknown whether the message was stored.
-        raise errors.OutcomeUnknown(f"unreadable answer from the stream: {error}") from None
+    ack = _read_ack(answer.body)
     if ack.error is not None:
         raise api_error(ack.error)
     return Stored(ack.stream, ack.seq, ack.duplicate)
+
+
+def _read_ack(body: bytes) -> _Ack:
+    try:
+        return _decode_ack(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        # Not from the stream: it is unknown whether the message was stored.
+        raise errors.OutcomeUnknown(f"unreadable answer from the stream: {error}") from None
+
+
+def sequence_of(body: bytes, headers: bytes | None) -> int:
+    """The sequence in a stream's confirmation; raises the error that it contains instead."""
+    if headers is not None or not body:
+        return read_ack_now(Received.parsed("", body, headers, "")).seq
+    ack = _read_ack(body)
+    if ack.error is not None:
+        raise api_error(ack.error)
+    return ack.seq
 
 
 async def read_ack(future: Future[Received]) -> Stored:
@@ -411,10 +442,12 @@ def api_error(error: ApiError) -> errors.BrokerError:
     return errors.BrokerError(text)
 
 
-def header_bytes(headers: Headers | None) -> int:
+def header_bytes(headers: Headers | bytes | None) -> int:
     """The size of headers on the wire, which counts towards the server's limit."""
     if not headers:
         return 0
+    if isinstance(headers, bytes):
+        return len(headers)
     return 12 + sum(len(k) + len(v.encode()) + 4 for k, v in headers.items())
 
 

@@ -2,49 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from holdfast.cli.command import command
+from holdfast.cli.options import connection_given, option
+from holdfast.cli.processes import Made, role_command
 
-from holdfast.cli.common import Cli, connection_given
-from holdfast.cli.roles import Made, role_command
-
-
-def register(app: Cli) -> None:
-    """Add `holdfast agent`."""
-    app.command("agent")(role_command(agent))
+if TYPE_CHECKING:
+    from holdfast.config import AgentConfig, ConnectionConfig
 
 
+@command("agent")
+@role_command
 def agent(
     served: dict[str, Any],
-    id: Annotated[
-        str | None, typer.Option("--id", help="The agent's id; defaults to the host's name.")
-    ] = None,
+    id: Annotated[str | None, option("The agent's id; defaults to the host's name.")] = None,
     data: Annotated[
-        str | None,
-        typer.Option("--data", metavar="DIR", help="Directory for what must outlive the process."),
+        str | None, option("Directory for what must outlive the process.", "DIR")
     ] = None,
-    facts: Annotated[
-        str | None, typer.Option("--facts", metavar="FILE", help="More facts, as JSON or YAML.")
-    ] = None,
-    app: Annotated[
-        str, typer.Option("--app", metavar="APP", help="Offer the jobs of this app as well.")
+    facts: Annotated[str | None, option("More facts, as JSON or YAML.", "FILE")] = None,
+    app: Annotated[str, option("Offer the jobs of this app as well.", "APP")] = "",
+    join: Annotated[
+        str,
+        option("Join with a token of 'holdfast auth token', or with the one in @FILE.", "TOKEN"),
     ] = "",
     allow_commands: Annotated[
-        bool, typer.Option("--allow-commands", help="Offer cmd.run: any program, as this user.")
+        bool, option("Offer cmd.run, which runs any program as this user.")
     ] = False,
 ) -> Made:
     """Take commands for this host until SIGTERM or Ctrl-C, and report its facts.
 
-    With credentials it obeys only commands that the dispatchers of its account have signed. Exit
+    With credentials it obeys only commands that the dispatchers of its account have signed. A host
+    that joins makes its own keys, and waits until it is accepted; later it needs no token. Exit
     codes: 0 after a signal, 1 when it cannot continue, 128 + signal after a second signal.
     """
     from holdfast.agent import Agent
     from holdfast.agent.facts import check_file
-    from holdfast.agent.settings_extension import SettingsExtension
     from holdfast.cli.loading import load_app
     from holdfast.config import AgentConfig, ConnectionConfig, load
-    from holdfast.identity import AgentCredentials
+    from holdfast.identity.credentials import AgentCredentials
 
     config = load(
         AgentConfig,
@@ -56,13 +53,31 @@ def agent(
     )
     check_file(config.facts_file)
     connection = load(ConnectionConfig, **connection_given())
+    if not connection.credentials_file:
+        connection = _joined(config, connection, join)
     file = connection.credentials_file
     keys = AgentCredentials.load(file) if file else None
     loaded = load_app(app) if app else None
-    return lambda: Agent(
-        config,
-        connection=connection,
-        credentials=keys,
-        app=loaded,
-        extensions=[SettingsExtension()],
+    return lambda: Agent(config, connection=connection, credentials=keys, app=loaded)
+
+
+def _joined(config: AgentConfig, connection: ConnectionConfig, join: str) -> ConnectionConfig:
+    """The connection with the credentials that this host has joined with, or joins with now."""
+    import asyncio
+    import dataclasses
+
+    from holdfast.agent import agent_id, joining, state_folder
+    from holdfast.identity.joining import JoinToken
+
+    id = agent_id(config)
+    folder = state_folder(config, id)
+    file = folder / joining.FILE
+    if join:
+        text = Path(join[1:]).read_text(encoding="ascii") if join.startswith("@") else join
+        url = JoinToken.read(text).url
+        if url and connection.nats_url == type(connection)().nats_url:
+            connection = dataclasses.replace(connection, nats_url=url)
+        asyncio.run(joining.join(text, id, folder, connection))
+    return (
+        dataclasses.replace(connection, credentials_file=str(file)) if file.exists() else connection
     )

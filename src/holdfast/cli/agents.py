@@ -2,81 +2,66 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from holdfast.cli import out
+from holdfast.cli.command import command, operating
+from holdfast.cli.options import argument, option
+from holdfast.status import fleet_actions as actions
 
-from holdfast.cli.common import (
-    Cli,
-    clock_time,
-    connected,
-    emit,
-    given,
-    operating,
-    pairs,
-    say,
-    table,
-)
-from holdfast.status import actions
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
-AgentArgument = Annotated[str, typer.Argument(metavar="AGENT", help="The agent's id.")]
-TargetArgument = Annotated[
-    str, typer.Argument(metavar="TARGET", help="Which agents: web*, G@os:linux, …")
-]
-OnlineOption = Annotated[bool, typer.Option("--online", help="Only online agents.")]
+    from holdfast.errors import HoldfastError
+    from holdfast.identity.users import UserFolder
+    from holdfast.model.join import JoinRecord
+    from holdfast.status.operators import Operator
 
+REPLACES = "replaces a known host"
+_LOOK_SECONDS = 1.0  # a host that waits for its login asks every two seconds
+_REST = 4.0  # times as long as a change took: it names all agents, and servers reload after it
+_END_SECONDS = 60.0  # logins last for hours at least, and looking for ended ones reads all of them
 
-def register(app: Cli) -> None:
-    """Add `holdfast agents`."""
-    agents = app.noun("agents", "Look at the agents and their facts.")
-    agents.command("list")(list_agents)
-    agents.command("show")(show)
-    agents.command("forget", help=actions.forget_agent.doc)(forget)
+AgentArgument = Annotated[str, argument("The agent's id.", "AGENT", "agents")]
 
 
-async def list_agents(target: TargetArgument = "*", online: OnlineOption = False) -> None:
+@command("agents list")
+async def list_agents(
+    target: Annotated[str, argument("Which agents: web*, G@os:linux, …", "TARGET")] = "*",
+    online: Annotated[bool, option("Only online agents.")] = False,
+) -> None:
     """List agents: whether they are online, when they were last seen, what they are."""
-    from holdfast.status.fleet import Agents
-
-    async with connected() as client:
-        found = await Agents(client).list(target, online=online)
-    if given().json:
-        emit(found)
-        return
-    table(
-        ("agent", "online", "last seen", "os", "address", "version", "running"),
-        [
-            (
-                a.id,
-                "yes" if a.online else "no",
-                clock_time(a.last_seen),
-                a.os,
-                a.address,
-                a.version,
-                a.running,
-            )
-            for a in found
-        ],
+    async with operating() as by:
+        found = await by.agents.list(target, online=online)
+    out.listing(
+        found,
+        ("agent", lambda agent: agent.id),
+        ("online", lambda agent: "yes" if agent.online else "no"),
+        ("last seen", lambda agent: out.clock_time(agent.last_seen)),
+        "os",
+        "address",
+        "version",
+        "running",
         empty="no agent is known: start one with 'holdfast agent'"
         if target == "*" and not online
         else "no agent matches: 'holdfast agents list' shows all",
     )
 
 
+@command("agents show")
 async def show(agent: AgentArgument) -> None:
     """Show an agent with all its facts and functions."""
-    from holdfast.status.fleet import Agents
-
-    async with connected() as client:
-        info, facts = await Agents(client).show(agent)
-    if given().json:
-        emit({"agent": info, "facts": facts})
+    async with operating() as by:
+        info, facts = await by.agents.show(agent)
+    if out.as_json({"agent": info, "facts": facts}):
         return
-    pairs(
+    out.pairs(
         [
             ("agent", info.id),
             ("online", "yes" if info.online else "no"),
-            ("last seen", clock_time(info.last_seen)),
+            ("last seen", out.clock_time(info.last_seen)),
             ("functions", ", ".join(info.functions)),
             *((f"numbers: {name}", value) for name, value in sorted(info.metrics.items())),
             *((f"fact: {name}", _shown(value)) for name, value in sorted(facts.items())),
@@ -84,13 +69,158 @@ async def show(agent: AgentArgument) -> None:
     )
 
 
+@command("agents pending")
+async def pending(
+    all: Annotated[bool, option("Include hosts that were accepted or rejected.")] = False,
+) -> None:
+    """List hosts that have asked to join, and wait for a decision or for their login."""
+    async with operating() as by:
+        found = await by.joins.list(everything=all)
+    if out.as_json([_join(record) for record in found]):
+        return
+    out.listing(
+        found,
+        "agent",
+        "state",
+        "host",
+        "token",
+        ("asked", lambda one: out.clock_time(one.at)),
+        "version",
+        ("note", lambda one: REPLACES if one.replaces and one.state == "pending" else one.by),
+        empty="no host waits: 'holdfast auth token' makes a token to ask with",
+    )
+
+
+@command("agents accept")
+async def accept(
+    agents: Annotated[list[str] | None, argument("Their ids.", "[AGENT]...")] = None,
+    replace: Annotated[bool, option("Also a host that replaces a known one.")] = False,
+    all: Annotated[bool, option("All that wait, but those that replace a known one.")] = False,
+    follow: Annotated[
+        bool, option("Keep issuing the logins of approved hosts until Ctrl-C.")
+    ] = False,
+    dir: Annotated[Path, option("Folder of 'holdfast auth init'.", "DIR")] = Path("auth"),
+) -> None:
+    """Let hosts that asked join as agents.
+
+    Where the folder of 'holdfast auth' is, their logins are issued at once; elsewhere they are
+    approved, and 'holdfast agents accept --follow' beside that folder issues them. It also issues
+    the logins of hosts whose token says --accept, and the next logins of agents whose login ends.
+    """
+    from holdfast.errors import InvalidInput
+
+    folder = _auth_folder(dir)
+    if follow and folder is None:
+        raise InvalidInput(f"{str(dir)!r} holds no users: name the folder with --dir")
+    if not (agents or all or follow):
+        raise InvalidInput("name the agents to accept, or pass --all or --follow")
+    async with operating() as by:
+        chosen = list(agents or ())
+        if all:
+            waiting = [r for r in await by.joins.list() if r.state == "pending"]
+            chosen += [r.agent for r in waiting if not r.replaces and r.agent not in chosen]
+        await _accept(by, chosen, folder, replace=replace)
+        if follow and folder is not None:
+            await _follow(by, folder)
+
+
+async def _accept(
+    by: Operator, agents: Sequence[str], folder: UserFolder | None, *, replace: bool
+) -> None:
+    """Approve hosts; with the folder, issue their logins with one change."""
+    done: Sequence[JoinRecord]
+    done = [await actions.accept_agent(by, agent, replace=replace) for agent in agents]
+    wrong: Mapping[str, HoldfastError] = {}
+    if folder is not None:
+        done, wrong = await by.joins.issue(agents, folder)
+    for record in done:
+        _accepted(record, folder)
+    for error in wrong.values():
+        raise error
+
+
+async def _follow(by: Operator, folder: UserFolder) -> None:
+    """Issue logins until cancelled; waits while NATS is away."""
+    import time
+
+    from holdfast.errors import BrokerError
+    from holdfast.retrying import repeating
+    from holdfast.status.joins import LoginKeeper
+
+    broker = by.client.broker
+    keeper = LoginKeeper(by.client, folder)
+    told: dict[str, str] = {}
+    took, ended = 0.0, -math.inf
+
+    async def step() -> None:
+        nonlocal took, ended
+        begun = time.monotonic()
+        issued, wrong = await keeper.issue()
+        for record in issued:
+            _accepted(record, folder)
+        for agent, error in wrong.items():
+            if told.get(agent) != str(error):  # each mistake once
+                told[agent] = str(error)
+                out.note(f"{agent}: {error}")
+        for agent in await keeper.renew():
+            out.say(f"{agent} has its next login")
+        if begun - ended > _END_SECONDS:
+            ended = begun
+            for user in folder.end_joined(broker.server_now()):
+                out.note(f"a login of {user.agent} has ended")
+        took = time.monotonic() - begun
+
+    await repeating(
+        step,
+        clock=broker.clock,
+        every=lambda: max(_LOOK_SECONDS, _REST * took),
+        what="issuing logins",
+        on=BrokerError,
+        at_once=True,
+    )
+
+
+def _accepted(record: JoinRecord, folder: UserFolder | None) -> None:
+    here = "has its login: it joins when the servers have taken it"
+    elsewhere = "is approved: its login is issued where the folder of logins is"
+    out.result(_join(record), f"{record.agent} {here if folder else elsewhere}")
+
+
+@command("agents reject", help=actions.reject_agent.doc)
+async def reject(agent: AgentArgument) -> None:
+    async with operating() as by:
+        record = await actions.reject_agent(by, agent)
+    out.result(_join(record), f"{agent} is rejected")
+
+
+@command("agents revoke", help=actions.revoke_token.doc)
+async def revoke(token: Annotated[str, argument("The token's id.", "TOKEN-ID")]) -> None:
+    async with operating() as by:
+        await actions.revoke_token(by, token)
+    out.result({"token": token, "revoked": True}, f"token {token} is revoked")
+
+
+def _auth_folder(dir: Path) -> UserFolder | None:
+    import time
+
+    from holdfast.clock import rfc3339
+    from holdfast.identity.users import USERS, UserFolder
+
+    return UserFolder(dir, now=rfc3339(time.time())) if (dir / USERS).exists() else None
+
+
+def _join(record: JoinRecord) -> dict[str, Any]:
+    import msgspec
+
+    found: dict[str, Any] = msgspec.to_builtins(record)
+    return {name: value for name, value in found.items() if name not in ("signed", "answer")}
+
+
+@command("agents forget", help=actions.forget_agent.doc)
 async def forget(agent: AgentArgument) -> None:
     async with operating() as by:
         await actions.forget_agent(by, agent)
-    if given().json:
-        emit({"agent": agent, "forgotten": True})
-    else:
-        say(f"{agent} is forgotten")
+    out.result({"agent": agent, "forgotten": True}, f"{agent} is forgotten")
 
 
 def _shown(value: Any) -> str:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.common import Cli, block, emit, given, note, say, table
+from holdfast.cli import out
+from holdfast.cli.command import command
+from holdfast.cli.options import argument, connection_given, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,71 +24,51 @@ TAKE_SECONDS = 15.0
 """How long to wait for servers to notice a change and reload."""
 MARKS = {"fail": "FAIL", "warn": "WARN"}
 
-DirOption = Annotated[
-    Path,
-    typer.Option("--dir", metavar="DIR", help="Folder of 'holdfast auth init'.", file_okay=False),
-]
+DirOption = Annotated[Path, option("Folder of 'holdfast auth init'.", "DIR", file_okay=False)]
 PidOption = Annotated[
     Path | None,
-    typer.Option(
-        "--pid-file",
-        metavar="FILE",
-        help="Process id of a nats-server on this machine, to let it take the change now.",
-    ),
+    option("Process id of a nats-server on this machine, to let it take the change now.", "FILE"),
 ]
+SHORTEST_LIFE = 3600.0
+"""Seconds that a login is good, at least: a third of it must do for a reload of all servers."""
 
 
-def register(app: Cli) -> None:
-    """Add `holdfast auth`."""
-    auth = app.noun("auth", "Logins, keys and permissions of the server's users.")
-    auth.command("init")(init)
-    auth.command("agent")(agent)
-    auth.command("user")(user)
-    auth.command("revoke")(revoke)
-    auth.command("renew")(renew)
-    auth.command("list")(list_users)
-    auth.command("lint")(lint)
-
-
+@command("auth init")
 def init(
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder to make.", file_okay=False)
-    ] = FOLDER,
+    path: Annotated[Path, option("Folder to make.", "DIR", "--out", file_okay=False)] = FOLDER,
 ) -> None:
     """Make the account seed, a login for each role, and the server's configuration.
 
     Nothing that exists is overwritten. The namespace is the one of --namespace.
     """
-    from holdfast.cli.common import connection_given
-    from holdfast.config import ConnectionConfig, load
-
-    folder = _folder(out)
-    namespace = load(ConnectionConfig, **connection_given()).namespace
-    made = folder.init(namespace)
-    if given().json:
-        emit(
-            {"folder": str(out), "config": str(folder.config), "credentials": list(map(str, made))}
-        )
+    folder = _folder(path)
+    made = [str(file) for file in folder.init(_namespace())]
+    if out.as_json({"folder": str(path), "config": str(folder.config), "credentials": made}):
         return
-    say(f"{out}/account.seed   the root of every key: for dispatchers, and a safe place")
-    say(f"{out}/auth.conf      accounts and permissions: include it, as nats-server.conf does")
-    for path in made:
-        say(f"{path}")
-    note(
-        f"start a server with 'holdfast server --auth {out}', and each process with "
-        f"HOLDFAST_CREDENTIALS_FILE set to its file in {out}/credentials"
+    out.say(f"{path}/account.seed   the root of every key: for dispatchers, and a safe place")
+    out.say(f"{path}/auth.conf      accounts and permissions: include it, as nats-server.conf does")
+    out.lines(made)
+    out.note(
+        f"start a server with 'holdfast server --auth {path}', and each process with "
+        f"HOLDFAST_CREDENTIALS_FILE set to its file in {path}/credentials"
     )
 
 
+def _namespace() -> str:
+    from holdfast.config import ConnectionConfig, load
+
+    return load(ConnectionConfig, **connection_given()).namespace
+
+
+@command("auth agent")
 def agent(
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of the agents.")],
+    ids: Annotated[list[str], argument("Ids of the agents.", "ID...")],
     dir: DirOption = FOLDER,
     generation: Annotated[
-        int | None,
-        typer.Option(help="Newest generation of keys; without: the one that is in use.", min=1),
+        int | None, option("Newest generation of keys; default: the one in use.", min=1)
     ] = None,
     only: Annotated[
-        bool, typer.Option("--only", help="Not the generation before: its commands are refused.")
+        bool, option("Without the previous generation, whose commands are then refused.")
     ] = False,
     pid_file: PidOption = None,
 ) -> None:
@@ -103,18 +85,16 @@ def agent(
     oldest = newest if only else max(1, newest - 1)
     made = folder.add_agents(ids, range(oldest, newest + 1))
     if newest > 1:
-        note(f"with keys of generation{'' if only else f's {oldest} and'} {newest}")
+        out.note(f"with keys of generation{'' if only else f's {oldest} and'} {newest}")
     _issued(made, folder, pid_file)
 
 
+@command("auth user")
 def user(
-    role: Annotated[str, typer.Argument(metavar="ROLE", help="worker, client, operator, …")],
-    name: Annotated[
-        str, typer.Option("--name", metavar="NAME", help="Tells users of one role apart.")
-    ] = "",
+    role: Annotated[str, argument("worker, client, operator, …", "ROLE")],
+    name: Annotated[str, option("Name of the login, if a role has several.", "NAME")] = "",
     bucket: Annotated[
-        list[str] | None,
-        typer.Option("--bucket", metavar="NAME", help="A program's bucket that it may use."),
+        list[str] | None, option("A bucket (app.bucket) that it may use; may be repeated.", "NAME")
     ] = None,
     dir: DirOption = FOLDER,
     pid_file: PidOption = None,
@@ -124,36 +104,91 @@ def user(
     _issued([folder.add_user(role, name, bucket or ())], folder, pid_file)
 
 
+@command("auth token")
+def token(
+    pattern: Annotated[str, argument("Which agent ids may join: 'web*', db1.", "PATTERN")],
+    uses: Annotated[int, option("How many hosts may use it; 0: any number.", "N", min=0)] = 1,
+    expires: Annotated[str, option("How long hosts may ask with it.", "TIME")] = "1h",
+    accept: Annotated[bool, option("Accept new hosts without asking.")] = False,
+    lasts: Annotated[str, option("Logins end after TIME unless agents renew them.", "TIME")] = "",
+    url: Annotated[str, option("Where hosts reach the servers.", "URL")] = "",
+    dir: DirOption = FOLDER,
+    pid_file: PidOption = None,
+) -> None:
+    """Make a token with which hosts become agents: 'holdfast agent --join TOKEN'.
+
+    It is shown once. Whoever has it can ask to be an agent that the pattern allows, and nothing
+    else. 'holdfast agents revoke ID' revokes it. With --lasts, agents ask for their next login when
+    a third of the time is left: let 'holdfast agents accept --follow' run beside the folder.
+    """
+    import time
+
+    from holdfast.durations import seconds
+    from holdfast.identity.joining import make_token
+
+    folder = _folder(dir)
+    first = not any(u.role == "join" and not u.revoked for u in folder.users())
+    newest = folder.generation
+    made = make_token(
+        folder.seed(),
+        folder.names.namespace,
+        pattern,
+        expires=time.time() + seconds(expires, "expires"),
+        uses=uses,
+        accept=accept,
+        lasts=_life(lasts),
+        login=folder.join_login(),
+        generations=range(max(1, newest - 1), newest + 1),
+        url=url,
+    )
+    if not out.as_json({"id": made.allows.id, "pattern": pattern, "token": made.text()}):
+        out.note(f"token {made.allows.id}, for {pattern}")
+        out.block(made.text())
+    if first:
+        _reload(folder, pid_file)
+
+
+def _life(lasts: str) -> float:
+    """Seconds that a login is good; 0: it does not end."""
+    from holdfast.durations import seconds
+    from holdfast.errors import InvalidInput
+
+    found = seconds(lasts, "lasts") if lasts else 0.0
+    if lasts and found < SHORTEST_LIFE:
+        raise InvalidInput("--lasts must be at least an hour: an agent may be switched off for one")
+    return found
+
+
+@command("auth revoke")
 def revoke(
-    name: Annotated[str, typer.Argument(metavar="ID", help="An agent's id, or a user's name.")],
+    name: Annotated[str, argument("An agent's id, or a user's name.", "ID")],
     dir: DirOption = FOLDER,
     pid_file: PidOption = None,
     files_only: Annotated[
-        bool,
-        typer.Option("--files-only", help="Only change the folder: you carry it to the servers."),
+        bool, option("Only change the folder: you carry it to the servers.")
     ] = False,
 ) -> None:
-    """Take a login back; its connections are cut when the server reloads.
+    """Revoke a login; its connections are cut when the server reloads.
 
     Exit codes: 0 when every server that is known here has taken it, or was told to, 1 when one has
     not, or none is known: then the login still works there.
     """
     folder = _folder(dir)
     gone = folder.revoke(name)
-    if given().json:
-        emit(gone)
-    else:
-        block("\n".join(f"revoked {one.user} ({one.nkey})" for one in gone))
+    if not out.as_json(gone):
+        out.lines(f"revoked {one.user} ({one.nkey})" for one in gone)
     if files_only:
-        note(f"{folder.config} has changed: the login works until the servers have it and reload")
+        out.note(
+            f"{folder.config} has changed: the login works until the servers have it and reload"
+        )
     elif not _in_force(folder, pid_file, name):
         raise typer.Exit(1)
 
 
+@command("auth renew")
 def renew(
     files: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="FILE...", help="Credentials files outside the folder."),
+        list[Path] | None, argument("Credentials files outside the folder.", "FILE...")
     ] = None,
     dir: DirOption = FOLDER,
     pid_file: PidOption = None,
@@ -166,12 +201,11 @@ def renew(
     """
     folder = _folder(dir)
     renewed, absent = folder.renew(files or ())
-    if given().json:
-        emit({"config": str(folder.config), "renewed": list(map(str, renewed)), "absent": absent})
-    else:
-        say("\n".join(map(str, [folder.config, *renewed])))
+    told = {"config": str(folder.config), "renewed": [*map(str, renewed)], "absent": absent}
+    if not out.as_json(told):
+        out.lines([folder.config, *renewed])
     if absent:
-        note(
+        out.note(
             f"no file of {', '.join(absent)} is here: name it as FILE, or revoke the login and "
             "issue another; until then what it asks of others is not signed"
         )
@@ -184,17 +218,17 @@ def _in_force(folder: UserFolder, pid_file: Path | None, name: str) -> bool:
 
     used, not_used = wait_taken(folder.config, TAKE_SECONDS)
     for one in used:
-        note(f"{one.server} has taken it: {name} is cut off there")
+        out.note(f"{one.server} has taken it: {name} is cut off there")
     for one in not_used:
-        note(f"error: {one.server} has not taken it: {one.error or 'it does not look'}")
+        out.note(f"error: {one.server} has not taken it: {one.error or 'it does not look'}")
     if pid_file is not None:
         _signal(folder, pid_file)
-        note(
+        out.note(
             f"the server of {pid_file} was told to reload: it has taken it when its log says "
             "'Reloaded server configuration'"
         )
     elif not used and not not_used:
-        note(
+        out.note(
             f"error: no server has taken it: {name} can still log in. No 'holdfast server --auth "
             f"{folder.path}' runs on this machine. Reload your servers, on every node: "
             "'nats-server --signal reload=PID'. Next time name one with --pid-file, or say "
@@ -202,43 +236,38 @@ def _in_force(folder: UserFolder, pid_file: Path | None, name: str) -> bool:
         )
         return False
     if not_used:
-        note(f"error: {name} can still log in there: restart that server, or look at its log")
+        out.note(f"error: {name} can still log in there: restart that server, or look at its log")
     return not not_used
 
 
+@command("auth list")
 def list_users(dir: DirOption = FOLDER) -> None:
-    """List users, also those that were revoked."""
+    """List users, including revoked ones."""
     found = _folder(dir).users()
-    if given().json:
-        emit(found)
-        return
-    table(
-        ("user", "role", "public key", "issued", "revoked"),
-        [(u.user, u.role, u.nkey, u.issued[:19], u.revoked[:19]) for u in found],
+    out.listing(
+        found,
+        "user",
+        "role",
+        ("public key", lambda user: user.nkey),
+        ("issued", lambda user: user.issued[:19]),
+        ("revoked", lambda user: user.revoked[:19]),
     )
 
 
+@command("auth lint")
 def lint(
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="A server's configuration, or the folder that has it."),
-    ],
+    file: Annotated[Path, argument("A server's configuration, or the folder that has it.", "FILE")],
 ) -> None:
     """Check a server's configuration without a server.
 
     Of a folder its nats-server.conf is checked, with what that includes. Exit codes: 0 when nothing
     is wrong (warnings are allowed), 1 when something is.
     """
-    from holdfast.cli.common import connection_given
-    from holdfast.config import ConnectionConfig, load
     from holdfast.identity.lint import examine
 
-    namespace = load(ConnectionConfig, **connection_given()).namespace
     file = _configuration(file)
-    found = examine(file, namespace)
-    if given().json:
-        emit(found)
-    else:
+    found = examine(file, _namespace())
+    if not out.as_json(found):
         _show(found, file)
     raise typer.Exit(1 if any(flaw.level == "fail" for flaw in found) else 0)
 
@@ -261,10 +290,10 @@ def _configuration(path: Path) -> Path:
 
 def _show(found: Sequence[Flaw], file: Path) -> None:
     for flaw in found:
-        say(f"{MARKS[flaw.level]}  {flaw.where}: {flaw.text}")
-        say(f"      -> {flaw.todo}")
+        out.say(f"{MARKS[flaw.level]}  {flaw.where}: {flaw.text}")
+        out.say(f"      -> {flaw.todo}")
     if not found:
-        say(f"{file}: nothing wrong")
+        out.say(f"{file}: nothing wrong")
 
 
 def _folder(path: Path) -> UserFolder:
@@ -277,17 +306,14 @@ def _folder(path: Path) -> UserFolder:
 
 
 def _issued(made: Sequence[Path], folder: UserFolder, pid_file: Path | None) -> None:
-    if given().json:
-        emit([str(path) for path in made])
-    else:
-        block("\n".join(map(str, made)))
+    out.lines(made)
     _reload(folder, pid_file)
 
 
 def _reload(folder: UserFolder, pid_file: Path | None) -> None:
     """Make a server reload its configuration, or say how to."""
     if pid_file is None:
-        note(
+        out.note(
             f"{folder.config} has changed: 'holdfast server --auth' takes it by itself, others "
             "with 'nats-server --signal reload=PID', on every node"
         )

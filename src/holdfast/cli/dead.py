@@ -2,79 +2,58 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.common import (
+from holdfast.cli import out
+from holdfast.cli.command import command, operating, with_options
+from holdfast.cli.options import (
     BeforeOption,
-    Cli,
     DryRunOption,
     GroupOption,
     JobOption,
     LimitOption,
+    MostOption,
     SinceOption,
     YesOption,
-    block,
-    clock_time,
-    confirm_action,
-    connected,
-    emit,
-    given,
-    instant,
-    note,
-    operating,
-    pairs,
-    say,
-    shortened,
-    table,
+    argument,
+    option,
 )
+from holdfast.cli.typed import instant
 from holdfast.status import actions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.client import Client
-    from holdfast.status.dead import (
-        Body,
-        DeadFilter,
-        DeadLetter,
-        Replayed,
-        Selection,
-    )
+    from holdfast.status.dead import Body, DeadFilter, DeadLetter, Replayed, Selection
+    from holdfast.status.listing import RunInfo
+    from holdfast.status.operators import Operator
 
-REFUSED = 1
+REFUSED = 1  # exit code if at least one letter was refused
+WAITING_SHOWN = 50
+"""Failed runs counted for a hint: more do not change what it says."""
 
 Ids = Annotated[
-    list[int] | None,
-    typer.Argument(metavar="ID", help="Ids of dead letters; or use the filters."),
+    list[int] | None, argument("Ids of dead letters; or use the filters.", "ID", "dead")
 ]
-Reason = Annotated[
-    str,
-    typer.Option(
-        "--reason",
-        metavar="REASON",
-        help="Only letters with this reason, e.g. failed, timeout, lost or gone.",
-    ),
-]
-Error = Annotated[
-    str, typer.Option("--error", metavar="TEXT", help="Only errors that contain TEXT.")
-]
-All = Annotated[bool, typer.Option("--all", help="Every dead letter.")]
-Most = Annotated[int, typer.Option("--limit", metavar="N", help="Take at most N.", min=1)]
-
-
-def register(app: Cli) -> None:
-    """Add `holdfast dead`."""
-    dead = app.noun("dead", "Look at dead letters, send them again, drop them.")
-    dead.command("list")(list_letters)
-    dead.command("show")(show)
-    dead.command("replay", help=f"{actions.replay_dead.doc} Exit code 1 if one is refused.")(replay)
-    dead.command("drop", help=actions.drop_dead.doc)(drop)
+All = Annotated[bool, option("Every dead letter.")]
+FILTERS: dict[str, Any] = {
+    "job": JobOption,
+    "group": GroupOption,
+    "reason": Annotated[
+        str, option("Only letters with this reason, e.g. failed, timeout, lost or gone.", "REASON")
+    ],
+    "error": Annotated[str, option("Only errors that contain TEXT.", "TEXT")],
+    "since": SinceOption,
+    "before": BeforeOption,
+}
+"""Which dead letters a command is about."""
 
 
 def _filter(
-    client: Client,
+    by: Operator,
     job: str,
     group: str,
     reason: str,
@@ -84,60 +63,63 @@ def _filter(
 ) -> DeadFilter:
     from holdfast.status.dead import DeadFilter
 
-    return DeadFilter(
-        job,
-        group,
-        reason,
-        error,
-        since=instant(since, client, "--since"),
-        before=instant(before, client, "--before"),
-    )
+    after, until = instant(since, by.client, "--since"), instant(before, by.client, "--before")
+    return DeadFilter(job, group, reason, error, since=after, before=until)
 
 
+@command("dead list")
+@with_options("filters", FILTERS)
 async def list_letters(
-    job: JobOption = "",
-    group: GroupOption = "",
-    reason: Reason = "",
-    error: Error = "",
-    since: SinceOption = None,
-    before: BeforeOption = None,
+    filters: dict[str, Any],
     limit: LimitOption = 50,
 ) -> None:
     """List dead letters, the newest first."""
-    from holdfast.status.dead import DeadLetters
+    from holdfast.status.listing import RunFilter
 
-    async with connected() as client:
-        wanted = _filter(client, job, group, reason, error, since, before)
-        found = await DeadLetters(client).list(wanted, limit)
-    if given().json:
-        emit(found)
-        return
-    table(
-        ("id", "run", "group", "job", "reason", "since (UTC)", "error"),
-        [
-            (d.id, d.run, d.group, d.job, d.reason, clock_time(d.at), shortened(d.error))
-            for d in found
-        ],
-        empty="no dead letters found",
+    async with operating() as by:
+        wanted = _filter(by, **filters)
+        found = await by.dead.list(wanted, limit)
+        # They become dead letters if the next attempt fails too.
+        failed = RunFilter(wanted.job, wanted.group, "failed")
+        waiting = [] if found else await by.runs.list(failed, WAITING_SHOWN)
+    out.listing(
+        found,
+        "id",
+        "run",
+        "group",
+        "job",
+        "reason",
+        ("since (UTC)", lambda letter: out.clock_time(letter.at)),
+        ("error", lambda letter: out.shortened(letter.error)),
+        empty="no dead letters found" + _told_waiting(waiting),
     )
 
 
-async def show(id: Annotated[int, typer.Argument(metavar="ID", help="The letter's id.")]) -> None:
-    """Show a dead letter: its attempts, headers and body."""
-    from holdfast.status.dead import DeadLetters, as_text
+def _told_waiting(runs: Sequence[RunInfo]) -> str:
+    if not runs:
+        return ""
+    first = min(runs, key=lambda run: run.due)
+    count = f"{len(runs)}{' or more' if len(runs) == WAITING_SHOWN else ''}"
+    return (
+        f"; {count} failed so far and wait for their next attempt, {first.run} until "
+        f"{out.clock_time(first.due)} UTC: holdfast runs list --state failed"
+    )
 
-    async with connected() as client:
-        letters = DeadLetters(client)
-        letter = await letters.show(id)
-        body = as_text(await letters.body(id))
-    if given().json:
-        emit({"letter": letter, "body": body})
-    else:
+
+@command("dead show")
+async def show(id: Annotated[int, argument("The letter's id.", "ID", "dead")]) -> None:
+    """Show a dead letter: its attempts, headers and body."""
+    from holdfast.status.dead import as_text
+
+    async with operating() as by:
+        letter = await by.dead.show(id)
+        body = as_text(await by.dead.body(id))
+    if not out.as_json({"letter": letter, "body": body}):
         _print_letter(letter, body)
 
 
 def _print_letter(letter: DeadLetter, body: Body) -> None:
-    pairs(
+    out.pairs(
         [
             ("id", letter.id),
             ("run", letter.run),
@@ -145,7 +127,7 @@ def _print_letter(letter: DeadLetter, body: Body) -> None:
             ("group", letter.group),
             ("reason", letter.reason),
             ("error", letter.error),
-            ("since", clock_time(letter.at)),
+            ("since", out.clock_time(letter.at)),
             ("failures", letter.failures),
             ("crashes", letter.crashes),
             ("came from", letter.subject),
@@ -154,57 +136,54 @@ def _print_letter(letter: DeadLetter, body: Body) -> None:
     )
     for attempt in letter.attempts:
         outcome = f"{attempt.outcome or ''} {attempt.error}".strip()
-        say(f"attempt {attempt.number} on {attempt.node}, {clock_time(attempt.ended)}: {outcome}")
+        ended = out.clock_time(attempt.ended)
+        out.say(f"attempt {attempt.number} on {attempt.node}, {ended}: {outcome}")
     if letter.traceback:
-        block("\n" + letter.traceback.rstrip())
-    block(f"\nbody ({body.encoding}):")
-    block(body.text)
+        out.block("\n" + letter.traceback.rstrip())
+    out.block(f"\nbody ({body.encoding}):")
+    out.block(body.text)
 
 
+@command("dead replay", help=f"{actions.replay_dead.doc} Exit code 1 if one is refused.")
+@with_options("filters", FILTERS)
 async def replay(
+    filters: dict[str, Any],
     ids: Ids = None,
-    job: JobOption = "",
-    group: GroupOption = "",
-    reason: Reason = "",
-    error: Error = "",
-    since: SinceOption = None,
-    before: BeforeOption = None,
     all_: All = False,
     dry_run: DryRunOption = False,
-    rate: Annotated[
-        float,
-        typer.Option("--rate", metavar="N", help="Send at most N per second; 0: no limit.", min=0),
-    ] = 0,
-    limit: Most = actions.SELECT_MOST,
+    rate: Annotated[float, option("Send at most N per second; 0: no limit.", "N", min=0)] = 0,
+    limit: MostOption = actions.SELECT_MOST,
     yes: YesOption = False,
 ) -> None:
     async with operating() as by:
-        wanted = _filter(by.client, job, group, reason, error, since, before)
+        wanted = _filter(by, **filters)
         chosen = _selection(ids, wanted, all_)
-        if not (yes or dry_run or (ids and len(ids) == 1)):
-            chosen = await _confirmed(actions.replay_dead, by, chosen, limit)
-        done = await actions.replay_dead(by, chosen, dry_run=dry_run, rate=rate, limit=limit)
+        chosen = [letter.id for letter in await by.dead.select(chosen, limit)]
+        if chosen and not (yes or dry_run or (ids and len(ids) == 1)):
+            await out.confirm_action(actions.replay_dead, by, chosen)
+        with out.ProgressList[Any](0 if dry_run else len(chosen), "replaying") as done:
+            await actions.replay_dead(
+                by, chosen, dry_run=dry_run, rate=rate, limit=limit, done=done
+            )
     _report(done)
 
 
+@command("dead drop", help=actions.drop_dead.doc)
+@with_options("filters", FILTERS)
 async def drop(
+    filters: dict[str, Any],
     ids: Ids = None,
-    job: JobOption = "",
-    group: GroupOption = "",
-    reason: Reason = "",
-    error: Error = "",
-    since: SinceOption = None,
-    before: BeforeOption = None,
     all_: All = False,
     dry_run: DryRunOption = False,
-    limit: Most = actions.SELECT_MOST,
+    limit: MostOption = actions.SELECT_MOST,
     yes: YesOption = False,
 ) -> None:
     async with operating() as by:
-        wanted = _filter(by.client, job, group, reason, error, since, before)
+        wanted = _filter(by, **filters)
         chosen = _selection(ids, wanted, all_)
         if not (yes or dry_run):
-            chosen = await _confirmed(actions.drop_dead, by, chosen, limit)
+            chosen = [letter.id for letter in await by.dead.select(chosen, limit)]
+            await out.confirm_action(actions.drop_dead, by, chosen)
         done = await actions.drop_dead(by, chosen, dry_run=dry_run, limit=limit)
     _report(done)
 
@@ -218,26 +197,9 @@ def _selection(ids: list[int] | None, wanted: DeadFilter, everything: bool) -> S
     return ids or wanted
 
 
-async def _confirmed(
-    action: actions.Action[..., Any], by: actions.Operator, chosen: Selection, limit: int
-) -> Selection:
-    """Confirm exactly the letters that are then acted on."""
-    found = [letter.id for letter in await by.dead.select(chosen, limit)]
-    if found:
-        await confirm_action(action, by, found)
-    return found
-
-
 def _report(done: Sequence[Replayed]) -> None:
-    if given().json:
-        emit(done)
-    else:
-        table(
-            ("id", "run", "job", "result", "why"),
-            [(d.id, d.run, d.job, d.result, d.why) for d in done],
-            empty="no dead letters found",
-        )
-        counts = {d.result for d in done}
-        note(", ".join(f"{sum(d.result == c for d in done)} {c}" for c in sorted(counts)))
+    out.listing(done, "id", "run", "job", "result", "why", empty="no dead letters found")
+    if counts := Counter(d.result for d in done):
+        out.note(", ".join(f"{count} {result}" for result, count in sorted(counts.items())))
     if any(d.result == "refused" for d in done):
         raise typer.Exit(REFUSED)

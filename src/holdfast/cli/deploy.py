@@ -9,63 +9,47 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.common import Cli, connected, emit, given, note, say
-from holdfast.cli.roles import AppArgument, LogFormat, LogLevel, start_logging
+from holdfast.cli import out
+from holdfast.cli.command import command, connected
+from holdfast.cli.options import (
+    AppArgument,
+    LogFormat,
+    LogLevel,
+    ReleaseOption,
+    argument,
+    given,
+    option,
+)
+from holdfast.cli.processes import start_logging
 
 OUT = Path("deploy") / "rendered"
 STORE = Path(".holdfast") / "local"
-Folder = Annotated[
-    Path, typer.Option("--out", metavar="DIR", help="Where the manifests are.", file_okay=False)
-]
 Environment = Annotated[
     str,
-    typer.Option(
-        "--environment",
-        metavar="NAME",
-        help="An environment: a directory in deploy/overlays, with its own holdfast.toml if any.",
+    option(
+        "An environment: a directory in deploy/overlays, with its own holdfast.toml if any.", "NAME"
     ),
 ]
-Release = Annotated[
-    str | None, typer.Option("--release", metavar="N", help="The release: 41, 1.10.2.")
-]
 
 
-def register(app: Cli) -> None:
-    """Add `holdfast deploy`."""
-    noun = app.noun("deploy", "Put a project on Kubernetes.")
-    noun.command("render")(render)
-    noun.command("check")(check)
-    noun.command("register")(register_app)
-    noun.command("unregister")(unregister_jobs)
-    noun.command("local")(local)
-
-
+@command("deploy render")
 def render(
-    out: Annotated[
+    into: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            help="Where the manifests go; without: deploy/rendered/ENVIRONMENT.",
-            file_okay=False,
+        option(
+            "Where they go; default: deploy/rendered/ENVIRONMENT.", "DIR", "--out", file_okay=False
         ),
     ] = None,
-    project: Annotated[
-        Path, typer.Option("--project", metavar="DIR", help="The project.", file_okay=False)
-    ] = Path(),
+    project: Annotated[Path, option("The project.", "DIR", file_okay=False)] = Path(),
     tag: Annotated[
         list[str] | None,
-        typer.Option(
-            "--tag",
-            metavar="[NAME=]TAG",
-            help="Tag of all images, or of one job's (or 'control'); sha256:… is a digest.",
+        option(
+            "Tag of all images, or of one job's (or 'control'); sha256:… is a digest.", "[NAME=]TAG"
         ),
     ] = None,
     environment: Environment = "",
-    release: Release = None,
-    job: Annotated[
-        str, typer.Option("--job", metavar="NAME", help="Only this job; leave the rest alone.")
-    ] = "",
+    release: ReleaseOption = None,
+    job: Annotated[str, option("Only this job; leave the rest alone.", "NAME")] = "",
 ) -> None:
     """Write the manifests of a project: plain YAML, with the scripts that apply them in order.
 
@@ -85,16 +69,22 @@ def render(
         release=release,
         nats_url=given().nats_url,
     )
-    out = out or OUT / environment
-    written = write(found, out, only=bool(job))
-    if given().json:
-        emit([str(path) for path in written])
+    into = into or OUT / environment
+    written = [str(path) for path in write(found, into, only=bool(job))]
+    if out.as_json(written):
         return
-    say(f"{len(written)} files in {out}, for {len(found.jobs)} jobs")
-    note(f"next: holdfast deploy check --out {out}, then {out}/apply.sh")
+    out.say(f"{len(written)} files in {into}, for {len(found.jobs)} jobs")
+    where = f"--environment {environment}" if environment else f"--out {into}"
+    out.note(f"next: holdfast deploy check {where}, then {into}/apply.sh")
 
 
-def check(out: Folder = OUT, environment: Environment = "") -> None:
+@command("deploy check")
+def check(
+    folder: Annotated[
+        Path, option("Where the manifests are.", "DIR", "--out", file_okay=False)
+    ] = OUT,
+    environment: Environment = "",
+) -> None:
     """Say what is wrong with rendered manifests. Exits with 1 when something is.
 
     With --environment, what kustomize makes of its overlay is checked, as it is applied (needs
@@ -108,16 +98,12 @@ def check(out: Folder = OUT, environment: Environment = "") -> None:
     if environment:
         problems = look_through(Path("deploy") / "overlays" / environment, parse_command)
     else:
-        problems = look(out, parse_command)
+        problems = look(folder, parse_command)
     if schemas(Inventory([])) is None:
-        note("schemas are not checked: pip install kubernetes-validate")
-    if given().json:
-        emit([{"where": problem.where, "problem": problem.text} for problem in problems])
-    elif problems:
-        for problem in problems:
-            say(str(problem))
-    else:
-        say(f"nothing is wrong with the manifests in {out}")
+        out.note("schemas are not checked: pip install kubernetes-validate")
+    what = f"what {environment} applies" if environment else f"the manifests in {folder}"
+    if not out.as_json([{"where": one.where, "problem": one.text} for one in problems]):
+        out.lines(problems or [f"nothing is wrong with {what}"])
     if problems:
         raise typer.Exit(1)
 
@@ -146,7 +132,8 @@ def parse_command(words: Sequence[str]) -> str:
         return str(getattr(error, "message", None) or str(error) or type(error).__name__)
 
 
-async def register_app(app: AppArgument, release: Release = None) -> None:
+@command("deploy register")
+async def register_app(app: AppArgument, release: ReleaseOption = None) -> None:
     """Make an app's consumers and register its schedules, before any worker runs.
 
     An autoscaler cannot count what waits for a job whose consumer does not exist yet.
@@ -159,41 +146,43 @@ async def register_app(app: AppArgument, release: Release = None) -> None:
     config = load(SchedulerConfig, release=release)
     async with connected(create=True) as client:
         done = await make(client, loaded, load(WorkerConfig), release=config.release)
-    if given().json:
-        emit(done)
+    if out.as_json(done):
         return
-    say(f"{len(done.consumers)} consumers: {', '.join(done.consumers)}")
+    out.say(f"{len(done.consumers)} consumers: {', '.join(done.consumers)}")
     if done.newer:
-        note(f"the schedules of release {done.newer} stay: this release is lower")
+        out.note(f"the schedules of release {done.newer} stay: this release is lower")
     elif done.schedules:
-        say(f"{len(done.schedules)} schedules: {', '.join(done.schedules)}")
+        out.say(f"{len(done.schedules)} schedules: {', '.join(done.schedules)}")
 
 
+@command("deploy unregister")
 async def unregister_jobs(
-    app: Annotated[str, typer.Argument(metavar="APP", help="Name of the app.")],
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="Group of the jobs.")],
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB...", help="Jobs to remove.")],
-    discard: Annotated[
-        bool, typer.Option("--discard", help="Also while runs wait: they stay without a worker.")
-    ] = False,
+    app: Annotated[str, argument("Name of the app.", "APP")],
+    group: Annotated[str, argument("Group of the jobs.", "GROUP")],
+    jobs: Annotated[list[str], argument("Jobs to remove.", "JOB...")],
+    discard: Annotated[bool, option("Also while runs wait: they stay without a worker.")] = False,
 ) -> None:
-    """Remove the consumers of jobs that were deleted; refuses while runs wait for one of them."""
+    """Remove the schedules and consumers of deleted jobs; refuses while runs wait for one of them.
+
+    Delayed runs and retries count, too.
+    """
     from holdfast.deploy.register import unregister
 
     async with connected() as client:
         removed = await unregister(client, group, jobs, discard=discard)
-    if given().json:
-        emit(removed)
+    if out.as_json(removed):
         return
-    say(f"{app}: {len(removed)} consumers removed: {', '.join(removed) or 'there were none'}")
+    for what, names in (("consumers", removed.consumers), ("schedules", removed.schedules)):
+        out.say(f"{app}: {len(names)} {what} removed: {', '.join(names) or 'there were none'}")
 
 
+@command("deploy local")
 def local(
     port: Annotated[
-        int | None, typer.Option(help="Port of the server; without: 4222.", min=1, max=65_535)
+        int | None, option("Port of the server; default: 4222.", min=1, max=65_535)
     ] = None,
     store: Annotated[
-        Path, typer.Option(help="Directory that keeps the data.", metavar="DIR", file_okay=False)
+        Path, option("Directory that keeps the data.", "DIR", file_okay=False)
     ] = STORE,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
@@ -204,7 +193,7 @@ def local(
     """
     import tempfile
 
-    from holdfast.cli.server import PORT, flush, monitor_port_of
+    from holdfast.cli.server import PORT, monitor_port_of
     from holdfast.deploy.local import register_all, run
     from holdfast.deploy.project import load_project
     from holdfast.process import run_loop
@@ -216,7 +205,8 @@ def local(
     server = Server(wanted, store.resolve(), fast=True, monitor_port=monitor_port_of(wanted, 1))
     with server, tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         register_all(project, server.url)
-        say(f"{len(project.jobs)} jobs run on {server.url}, data in {store}. Ctrl-C stops them.")
-        flush()
+        out.say(
+            f"{len(project.jobs)} jobs run on {server.url}, data in {store}. Ctrl-C stops them."
+        )
         code = run_loop(run(project, server.url, Path(folder)))
     raise typer.Exit(code)

@@ -15,6 +15,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shlex
 import socket
 import sys
 import tempfile
@@ -26,53 +27,45 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.common import note, say
-from holdfast.cli.roles import AppArgument, LogFormat, LogLevel, start_logging
-from holdfast.cli.server import LAST_PORT, PORT, flush, monitor_port_of
+from holdfast.cli import out
+from holdfast.cli.command import command
+from holdfast.cli.options import AppArgument, LogFormat, LogLevel, option
+from holdfast.cli.processes import start_logging
+from holdfast.cli.server import DEV_STORE, LAST_PORT, PORT, monitor_port_of
 from holdfast.cli.worker import SOCKET_VARIABLE
 
 if TYPE_CHECKING:
     from holdfast.server import Server
     from holdfast.worker.supervisor import Spec, Supervisor
 
-STORE = Path(".holdfast") / "dev"
 GRACE_SECONDS = 3.0  # short: a developer waits for each restart
 STOP_SECONDS = GRACE_SECONDS + 10.0  # time to give back runs before SIGKILL
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.5  # how late a change is noticed; reading the times of a project takes 1 ms
 WEB_HOST = "127.0.0.1"
 WEB_PORT = 8080
 SKIPPED = frozenset({"node_modules", "__pycache__"})
 
 
-def register(app: typer.Typer) -> None:
-    app.command("dev")(dev)
-
-
+@command("dev")
 def dev(
     app: AppArgument,
     port: Annotated[
         int | None,
-        typer.Option(
-            help="Port of the server; without: 4222, or a free one.", min=0, max=LAST_PORT
-        ),
+        option("Port of the server; default: 4222, or a free one.", min=0, max=LAST_PORT),
     ] = None,
     store: Annotated[
-        Path, typer.Option(help="Directory that keeps the data.", metavar="DIR", file_okay=False)
-    ] = STORE,
-    processes: Annotated[int, typer.Option(help="Worker processes per group.", min=1)] = 1,
+        Path, option("Directory that keeps the data.", "DIR", file_okay=False)
+    ] = DEV_STORE,
+    processes: Annotated[int, option("Worker processes per group.", min=1)] = 1,
     reload: Annotated[
-        bool, typer.Option("--reload/--no-reload", help="Restart when a .py file changes.")
+        bool, option("Restart when a .py file changes.", None, "--reload/--no-reload")
     ] = True,
     reload_dir: Annotated[
-        list[Path] | None,
-        typer.Option(help="Directory to watch, instead of this one; may be repeated."),
+        list[Path] | None, option("Directory to watch, instead of this one; may be repeated.")
     ] = None,
-    web: Annotated[
-        bool, typer.Option("--web/--no-web", help="Serve the API and the pages too.")
-    ] = True,
+    web: Annotated[bool, option("Serve the API and the pages too.", None, "--web/--no-web")] = True,
     web_port: Annotated[
-        int | None,
-        typer.Option(help="Port of the pages; without: 8080, or a free one.", max=LAST_PORT),
+        int | None, option("Port of the pages; default: 8080, or a free one.", max=LAST_PORT)
     ] = None,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
@@ -89,7 +82,7 @@ def dev(
         folders = [path.resolve() for path in reload_dir or [Path()]]
         watch = Changes(folders) if reload else None
         page = web_port_of(web_port) if web and has_web() else 0
-        plan = Plan(app, server.url, Path(folder), processes, flags, page)
+        plan = DevPlan(app, server.url, Path(folder), processes, flags, page)
         code = run_loop(Dev(plan, server, store, watch).run())
     raise typer.Exit(code)
 
@@ -98,7 +91,7 @@ def has_web() -> bool:
     """Whether the optional packages of the web are installed."""
     there = all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn"))
     if not there:
-        note("the pages are not served: pip install 'holdfast[web]'")
+        out.note("the pages are not served: pip install 'holdfast-jobs[web]'")
     return there
 
 
@@ -134,7 +127,7 @@ def _server(port: int | None, store: Path) -> Iterator[Server]:
     except PortInUse as error:
         if port is not None:
             raise
-        note(f"port {error.port} is taken: choosing another one")
+        out.note(f"port {error.port} is taken: choosing another one")
         server.close()
         server = Server(0, store.resolve(), fast=True)
         server.start()
@@ -153,7 +146,7 @@ def _ignored_by_git(store: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DevPlan:
     """Which processes an app needs besides the server."""
 
     target: str
@@ -240,7 +233,7 @@ def _is_skipped(parent: Path, name: str) -> bool:
 class Dev:
     """One session: the server keeps running while the app's processes come and go."""
 
-    def __init__(self, plan: Plan, server: Server, store: Path, changes: Changes | None) -> None:
+    def __init__(self, plan: DevPlan, server: Server, store: Path, changes: Changes | None) -> None:
         self._plan = plan
         self._server = server
         self._store = store
@@ -299,7 +292,7 @@ class Dev:
         app = json.loads(output.read_text(encoding="utf-8"))
         specs = self._plan.specs({job["group"] for job in app["jobs"]})
         if not specs:
-            note(f"error: app {app['name']!r} has no jobs")
+            out.note(f"error: app {app['name']!r} has no jobs")
             self._wait_for_change()
         elif not self._welcomed:
             self._welcome(app)
@@ -321,14 +314,14 @@ class Dev:
             if stop.done():
                 return 0
             if server.done():
-                note(
+                out.note(
                     f"error: the nats-server ended; its log ends with:\n{self._server.log_tail()}",
                     lines=True,
                 )
                 return 1
             if change is None:
                 return 1
-            note(f"{_shown(change.result())} changed: restarting")
+            out.note(f"{_shown(change.result())} changed: restarting")
             return None
         finally:
             for task in waiting:
@@ -337,21 +330,20 @@ class Dev:
 
     def _wait_for_change(self) -> None:
         if self._changes and not self._stop.is_set():
-            note("waiting for a change")
+            out.note("waiting for a change")
 
     def _welcome(self, app: dict[str, Any]) -> None:
         self._welcomed = True
-        say(f"{self._plan.target} runs on {self._plan.url}, data in {self._store}")
-        say("From another terminal:")
+        out.say(f"{self._plan.target} runs on {self._plan.url}, data in {self._store}")
+        out.say("From another terminal:")
         if self._plan.url != f"nats://127.0.0.1:{PORT}":
-            say(f"  export HOLDFAST_NATS_URL={self._plan.url}")
-        say(f"  holdfast enqueue {_example(app['jobs'][0])}")
+            out.say(f"  export HOLDFAST_NATS_URL={self._plan.url}")
+        out.say(f"  holdfast enqueue {_example(app['jobs'][0])}")
         if self._plan.web_port:
-            say(f"See it and steer it: http://{WEB_HOST}:{self._plan.web_port}/")
+            out.say(f"See it and steer it: http://{WEB_HOST}:{self._plan.web_port}/")
         if self._changes:
             folders = ", ".join(str(folder) for folder in self._changes.folders)
-            say(f"A change of a .py file below {folders} restarts it. Ctrl-C stops everything.")
-        flush()
+            out.say(f"A change of a .py file below {folders} restarts it. Ctrl-C stops everything.")
 
 
 async def _finished(command: Sequence[str], stop: asyncio.Event) -> int:
@@ -375,12 +367,9 @@ async def _finished(command: Sequence[str], stop: asyncio.Event) -> int:
 
 
 def _example(job: dict[str, Any]) -> str:
-    """How to enqueue a job, with the payload left to the reader."""
-    parameters = job["parameters"]
-    if not parameters:
-        return str(job["name"])
-    members = ", ".join(f'"{name}": …' for name in parameters) if len(parameters) > 1 else "…"
-    return f"{job['name']} '{{{members}}}'"
+    """How to enqueue a job, with a payload that it takes."""
+    sample = job["sample"]
+    return shlex.join([job["name"], sample]) if sample else str(job["name"])
 
 
 def _shown(paths: Sequence[Path]) -> str:

@@ -1,91 +1,76 @@
-"""`holdfast enqueue`: send a run from the shell; no app is needed."""
+"""`holdfast enqueue` and `holdfast publish`: send runs and events from the shell; no app needed."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from holdfast.cli.common import (
-    Cli,
-    HeaderOption,
-    block,
-    emit,
-    given,
-    headers_of,
-    note,
-    operating,
-    say,
-)
-from holdfast.errors import (
-    BrokerError,
-    HoldfastError,
-    InvalidInput,
-    InvalidPayload,
-    RunNotFound,
-)
+from holdfast.cli import out
+from holdfast.cli.command import command, operating
+from holdfast.cli.options import DataArgument, HeaderOption, argument, option
+from holdfast.cli.typed import headers_of, read_payload
+from holdfast.errors import HoldfastError, InvalidInput, RunNotFound
 from holdfast.status import actions
 
 if TYPE_CHECKING:
     from holdfast.client import Client
     from holdfast.client.run import Enqueued, Request
     from holdfast.model.run import RunRecord
+    from holdfast.status.jobs import Jobs
+    from holdfast.status.operators import Operator
 
-FAILED = 3
+FAILED = 3  # exit codes with --wait; 1 and 2 mean an error and wrong usage
 CANCELLED = 4
 TIMED_OUT = 124  # as timeout(1)
 
 
-def register(app: Cli) -> None:
-    """Add `holdfast enqueue`."""
-    app.command("enqueue")(enqueue)
-
-
+@command("enqueue")
 async def enqueue(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's name.")],
+    job: Annotated[str, argument("The job's name.", "JOB", "jobs")],
     payload: Annotated[
         str | None,
-        typer.Argument(
-            metavar="JSON|@FILE|-",
-            help="Its payload: JSON, a file, or - for standard input. Default: no arguments.",
+        argument(
+            "Its payload: JSON, a file, or - for standard input. Default: no arguments.",
+            "JSON|@FILE|-",
             show_default=False,
         ),
     ] = None,
-    group: Annotated[
-        str, typer.Option("--group", metavar="NAME", help="Group of the job.")
-    ] = "default",
-    key: Annotated[
-        str | None,
-        typer.Option("--key", metavar="TEXT", help="Deduplication key."),
-    ] = None,
+    group: Annotated[str, option("Group of the job.", "NAME")] = "default",
+    key: Annotated[str | None, option("Deduplication key.", "TEXT")] = None,
     delay: Annotated[
-        str | None,
-        typer.Option("--delay", metavar="TIME", help="Start it after a delay, e.g. 90s or 1h30m."),
+        str | None, option("Start it after a delay, e.g. 90s or 1h30m.", "TIME")
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option(
-            "--at",
-            metavar="TIME",
-            help="Start it at a time, e.g. 2026-11-16T01:45:00Z, or an epoch.",
-        ),
+        option("Start it at a time, e.g. 2026-11-16T01:45:00Z, or seconds since 1970.", "TIME"),
     ] = None,
     header: HeaderOption = None,
+    priority: Annotated[
+        Literal["high", "normal", "low"] | None, option("Priority, instead of the job's own.")
+    ] = None,
+    on_duplicate: Annotated[
+        Literal["return", "replace", "raise"],
+        option("If a run with the key exists: show what became of it, replace it, or fail."),
+    ] = "return",
     wait: Annotated[
         bool,
-        typer.Option(
-            "--wait",
-            help="Wait for its end and print the result. "
-            "Exit code: 0 done, 3 failed or lost, 4 cancelled, 124 not in time.",
+        option(
+            "Wait for its end and print the result. "
+            "Exit code: 0 done, 3 failed or lost, 4 cancelled, 124 not in time."
         ),
     ] = False,
-    timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="Stop waiting after TIME.")
-    ] = None,
+    timeout: Annotated[str | None, option("Stop waiting after TIME.", "TIME")] = None,
+    check: Annotated[
+        bool,
+        option("Check the payload against the parameters of the job.", None, "--check/--no-check"),
+    ] = True,
 ) -> None:
-    """Send a run of JOB; prints its run id once the server has stored it."""
+    """Send a run of JOB; prints its run id once the server has stored it.
+
+    Workers publish the parameters of their jobs. A payload that does not fit is refused before it
+    is sent; --no-check sends it anyway, for a version of the job that no worker has yet.
+    """
     from holdfast.client.run import make_request
     from holdfast.durations import seconds
     from holdfast.model.job import JobSpec
@@ -99,55 +84,37 @@ async def enqueue(
         at=_at(at),
         headers=headers_of(header),
         group=group,
+        priority=priority,
+        on_duplicate=on_duplicate,
+        key_follows=True,
     )
     async with operating(create=True) as by:
+        if check:
+            for remark in await by.jobs.check(job, group, request.body):
+                out.note(remark)
+        if wait:
+            await _needs_id(by.jobs, request)
         enqueued = await actions.enqueue(by, request)
-        await _remark(by.client, request, enqueued)
+        await _remark(by, request, enqueued)
         if wait:
             code = await _wait(by.client, request, enqueued, limit)
             raise typer.Exit(code)
-        _print(request, enqueued)
+        out.result(_facts(request, enqueued), enqueued.run)
+        raise typer.Exit(_code(enqueued.state))
 
 
-def read_payload(given_text: str | None) -> bytes:
-    """The bytes to send, exactly as given; refused unless they are JSON."""
-    if given_text is None:
-        return b""
-    if given_text == "-":
-        body = sys.stdin.buffer.read()
-    elif given_text.startswith("@"):
-        body = _read_file(given_text[1:])
-    else:
-        body = _bytes_of(given_text)
-    _check_json(body)
-    return body
+async def _needs_id(jobs: Jobs, request: Request) -> None:
+    """Refuse to wait for a run whose id its worker will compute: nobody could find it."""
+    if await jobs.computes_key(request):
+        raise InvalidInput(
+            f"job {request.spec.name} computes its key in code that this command does not have, so "
+            "there is no id to wait for: pass --key, or leave --wait out; nothing was sent"
+        )
 
 
-def _bytes_of(text: str) -> bytes:
-    """An argument's bytes, even if they are not valid text."""
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        raise InvalidPayload("the payload is not UTF-8") from None
-
-
-def _read_file(name: str) -> bytes:
-    try:
-        return Path(name).read_bytes()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidInput(f"payload file {name!r} cannot be read: {reason}") from None
-
-
-def _check_json(body: bytes) -> None:
-    import msgspec
-
-    try:
-        msgspec.json.decode(body)
-    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise InvalidPayload(
-            f"the payload is not JSON ({error}): a text needs its own quotes, as in '\"text\"'"
-        ) from None
+def _code(state: str) -> int:
+    """The exit code of a run that was sent, or of an earlier one with the same key."""
+    return {"dead": FAILED, "lost": FAILED, "cancelled": CANCELLED}.get(state, 0)
 
 
 def _at(text: str | None) -> float | None:
@@ -161,30 +128,18 @@ def _at(text: str | None) -> float | None:
         return instant(text, "--at")
 
 
-async def _remark(client: Client, request: Request, enqueued: Enqueued) -> None:
+async def _remark(by: Operator, request: Request, enqueued: Enqueued) -> None:
     """Print what the sender may not expect."""
-    from holdfast.status.jobs import Jobs
-
     if enqueued.duplicate:
-        note(f"run {enqueued.run} was accepted before: nothing new was sent")
-        return
-    try:
-        groups = await Jobs(client).groups_of(request.spec.name)
-    except BrokerError:
-        return  # the run is accepted: failing to print a remark is no error
-    if request.group not in groups:
-        hint = f"; it is served in group {', '.join(groups)}: --group" if groups else ""
-        note(
-            f"accepted; no worker has ever served job {request.spec.name} "
-            f"of group {request.group}{hint}"
+        why = f": {enqueued.error}" if enqueued.error else ""
+        advice = "; --on-duplicate replace sends it again" if _code(enqueued.state) else ""
+        out.note(
+            f"run {enqueued.run} was accepted before and is {enqueued.state}{why}: nothing new was "
+            f"sent{advice}"
         )
-
-
-def _print(request: Request, enqueued: Enqueued) -> None:
-    if given().json:
-        emit(_facts(request, enqueued))
-    else:
-        say(enqueued.run)
+        return
+    if hint := await by.jobs.unserved(request.spec.name, request.group):
+        out.note(f"accepted; {hint}")
 
 
 def _facts(request: Request, enqueued: Enqueued) -> dict[str, Any]:
@@ -193,6 +148,7 @@ def _facts(request: Request, enqueued: Enqueued) -> dict[str, Any]:
         "job": request.spec.name,
         "group": request.group,
         "duplicate": enqueued.duplicate,
+        "state": enqueued.state,
     }
 
 
@@ -200,7 +156,7 @@ async def _wait(client: Client, request: Request, enqueued: Enqueued, limit: flo
     try:
         record = await client.wait(enqueued.run, enqueued.sequence, limit)
     except TimeoutError:
-        note(f"run {enqueued.run} has not ended in time; it continues")
+        out.note(f"run {enqueued.run} has not ended in time; it continues")
         return TIMED_OUT
     except RunNotFound as error:
         raise HoldfastError(
@@ -209,9 +165,7 @@ async def _wait(client: Client, request: Request, enqueued: Enqueued, limit: flo
         ) from None
     result = await client.result_bytes(record) if record.state == "done" else b""
     _print_end(request, enqueued, record, result)
-    if record.state == "done":
-        return 0
-    return CANCELLED if record.state == "cancelled" else FAILED
+    return _code(record.state)
 
 
 def _print_end(request: Request, enqueued: Enqueued, record: RunRecord, result: bytes) -> None:
@@ -219,11 +173,28 @@ def _print_end(request: Request, enqueued: Enqueued, record: RunRecord, result: 
 
     from holdfast.visible import json_text
 
-    if given().json:
-        end: dict[str, Any] = {"state": record.state, "error": record.error}
-        end["result"] = msgspec.Raw(result or b"null")
-        emit(_facts(request, enqueued) | end)
-    elif record.state == "done":
-        block(json_text(result.decode("utf-8", "replace")))
+    end = {"state": record.state, "error": record.error, "result": msgspec.Raw(result or b"null")}
+    if out.as_json(_facts(request, enqueued) | end):
+        return
+    if record.state == "done":
+        out.block(json_text(result.decode("utf-8", "replace")))
     else:
-        note(f"run {enqueued.run} is {record.state}: {record.error}")
+        out.note(f"run {enqueued.run} is {record.state}: {record.error}")
+
+
+@command("publish", help=actions.publish_event.doc)
+async def publish(
+    event: Annotated[str, argument("The event's name.", "EVENT")],
+    data: DataArgument = None,
+    id: Annotated[
+        str | None, option("Id of the event; another event with it is dropped.", "TEXT")
+    ] = None,
+) -> None:
+    body = read_payload(data) or b"null"
+    async with operating(create=True) as by:
+        sent = await actions.publish_event(by, event, body, id)
+    out.result(sent, sent.id)
+    if sent.duplicate:
+        out.note(f"an event with the id {id} was sent before: nothing new was sent")
+    elif not sent.subscribed:
+        out.note(f"no job subscribes to {event}: it is kept for one that will")

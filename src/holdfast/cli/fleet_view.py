@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from holdfast import visible
-from holdfast.cli.common import block, note, say, shortened
+from holdfast.cli import out
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from holdfast.model.fleet import FleetRun, Return
 
 WIDEST = 500
+"""Characters of a return in a table; `--format json` shows all of it."""
 
 
 class View:
@@ -54,7 +55,7 @@ class View:
         if self._bar:
             self._bar.stop()
         if self._run and kind is asyncio.CancelledError:  # Ctrl-C
-            note(f"{self._run} continues: 'holdfast fleet cancel {self._run}' stops it")
+            out.note(f"{self._run} continues: 'holdfast fleet cancel {self._run}' stops it")
 
     def record(self, record: FleetRun) -> None:
         """Show that the run has started or changed."""
@@ -63,7 +64,7 @@ class View:
             self._told = True
             many = len(record.targets)
             whom = "1 agent" if many == 1 else f"{many} agents"
-            note(f"{record.run}: {record.request.function} for {whom}")
+            out.note(f"{record.run}: {record.request.function} for {whom}")
         if self._bar and self._task is None:
             named = visible.one_line(record.request.function)
             self._task = self._bar.add_task(named, total=len(record.targets))
@@ -83,7 +84,7 @@ class View:
                 counts = f"{self._ok} ok, {self._failed} failed"
                 self._bar.update(self._task, advance=1, description=counts)
         else:
-            block(text)
+            out.block(text)
 
     def end(self, record: FleetRun) -> None:
         """Show the end of a run: who did not answer, and the totals."""
@@ -91,7 +92,7 @@ class View:
             return
         missing = set(record.unreachable)
         for agent in record.unreachable:
-            say("  ".join((agent, *verdict(record, agent))).rstrip())
+            out.say("  ".join((agent, *verdict(record, agent))).rstrip())
         total, answered = len(record.targets), self._ok + self._failed
         silent = total - answered - len(missing) - len(record.unsent)
         away = len(missing) - len(record.refused)
@@ -102,9 +103,9 @@ class View:
             parts.append(f"{silent} did not return in time")
         if record.unsent:
             parts.append(f"{len(record.unsent)} not sent to")
-        note(f"{record.run}: {record.status}, {', '.join(parts)} of {total}")
+        out.note(f"{record.run}: {record.status}, {', '.join(parts)} of {total}")
         if record.reason:
-            note(record.reason)
+            out.note(record.reason)
 
 
 def lines(found: Return) -> str:
@@ -121,10 +122,10 @@ def shown(found: Return) -> str:
     import msgspec
 
     if not found.ok:
-        return shortened(found.error, WIDEST)
+        return out.shortened(found.error, WIDEST)
     value: Any = found.value
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return shortened(f"{text} [{found.note}]" if found.note else text, WIDEST)
+    return out.shortened(f"{text} [{found.note}]" if found.note else text, WIDEST)
 
 
 def verdict(record: FleetRun, agent: str) -> tuple[str, str]:

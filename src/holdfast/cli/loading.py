@@ -7,17 +7,21 @@ the user's module is shown with its traceback, from the first line of the user's
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.cli.common import note
+from holdfast.cli import out
 from holdfast.errors import ConfigError, HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.app import Holdfast
+    from holdfast.payload import Signature
+
+T = TypeVar("T")
 
 DEFAULT_ATTRIBUTE = "app"
 
@@ -30,18 +34,23 @@ def load_app(target: str) -> Holdfast:
     """The app that `target` names."""
     from holdfast.app import Holdfast
 
+    return load_object(target, Holdfast, DEFAULT_ATTRIBUTE, "a Holdfast app", "Holdfast(…)")
+
+
+def load_object(target: str, kind: type[T], default: str, what: str, made_by: str) -> T:
+    """The object of one kind that `target` names; `default` is its name unless one is given."""
     name, _, attribute = target.partition(":")
-    _check(target, name)
+    _check(target, name, default)
     module = _import(name)
     found: Any = module
-    for part in (attribute or DEFAULT_ATTRIBUTE).split("."):
+    for part in (attribute or default).split("."):
         if not hasattr(found, part):
-            raise AppNotLoaded(_no_attribute(module, attribute, target, Holdfast))
+            raise AppNotLoaded(_no_attribute(module, attribute, target, kind, default, what))
         found = getattr(found, part)
-    if not isinstance(found, Holdfast):
+    if not isinstance(found, kind):
         raise AppNotLoaded(
-            f"{target} is a {type(found).__name__}, not a Holdfast app: "
-            "name the object that `Holdfast(…)` returned"
+            f"{target} is a {type(found).__name__}, not {what}: "
+            f"name the object that `{made_by}` returned"
         )
     return found
 
@@ -53,6 +62,7 @@ def describe(app: Holdfast) -> dict[str, Any]:
             "name": job.name,
             "group": job.spec.group,
             "parameters": list(job.signature.parameters),
+            "sample": _sample(job.signature),
             "on": list(job.spec.on),
             "timeout": job.spec.timeout_seconds,
         }
@@ -61,14 +71,23 @@ def describe(app: Holdfast) -> dict[str, Any]:
     return {"name": app.name, "jobs": jobs, "schedules": sorted(app.schedules)}
 
 
-def _check(target: str, name: str) -> None:
+def _sample(signature: Signature) -> str:
+    """A payload that the job takes, to try it with; empty if it needs none."""
+    import msgspec
+
+    from holdfast.payload.published import published, read_label, sample
+
+    known = read_label(published(signature))
+    found = sample(known, "abc") if known else msgspec.UNSET
+    return "" if found is msgspec.UNSET else json.dumps(found)
+
+
+def _check(target: str, name: str, default: str) -> None:
     if name.endswith(".py") or "/" in name:
         module = name.removesuffix(".py").removeprefix("./").replace("/", ".")
-        raise AppNotLoaded(f"{target!r} is a file: name the module, {module}:{DEFAULT_ATTRIBUTE}")
+        raise AppNotLoaded(f"{target!r} is a file: name the module, {module}:{default}")
     if not name or not all(part.isidentifier() for part in name.split(".")):
-        raise AppNotLoaded(
-            f"{target!r} is not of the form module:object, such as shop:{DEFAULT_ATTRIBUTE}"
-        )
+        raise AppNotLoaded(f"{target!r} is not of the form module:object, such as shop:{default}")
 
 
 def _import(name: str) -> ModuleType:
@@ -85,8 +104,8 @@ def _import(name: str) -> ModuleType:
                 f"there is no module {error.name!r} in {here} or among the installed packages"
             ) from None
         if isinstance(error, HoldfastError):
-            raise AppNotLoaded(f"{_place(error)}: {error}") from None
-        note("".join(traceback.format_exception(_from_user_code(error))).rstrip(), lines=True)
+            raise AppNotLoaded(_placed(error)) from None
+        out.note("".join(traceback.format_exception(_from_user_code(error))).rstrip(), lines=True)
         raise AppNotLoaded(
             f"module {name!r} cannot be imported: {type(error).__name__}, see above"
         ) from None
@@ -96,14 +115,17 @@ def _is_part_of(missing: str | None, name: str) -> bool:
     return missing is not None and (name == missing or name.startswith(f"{missing}."))
 
 
-def _place(error: BaseException) -> str:
-    """The line of user code at which one of our errors was raised."""
+def _placed(error: BaseException) -> str:
+    """One of our errors, with the line of user code at which it was raised."""
     ours = str(Path(__file__).parents[1])
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [
         f for f in frames if not f.filename.startswith(ours) and "importlib" not in f.filename
     ]
-    return f"{theirs[-1].filename}, line {theirs[-1].lineno}" if theirs else "app"
+    if theirs and str(error).startswith(f"{theirs[-1].filename}:"):
+        return str(error)  # it names the line itself
+    place = f"{theirs[-1].filename}, line {theirs[-1].lineno}" if theirs else "app"
+    return f"{place}: {error}"
 
 
 def _from_user_code(error: BaseException) -> BaseException:
@@ -118,20 +140,20 @@ def _is_machinery(filename: str) -> bool:
     return filename == __file__ or "importlib" in filename
 
 
-def _no_attribute(module: ModuleType, attribute: str, target: str, kind: type) -> str:
+def _no_attribute(
+    module: ModuleType, attribute: str, target: str, kind: type, default: str, what: str
+) -> str:
     there = [
         f"{module.__name__}:{n}" for n, value in vars(module).items() if isinstance(value, kind)
     ]
-    hint = f"did you mean {' or '.join(there)}?" if there else "it has no Holdfast app at all"
+    hint = f"did you mean {' or '.join(there)}?" if there else f"it does not have {what} at all"
     if not attribute:
-        return f"{target!r} names no object and the module has no '{DEFAULT_ATTRIBUTE}': {hint}"
+        return f"{target!r} names no object and the module has no '{default}': {hint}"
     return f"module {module.__name__!r} has no {attribute!r}: {hint}"
 
 
 def main() -> None:
     """`python -m holdfast.cli.loading APP FILE`: write the app's description to a file."""
-    import json
-
     target, output = sys.argv[1:]
     try:
         app = load_app(target)

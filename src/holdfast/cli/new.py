@@ -5,38 +5,37 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from holdfast.cli.common import Cli, emit, given, note, say
-
-
-def register(app: Cli) -> None:
-    """Add `holdfast new`."""
-    noun = app.noun("new", "Start a project, or add a job to it.")
-    noun.command("project")(project)
-    noun.command("job")(job)
+from holdfast.cli import out
+from holdfast.cli.command import command
+from holdfast.cli.options import argument, option
 
 
+@command("new project")
 def project(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The project, and its directory.")],
-    path: Annotated[
-        Path | None, typer.Option("--path", metavar="DIR", help="Another directory.")
-    ] = None,
+    name: Annotated[str, argument("The project, and its directory.", "NAME")],
+    path: Annotated[Path | None, option("Another directory.", "DIR")] = None,
+    source: Annotated[
+        str,
+        option(
+            "Where the project gets Holdfast: 'wheel' (this one, kept in the project), "
+            "'index', the path of a wheel, or a git reference (git+https://…@REF).",
+            "SOURCE",
+            "--install-from",
+        ),
+    ] = "wheel",
 ) -> None:
     """Make a project: two sample jobs, shared code, tests, a pipeline, a deployment."""
     from holdfast.deploy.scaffold import new_project
 
     root = path or Path(name)
-    written = new_project(name, root)
-    _tell(written)
-    note(f"next: cd {root}, and read README.md")
+    out.lines(new_project(name, root, source))
+    out.note(f"next: cd {root}, and read README.md")
 
 
+@command("new job")
 def job(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The job, and its directory.")],
-    path: Annotated[
-        Path, typer.Option("--project", metavar="DIR", help="The project.", file_okay=False)
-    ] = Path(),
+    name: Annotated[str, argument("The job, and its directory.", "NAME")],
+    path: Annotated[Path, option("The project.", "DIR", "--project", file_okay=False)] = Path(),
 ) -> None:
     """Add a job to a project: jobs/NAME with its code, tests, requirements and image.
 
@@ -45,14 +44,5 @@ def job(
     """
     from holdfast.deploy.scaffold import new_job
 
-    written = new_job(name, path)
-    _tell(written)
-    note(f"next: make test-{name}")
-
-
-def _tell(written: list[Path]) -> None:
-    if given().json:
-        emit([str(path) for path in written])
-        return
-    for path in written:
-        say(str(path))
+    out.lines(new_job(name, path))
+    out.note(f"next: make test-{name}")

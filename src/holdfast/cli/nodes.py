@@ -2,141 +2,86 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+from holdfast.cli import out
+from holdfast.cli.command import command, operating
+from holdfast.cli.options import GroupOption, argument, option
+from holdfast.status import fleet_actions as actions
 
-from holdfast.cli.common import (
-    Cli,
-    GroupOption,
-    clock_time,
-    connected,
-    emit,
-    given,
-    operating,
-    pairs,
-    say,
-    table,
-)
-from holdfast.status import actions
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from holdfast.model.node import Transition
-
-NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="The node's id.")]
-RoleOption = Annotated[
-    str, typer.Option("--role", metavar="ROLE", help="Only this role: worker, scheduler, …")
-]
-StateOption = Annotated[
-    str, typer.Option("--state", metavar="STATE", help="Only this state, e.g. RUNNING.")
-]
-AllOption = Annotated[bool, typer.Option("--all", help="Include nodes that have ended.")]
+NodeArgument = Annotated[str, argument("The node's id.", "NODE", "nodes")]
 
 
-def register(app: Cli) -> None:
-    """Add `holdfast nodes`."""
-    nodes = app.noun("nodes", "Look at the processes of Holdfast and drain them.")
-    nodes.command("list")(list_nodes)
-    nodes.command("show")(show)
-    nodes.command("drain", help=actions.drain_node.doc)(drain)
-    nodes.command("watch")(watch)
-
-
+@command("nodes list")
 async def list_nodes(
-    role: RoleOption = "", group: GroupOption = "", state: StateOption = "", all: AllOption = False
+    role: Annotated[str, option("Only this role: worker, scheduler, …", "ROLE")] = "",
+    group: GroupOption = "",
+    state: Annotated[str, option("Only this state, e.g. RUNNING.", "STATE")] = "",
+    all: Annotated[bool, option("Include nodes that have ended.")] = False,
 ) -> None:
     """List nodes with state, uptime and runs in flight."""
-    from holdfast.durations import text
-    from holdfast.status.nodes import Nodes
-
-    async with connected() as client:
-        found = await Nodes(client).list(role=role, group=group, state=state, ended=all)
-    if given().json:
-        emit(found)
-        return
-    table(
-        ("node", "role", "group", "state", "uptime", "running", "version", "reason"),
-        [
-            (
-                n.id,
-                n.role,
-                n.group,
-                n.state,
-                text(float(round(n.uptime_seconds))),
-                n.running,
-                n.version,
-                n.reason,
-            )
-            for n in found
-        ],
+    async with operating() as by:
+        found = await by.nodes.list(role=role, group=group, state=state, ended=all)
+    out.listing(
+        found,
+        ("node", lambda node: node.id),
+        "role",
+        "group",
+        "state",
+        ("uptime", lambda node: out.age(round(node.uptime_seconds))),
+        "running",
+        "version",
+        "reason",
         empty="no node is running: start one with 'holdfast worker APP'",
     )
 
 
+@command("nodes show")
 async def show(node: NodeArgument) -> None:
     """Show a node: its settings, what it runs, and every transition with its reason."""
-    from holdfast.durations import text
-    from holdfast.status.nodes import Nodes
-
-    async with connected() as client:
-        info, history = await Nodes(client).show(node)
-    if given().json:
-        emit({"node": info, "history": history})
+    async with operating() as by:
+        info, history = await by.nodes.show(node)
+    if out.as_json({"node": info, "history": history}):
         return
     if info is not None:
-        pairs(
+        out.pairs(
             [
                 ("node", info.id),
                 ("role", info.role),
                 ("group", info.group),
                 ("state", f"{info.state}: {info.reason}"),
                 ("host", f"{info.host}, pid {info.pid}, version {info.version}"),
-                ("started", clock_time(info.started)),
-                ("uptime", text(float(round(info.uptime_seconds)))),
+                ("started", out.clock_time(info.started)),
+                ("uptime", out.age(round(info.uptime_seconds))),
                 ("liveness", info.settings),
                 ("running", info.running),
+                ("fleet runs", ", ".join(info.runs)),
                 ("jobs", ", ".join(info.jobs)),
             ]
         )
-    _print_history(history)
-
-
-def _print_history(history: Sequence[Transition]) -> None:
-    table(
-        ("at", "from", "to", "reason", "by"),
-        [
-            (
-                clock_time(step.at),
-                "" if step.before == step.after else step.before,
-                step.after,
-                step.reason or "registered",
-                "itself" if step.by == step.node else step.by,
-            )
-            for step in history
-        ],
+    out.listing(
+        history,
+        ("at", lambda step: out.clock_time(step.at)),
+        ("from", lambda step: "" if step.before == step.after else step.before),
+        ("to", lambda step: step.after),
+        ("reason", lambda step: step.reason or "registered"),
+        ("by", lambda step: "itself" if step.by == step.node else step.by),
         empty="no transitions are kept of it (they are kept for 7 days)",
     )
 
 
+@command("nodes drain", help=actions.drain_node.doc)
 async def drain(node: NodeArgument) -> None:
     async with operating() as by:
         await actions.drain_node(by, node)
-    if given().json:
-        emit({"node": node, "draining": True})
-    else:
-        say(f"{node} is draining")
+    out.result({"node": node, "draining": True}, f"{node} is draining")
 
 
+@command("nodes watch")
 async def watch() -> None:
     """Print transitions as they happen, until Ctrl-C."""
-    from holdfast.status.nodes import Nodes
-
-    async with connected(create=True) as client:
-        async for step in Nodes(client).watch():
-            if given().json:
-                emit(step)
-            else:
+    async with operating(create=True) as by:
+        async for step in by.nodes.watch():
+            if not out.as_json(step):
                 who = "" if step.by == step.node else f" (by {step.by})"
-                say(f"{clock_time(step.at)}  {step.node}  {step.after}: {step.reason}{who}")
+                out.say(f"{out.clock_time(step.at)}  {step.node}  {step.after}: {step.reason}{who}")

@@ -1,126 +1,114 @@
-"""`holdfast runs`: list, show, cancel, retry and trace runs."""
+"""`holdfast runs`: list, show and trace runs, and read what they logged."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from holdfast.cli.common import (
-    Cli,
-    GroupOption,
-    JobOption,
+from holdfast.cli import out
+from holdfast.cli.command import command, operating, with_options
+from holdfast.cli.options import (
+    RUN_FILTERS,
     LimitOption,
-    SinceOption,
-    clock_time,
-    connected,
-    emit,
+    RunArgument,
     given,
-    instant,
-    note,
-    operating,
-    pairs,
-    say,
-    shortened,
-    table,
+    option,
 )
-from holdfast.status import actions
+from holdfast.cli.typed import run_filter
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from holdfast.client import Client
+    from holdfast.model.runlog import LogLine
     from holdfast.status.runs import RunDetail
     from holdfast.status.trace import Step, Trace
 
-NOT_CANCELLED = 1
-
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
-
-
-def register(app: Cli) -> None:
-    """Add `holdfast runs`."""
-    runs = app.noun("runs", "Look at runs, cancel them, send them again.")
-    runs.command("list")(list_runs)
-    runs.command("show")(show)
-    runs.command("cancel", help=actions.cancel_run.doc)(cancel)
-    runs.command("retry", help=actions.retry_run.doc)(retry)
-    runs.command("trace")(trace)
+LOOKS = {"warning": (27, "yellow"), "error": (27, "red"), "critical": (27, "red")}
+"""Colours of the time and level of a log line."""
 
 
+@command("runs list")
+@with_options("filters", RUN_FILTERS)
 async def list_runs(
-    job: JobOption = "",
-    group: GroupOption = "",
-    state: Annotated[
-        str,
-        typer.Option(
-            "--state",
-            metavar="STATE",
-            help="Only this state: queued, delayed, running, failed, done, cancelled, dead, lost.",
-        ),
-    ] = "",
-    node: Annotated[str, typer.Option("--node", metavar="ID", help="Only runs on this node.")] = "",
-    prefix: Annotated[
-        str,
-        typer.Option(
-            "--prefix", metavar="TEXT", help="Only runs whose id or key starts with TEXT."
-        ),
-    ] = "",
-    since: SinceOption = None,
+    filters: dict[str, Any],
+    node: Annotated[str, option("Only runs on this node.", "ID")] = "",
     limit: LimitOption = 50,
 ) -> None:
-    """List runs, the newest change first."""
-    from holdfast.status.listing import RunFilter
-    from holdfast.status.runs import Runs
+    """List runs, the newest change first, and count them by state."""
+    from dataclasses import replace
 
-    async with connected() as client:
-        wanted = RunFilter(job, group, state, node, prefix, instant(since, client, "--since"))
-        found = await Runs(client).list(wanted, limit)
-    if given().json:
-        emit(found)
-        return
-    table(
-        ("run", "state", "group", "job", "attempts", "changed (UTC)", "node", "error"),
-        [
-            (
-                run.run,
-                run.state,
-                run.group,
-                run.job,
-                run.attempts,
-                clock_time(run.updated),
-                run.node,
-                shortened(run.error, 50),
-            )
-            for run in found
-        ],
+    from holdfast.status.listing import first_runs
+
+    async with operating() as by:
+        wanted = run_filter(by.client, **filters)
+        found = await first_runs(by.client, replace(wanted, node=node), limit)
+        counts = "" if given().json else await _counts(by.client, wanted.job, wanted.group)
+    out.listing(
+        found,
+        "run",
+        "state",
+        "group",
+        "job",
+        "attempts",
+        ("changed (UTC)", lambda run: out.clock_time(run.updated)),
+        "node",
+        ("error", lambda run: out.shortened(run.error, 50)),
         empty="no runs found",
     )
+    if counts:
+        out.note(counts)
 
 
+async def _counts(client: Client, job: str, group: str) -> str:
+    """How many runs of the job, the group or all are in each state; ended ones of the last day."""
+    from holdfast.durations import DAY
+    from holdfast.errors import BrokerError
+    from holdfast.status.jobs import Jobs
+    from holdfast.status.totals import counted
+
+    try:
+        jobs = await Jobs(client).list(job, group)
+        periods = (await counted(client, DAY, job, group)).periods
+    except BrokerError:
+        return ""  # the list is what was asked for
+    open_ = {
+        "queued": sum(one.waiting for one in jobs),
+        "in flight": sum(one.in_flight for one in jobs),
+        "delayed": sum(one.parked for one in jobs),
+    }
+    ended: dict[str, int] = {}
+    for period in periods:
+        for name, count in period.ended.items():
+            ended[name] = ended.get(name, 0) + count
+    told = [f"{count:,} {name}" for name, count in open_.items() if count]
+    if ended:
+        told.append("last 24 h: " + ", ".join(f"{n:,} {s}" for s, n in sorted(ended.items())))
+    return " · ".join(told)
+
+
+@command("runs show")
 async def show(run: RunArgument) -> None:
     """Show a run: its record and where it is."""
-    from holdfast.status.runs import Runs
-
-    async with connected() as client:
-        detail = await Runs(client).show(run)
-    if given().json:
-        emit(detail)
-    else:
+    async with operating() as by:
+        detail = await by.runs.show(run)
+    if not out.as_json(detail):
         _print_detail(detail)
 
 
 def _print_detail(detail: RunDetail) -> None:
     info, record = detail.info, detail.record
     progress = record.progress if record else None
-    pairs(
+    out.pairs(
         [
             ("run", info.run),
             ("state", info.state),
             ("where", detail.where),
             ("job", info.job),
             ("group", info.group),
-            ("accepted", clock_time(info.created)),
-            ("started", clock_time(info.started)),
-            ("ended", clock_time(info.ended)),
-            ("next attempt", clock_time(info.due)),
+            ("accepted", out.clock_time(info.created)),
+            ("started", out.clock_time(info.started)),
+            ("ended", out.clock_time(info.ended)),
+            ("next attempt", out.clock_time(info.due)),
             ("attempts", info.attempts),
             ("failures", info.failures),
             ("crashes", info.crashes),
@@ -138,50 +126,80 @@ def _result(detail: RunDetail) -> str:
         return ""
     if record.result_object:
         return f"in the object store as {record.result_object}"
-    return shortened(bytes(record.result).decode(), 2_000)
+    return out.shortened(bytes(record.result).decode(), 2_000)
 
 
-async def cancel(run: RunArgument) -> None:
+@command("runs logs")
+async def logs(
+    run: RunArgument,
+    follow: Annotated[
+        bool, option("Show new lines until the run has ended.", None, "--follow", "-f")
+    ] = False,
+    level: Annotated[str, option("Only lines of this level and above.", "LEVEL")] = "debug",
+) -> None:
+    """Show what a run has logged and printed, in all its attempts; the newest lines are kept."""
+    from holdfast.errors import InvalidInput, RunNotFound
+    from holdfast.model.runlog import LEVELS
+
+    if level not in LEVELS:
+        raise InvalidInput(f"--level is one of {', '.join(LEVELS)}, not {level!r}")
+    found = False
     async with operating() as by:
-        cancelled = await actions.cancel_run(by, run)
+        try:
+            run = (await by.runs.find(run)).run
+        except RunNotFound:  # its lines may be kept for longer than its record
+            if not await by.client.logs(run):
+                raise
+            follow = False
+        lines = by.client.follow(run) if follow else _each(await by.client.logs(run))
+        async for line in lines:
+            if LEVELS.get(line.level, 0) >= LEVELS[level]:
+                _print_line(line)
+                found = True
+    if not found:
+        out.note(
+            f"{run} has logged nothing that is kept: lines from the worker's run_log level on "
+            "(info) are, for run_log_days"
+        )
+
+
+async def _each(lines: list[LogLine]) -> AsyncIterator[LogLine]:
+    for line in lines:
+        yield line
+
+
+def _print_line(line: LogLine) -> None:
     if given().json:
-        emit({"run": run, "cancelled": cancelled})
-    elif cancelled:
-        say(f"{run} is cancelled")
-    if not cancelled:
-        note(f"{run} had ended already")
-        raise typer.Exit(NOT_CANCELLED)
+        out.emit_line(line)
+        return
+    fields = "".join(f" {name}={value}" for name, value in line.extra.items())
+    first, *rest = line.text.split("\n")
+    where = f"[attempt {line.attempt} on {line.node}]"
+    when = f"{out.clock_time(line.at)} {line.level.upper():<7}"
+    out.say(f"{when} {line.logger}: {first}{fields}  {where}", colour=LOOKS.get(line.level))
+    for text in rest:  # indented, so that no text in it can pass for a line
+        out.say(f"    {text}")
 
 
-async def retry(run: RunArgument) -> None:
-    async with operating() as by:
-        done = await actions.retry_run(by, run)
-    if given().json:
-        emit({"run": run, "retried": True, "detail": done})
-    else:
-        say(f"{run}: {done}")
-
-
+@command("runs trace")
 async def trace(run: RunArgument) -> None:
     """Show a run's history: every attempt, its end, and what it caused."""
     from holdfast.status.trace import trace as trace_run
 
-    async with connected() as client:
-        found = await trace_run(client, run)
-    if given().json:
-        emit(found)
-    else:
+    async with operating() as by:
+        found = await trace_run(by.client, run)
+    if not out.as_json(found):
         _print_trace(found)
 
 
 def _print_trace(found: Trace) -> None:
-    say(f"{found.run}: {found.job} of group {found.group}, {found.state}")
+    out.say(f"{found.run}: {found.job} of group {found.group}, {found.state}")
     if found.cause:
-        say(f"caused by {found.cause}")
+        out.say(f"caused by {found.cause}")
     start = found.steps[0].at if found.steps else 0.0
-    table(
+    out.table(
         ("time (UTC)", "after", "what", "details"),
-        [(clock_time(s.at), f"{s.at - start:+.3f}s", s.what, _details(s)) for s in found.steps],
+        [(out.clock_time(s.at), f"{s.at - start:+.3f}s", s.what, _details(s)) for s in found.steps],
         empty="its history has expired",
     )
 
@@ -191,12 +209,12 @@ def _details(step: Step) -> str:
         f"attempt {step.attempt}" if step.attempt else "",
         f"on {step.node}" if step.node else "",
         f"epoch {step.epoch}" if step.epoch else "",
-        f"until {clock_time(step.until)}" if step.until else "",
+        f"until {out.clock_time(step.until)}" if step.until else "",
         step.outcome,
         step.event,
         f"#{step.dead_letter}" if step.dead_letter else "",
         step.run,
         step.detail,
-        shortened(step.error, 120),
+        out.shortened(step.error, 120),
     ]
     return ", ".join(part for part in parts if part)

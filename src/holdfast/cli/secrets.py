@@ -6,44 +6,33 @@ in a private file that is removed afterwards.
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from holdfast.cli import out
+from holdfast.cli.command import command, connected, operating
+from holdfast.cli.options import SeedOption, argument, option
+from holdfast.cli.settings import sealer, seed_file
+from holdfast.cli.typed import edited
+from holdfast.status import fleet_actions as actions
 
-from holdfast.cli.common import Cli, connected, emit, given, note, operating, say, table
-from holdfast.cli.settings import SeedOption, sealer, seed_file
-from holdfast.status import actions
-
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A file of the tree.")]
-
-
-def register(app: Cli) -> None:
-    """Add `holdfast secrets`."""
-    secrets = app.noun("secrets", "Keep the secrets of the settings, and rotate their keys.")
-    secrets.command("list")(list_secrets)
-    secrets.command("set")(set_secret)
-    secrets.command("edit")(edit)
-    secrets.command("seal")(seal)
-    secrets.command("rotate")(rotate)
+FileArgument = Annotated[Path, argument("A file of the tree.", "FILE")]
 
 
+@command("secrets list")
 async def list_secrets(
     folder: Annotated[
-        Path | None,
-        typer.Argument(metavar="[DIR]", help="A folder; default: what is published."),
+        Path | None, argument("A folder; default: what is published.", "[DIR]")
     ] = None,
     seed: SeedOption = None,
 ) -> None:
     """List the secrets of a tree, or the published ones with how many agents have them."""
     rows = _in_tree(folder) if folder else await _published(seed)
-    if given().json:
-        emit(rows)
+    if out.as_json(rows):
         return
     columns = ("secret", "kept") if folder else ("secret", "version", "agents")
-    table(
+    out.table(
         columns, [[row[column] for column in columns] for row in rows], empty="there are no secrets"
     )
 
@@ -68,11 +57,11 @@ def _in_tree(folder: Path) -> list[dict[str, str]]:
 
 async def _published(seed: Path | None) -> list[dict[str, str]]:
     from holdfast.settings.document import secret_id
-    from holdfast.settings.store import Store
+    from holdfast.settings.store import SettingsStore
 
     own = sealer(seed)
     async with connected() as client:
-        there = await Store(client.broker).published(own)
+        there = await SettingsStore(client.broker).published(own)
     rows = []
     for name, entry in sorted(there.manifest.files.items()):
         for path, secret in entry.secrets.items():
@@ -84,12 +73,11 @@ async def _published(seed: Path | None) -> list[dict[str, str]]:
     return rows
 
 
+@command("secrets set")
 def set_secret(
     file: FileArgument,
-    path: Annotated[str, typer.Argument(metavar="PATH", help="Where it stands: db.password.")],
-    create: Annotated[
-        bool, typer.Option("--create", help="Create the file if it does not exist.")
-    ] = False,
+    path: Annotated[str, argument("Where it stands: db.password.", "PATH")],
+    create: Annotated[bool, option("Create the file if it does not exist.")] = False,
     seed: SeedOption = None,
 ) -> None:
     """Write a secret into a file of the tree, sealed so that only this account can read it.
@@ -105,7 +93,7 @@ def set_secret(
     new = not file.exists()
     set_secrets(file, {path: _asked(path)}, own)
     where = f"{file}, a new file: name it in top.yaml" if new else f"{file}"
-    say(f"{path} is set in {where}: 'holdfast settings push' publishes it")
+    out.say(f"{path} is set in {where}: 'holdfast settings push' publishes it")
 
 
 def _asked(path: str) -> str:
@@ -124,6 +112,7 @@ def _asked(path: str) -> str:
     return value
 
 
+@command("secrets edit")
 def edit(file: FileArgument, seed: SeedOption = None) -> None:
     """Open the secrets of a file in $EDITOR, and write back those that were changed, sealed."""
     from holdfast.errors import SettingsError
@@ -141,34 +130,18 @@ def edit(file: FileArgument, seed: SeedOption = None) -> None:
     changed = {path: value for path, value in edited.items() if value != values[path]}
     if changed:
         set_secrets(file, changed, own)
-    say(f"{', '.join(changed)} written" if changed else "nothing was changed")
+    out.say(f"{', '.join(changed)} written" if changed else "nothing was changed")
 
 
 def _edited(name: str, values: dict[str, str]) -> dict[str, str]:
-    """The values after editing; the file is in memory where the system has such a place."""
-    import shlex
-    import subprocess
-    import tempfile
-
+    """The values after editing."""
     import yaml
 
     from holdfast.errors import SettingsError
     from holdfast.settings.rendering import load
 
-    memory = Path("/dev/shm")
-    place = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
-    command = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
-    with tempfile.TemporaryDirectory(prefix="holdfast-", dir=place) as folder:
-        path = Path(folder) / "secrets.yaml"
-        path.touch(mode=0o600)
-        path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
-        try:
-            code = subprocess.run([*command, str(path)], check=False).returncode
-        except OSError as error:
-            raise SettingsError(f"{command[0]} cannot be started: {error.strerror}") from None
-        if code != 0:
-            raise SettingsError(f"{command[0]} ended with code {code}: nothing was changed")
-        found = load(name, path.read_text(encoding="utf-8"))
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    found = load(name, edited(text, "secrets.yaml"))
     if not isinstance(found, dict) or not all(
         isinstance(v, (str, int, float)) for v in found.values()
     ):
@@ -176,18 +149,18 @@ def _edited(name: str, values: dict[str, str]) -> dict[str, str]:
     return {str(path): str(value) for path, value in found.items()}
 
 
+@command("secrets seal")
 def seal(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A tree of settings.")],
-    seed: SeedOption = None,
+    folder: Annotated[Path, argument("A tree of settings.", "DIR")], seed: SeedOption = None
 ) -> None:
-    """Seal the secrets of a tree that stand there in plain, so that it may live in git."""
+    """Seal the plain-text secrets of a tree, so that it can be kept in git."""
     from holdfast.settings.editing import seal_tree
 
     done = seal_tree(folder, sealer(seed))
     for id in done:
-        say(f"sealed     {id}")
+        out.say(f"sealed     {id}")
     if not done:
-        say("every secret is sealed already")
+        out.say("every secret is sealed already")
 
 
 def _remember(generation: int, seed: Path | None) -> None:
@@ -198,21 +171,20 @@ def _remember(generation: int, seed: Path | None) -> None:
     if (folder / USERS).exists():
         UserFolder(folder).raise_generation(generation)
     else:
-        note(f"issue new agents with 'holdfast auth agent ID --generation {generation}'")
+        out.note(f"issue new agents with 'holdfast auth agent ID --generation {generation}'")
 
 
+@command("secrets rotate")
 async def rotate(
     finish: Annotated[
-        bool, typer.Option("--finish", help="Drop the old keys, once every agent has the new ones.")
+        bool, option("Drop the old keys, once every agent has the new ones.")
     ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Finish although some agents do not have the new keys.")
-    ] = False,
+    force: Annotated[bool, option("Finish although some agents do not have the new keys.")] = False,
     seed: SeedOption = None,
 ) -> None:
-    """Begin to use a new generation of keys beside the old one; --finish ends with the new one.
+    """Start a new generation of keys beside the old one; --finish drops the old one.
 
-    Agents are sent their new keys, and read their secrets all the while.
+    Agents get their new keys, and can read their secrets throughout.
     """
     from holdfast.settings.publisher import Publisher
 
@@ -220,13 +192,12 @@ async def rotate(
         publisher = Publisher(by.client.broker, sealer(seed), by.client.records)
         plan = await actions.rotate_secrets(by, publisher, finish=finish, force=force)
     _remember(max(plan.generations), seed)
-    if given().json:
-        emit({"generations": plan.generations})
+    if out.as_json({"generations": plan.generations}):
         return
     in_use = " and ".join(map(str, plan.generations))
-    say(f"generation {in_use} in use")
+    out.say(f"generation {in_use} in use")
     if not finish:
-        note(
+        out.note(
             "when 'holdfast settings status' shows every agent on it, end it with "
             "'holdfast secrets rotate --finish'"
         )

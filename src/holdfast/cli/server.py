@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.common import emit, given, note, pairs, say
+from holdfast.cli import out
+from holdfast.cli.command import command
+from holdfast.cli.options import option
 from holdfast.process import SAME_SECONDS
 
 if TYPE_CHECKING:
@@ -29,12 +31,16 @@ if TYPE_CHECKING:
     Events = queue.SimpleQueue[int | Server]
 
 STORE = Path("holdfast-data")
+DEV_STORE = Path(".holdfast") / "dev"
+"""Where `holdfast dev` keeps its data."""
 PORT = 4222
+"""The NATS convention for clients."""
 MONITOR_OFFSET = 4000
 """From a client port to its monitor port: 4222 has 8222, the NATS convention."""
 LAST_PORT = 65_535
 SIZES = (1, 3, 5)
-LOOK_SECONDS = 0.5
+"""An even number of servers survives no more failures than one fewer."""
+LOOK_SECONDS = 0.5  # how late a server that died is noticed
 RELOADS = 2
 """A reload that moves users to another account connects its imports only at the next one
 (nats-server 2.15.1)."""
@@ -43,39 +49,34 @@ DURABLE = "every acknowledged write survives a power cut (sync_interval: always)
 FAST = "acknowledged writes survive a crash of the server, not a power cut (--fast)"
 
 
-def register(app: typer.Typer) -> None:
-    app.command("server")(server)
-
-
+@command("server")
 def server(
     port: Annotated[
         int,
-        typer.Option(
-            help="Port for clients, and the next ones for a cluster; 0: free ones.",
+        option(
+            "Port for clients; a cluster also takes the next ones. 0 means any free ports.",
             min=0,
             max=LAST_PORT,
         ),
     ] = PORT,
     store: Annotated[
-        Path, typer.Option(help="Directory that keeps the data.", metavar="DIR", file_okay=False)
+        Path, option("Directory that keeps the data.", "DIR", file_okay=False)
     ] = STORE,
-    cluster: Annotated[int, typer.Option(help="Nodes: 1, 3 or 5.", metavar="N")] = 1,
-    fast: Annotated[
-        bool, typer.Option("--fast", help="Do not wait for the disk: a power cut loses data.")
-    ] = False,
+    cluster: Annotated[int, option("Nodes: 1, 3 or 5.", "N")] = 1,
+    fast: Annotated[bool, option("Do not wait for the disk: a power cut loses data.")] = False,
     monitor_port: Annotated[
         int | None,
-        typer.Option(
-            help="Port of the monitor, which doctor asks; 0: a free one; without: port + 4000.",
+        option(
+            "Monitoring port, for doctor; 0: a free one; default: port + 4000.",
             min=0,
             max=LAST_PORT,
         ),
     ] = None,
     auth: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of 'holdfast auth init': its users may log in, and nobody else.",
-            metavar="DIR",
+        option(
+            "Folder of 'holdfast auth init': only its users may log in.",
+            "DIR",
             file_okay=False,
         ),
     ] = None,
@@ -83,8 +84,8 @@ def server(
     """Run a nats-server on this machine until Ctrl-C.
 
     It listens on loopback only, for development, tests and small machines, and asks for no login
-    unless --auth; a user that is added or revoked there is so within a second. What it
-    acknowledged survives a power cut unless --fast. Exit codes: 0 when it was stopped, 1 when it
+    unless --auth, where added and revoked users take effect within a second. What it acknowledged
+    survives a power cut unless --fast. Exit codes: 0 when it was stopped, 1 when it
     could not start or ended by itself.
     """
     from holdfast.identity.takers import Taker, digest
@@ -168,10 +169,10 @@ def _reload_on_change(path: Path, seen: str, nodes: Sequence[Server], taker: Tak
                 for node in nodes:
                     if node.running:
                         node.reload()
-            note(f"the users in {path} have changed: taken")
+            out.note(f"the users in {path} have changed: taken")
             _record(taker, seen)
         except (OSError, ServerError) as error:
-            note(f"error: the users in {path} have changed and were not taken: {error}")
+            out.note(f"error: the users in {path} have changed and were not taken: {error}")
             _record(taker, seen, str(error).split("\n", 1)[0])
 
 
@@ -180,7 +181,7 @@ def _record(taker: Taker, seen: str, error: str = "") -> None:
     try:
         taker.write(seen, error)
     except OSError as problem:
-        note(f"'holdfast auth revoke' will not see that users are taken here: {problem}")
+        out.note(f"'holdfast auth revoke' will not see that users are taken here: {problem}")
 
 
 def _make(
@@ -202,20 +203,16 @@ def _tell(made: Server | Cluster, nodes: Sequence[Server], store: Path, fast: bo
         "durability": FAST if fast else DURABLE,
         "monitor": ",".join(node.monitor_url for node in nodes),
     }
-    if given().json:
-        emit(facts)
-    else:
-        say("nats-server is ready" if len(nodes) == 1 else f"{len(nodes)} nats-servers are ready")
-        pairs((f"  {name}", value) for name, value in facts.items())
-        say("Ctrl-C stops it; the data stays.")
-    flush()
-
-
-def flush() -> None:
-    """Flush, because a reader at the other end of a pipe waits for these lines."""
-    import sys
-
-    sys.stdout.flush()
+    if not out.as_json(facts):
+        out.say(
+            "nats-server is ready" if len(nodes) == 1 else f"{len(nodes)} nats-servers are ready"
+        )
+        out.pairs((f"  {name}", value) for name, value in facts.items())
+        if store == STORE.resolve() and DEV_STORE.exists():
+            out.say(
+                f"'holdfast dev' keeps its data in {DEV_STORE}: --store {DEV_STORE} serves that"
+            )
+        out.say("Ctrl-C stops it; the data stays.")
 
 
 def _watch(node: Server, events: Events) -> None:
@@ -228,13 +225,13 @@ def _until_end(nodes: Sequence[Server], events: Events) -> int:
     while True:
         event = events.get()
         if isinstance(event, int):
-            note("stopping")
+            out.note("stopping")
             return 0
-        note(
+        out.note(
             f"nats-server {event.name!r} ended by itself; its log ends with:\n{event.log_tail()}",
             lines=True,
         )
         running = sum(node.running for node in nodes)
         if running <= len(nodes) // 2:
-            note("error: no server is left" if not running else "error: no majority is left")
+            out.note("error: no server is left" if not running else "error: no majority is left")
             return 1

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from holdfast.cli.common import Cli, complain, connection_given
-from holdfast.cli.roles import AppArgument, role_command
+from holdfast.cli import out
+from holdfast.cli.command import command
+from holdfast.cli.options import AppArgument, connection_given, option
+from holdfast.cli.processes import role_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,30 +26,19 @@ STOP_MARGIN_SECONDS = 10.0
 """What a process may take beyond its grace period to give back runs and leave."""
 
 
-def register(app: Cli) -> None:
-    """Add `holdfast worker`."""
-    app.command("worker")(role_command(worker))
-
-
+@command("worker")
+@role_command
 def worker(
     served: dict[str, Any],
     app: AppArgument,
-    group: Annotated[
-        str | None, typer.Option("--group", metavar="NAME", help="Run the jobs of this group.")
-    ] = None,
-    concurrency: Annotated[
-        int | None, typer.Option("--concurrency", help="Runs that one process executes at a time.")
-    ] = None,
-    processes: Annotated[
-        int | None, typer.Option("--processes", help="Number of processes that share the work.")
-    ] = None,
+    group: Annotated[str | None, option("Run the jobs of this group.", "NAME")] = None,
+    concurrency: Annotated[int | None, option("Runs that one process executes at a time.")] = None,
+    processes: Annotated[int | None, option("Number of processes that share the work.")] = None,
     max_runs: Annotated[
-        int | None,
-        typer.Option("--max-runs", help="Replace a process after this many runs; 0 means never."),
+        int | None, option("Replace a process after this many runs; 0 means never.")
     ] = None,
     grace: Annotated[
-        str | None,
-        typer.Option("--grace", metavar="TIME", help="Time for handlers to finish after SIGTERM."),
+        str | None, option("Time for handlers to finish after SIGTERM.", "TIME")
     ] = None,
 ) -> int:
     """Execute the runs of one group until SIGTERM or Ctrl-C.
@@ -80,6 +71,8 @@ def _work(target: str, config: WorkerConfig, socket: str) -> int:
     from holdfast.errors import ConfigError
     from holdfast.process import run_role
     from holdfast.telemetry import Telemetry
+    from holdfast.threads import SameContext
+    from holdfast.worker.logs import catching_prints
     from holdfast.worker.supervisor import CONFIG_EXIT
     from holdfast.worker.worker import Worker
 
@@ -100,10 +93,16 @@ def _work(target: str, config: WorkerConfig, socket: str) -> int:
     except ConfigError as error:
         if not socket:
             raise
-        complain(str(error))
+        out.complain(str(error))
         return CONFIG_EXIT
+
+    def start() -> Worker:
+        asyncio.get_running_loop().set_default_executor(SameContext())
+        return worker
+
     try:
-        return run_role(lambda: worker)
+        with catching_prints() if config.run_log != "off" else contextlib.nullcontext():
+            return run_role(start)
     except Exception:
         # A user's hook failed, or a bug: either way the traceback is needed.
         logging.getLogger("holdfast.worker").exception("the worker cannot continue")

@@ -1,6 +1,6 @@
 """Sending runs, and asking what became of them."""
 
 from holdfast.client.client import Client
-from holdfast.client.run import Backend, Enqueued, Request, Run, RunStatus
+from holdfast.client.run import Backend, Enqueued, JobRequest, Request, Run, RunStatus
 
-__all__ = ["Backend", "Client", "Enqueued", "Request", "Run", "RunStatus"]
+__all__ = ["Backend", "Client", "Enqueued", "JobRequest", "Request", "Run", "RunStatus"]

@@ -16,14 +16,16 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import errors
 from holdfast.broker import Broker, Received
 from holdfast.broker.batch import Write, send_batch
 from holdfast.broker.wire import read_ack
 from holdfast.client.run import Enqueued, Request
-from holdfast.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from holdfast.telemetry import Telemetry
 
 BATCH = 500
 """Runs in one batch: half of what a server accepts."""
@@ -88,12 +90,12 @@ class Batches:
     async def _one(self, request: Request) -> Outcome:
         try:
             return await self._enqueue(request)
-        except (errors.BrokerError, errors.NoWorker) as error:
+        except (errors.BrokerError, errors.NoWorker, errors.DuplicateRun) as error:
             self._failed = True
             return error
 
     async def _depart(self, start: int, chunk: Sequence[Request]) -> _Flight:
-        if any(r.delayed or r.spec.fallback != "wait" for r in chunk):
+        if any(r.delayed or r.spec.fallback != "wait" or r.on_duplicate != "return" for r in chunk):
             return _Flight(start, chunk, None)
         writes = [self._write_of(request) for request in chunk]
         try:

@@ -180,6 +180,13 @@ class NatsData:
         while True:
             try:
                 return await self._records.put(key, value, expected=expected, ttl=ttl)
+            except errors.Conflict:
+                # Tools that delete a key leave a marker, which has a revision.
+                revision, there = await self._records.last(key)
+                if expected != 0 or there or not revision:
+                    raise
+                expected = revision
+                continue
             except repeated as error:
                 if self._broker.clock.monotonic() > deadline:
                     raise

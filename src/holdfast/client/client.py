@@ -10,32 +10,55 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from holdfast import errors
 from holdfast.broker import Broker, Bucket, Received, Stored
 from holdfast.broker.batch import Write
+from holdfast.broker.kv import direct_batch, ttl_text
 from holdfast.broker.objects import KEPT_SECONDS, Objects
 from holdfast.broker.streams import Topology
 from holdfast.broker.wire import ENVELOPE_BYTES, Headers, header_bytes
+from holdfast.client import cancelling, duplicates
 from holdfast.client.batches import Batches
 from holdfast.client.bucket import Data, NatsData
-from holdfast.client.run import Enqueued, Request
+from holdfast.client.run import Enqueued, Request, RunStatus
+from holdfast.client.waiting import LOOK_AGAIN_SECONDS, Waiting
 from holdfast.config import RecordConfig
 from holdfast.model import node as nodes
 from holdfast.model import run as runs
 from holdfast.model.message import RunMessage, first_message
 from holdfast.model.run import RunRecord
-from holdfast.names import check_run
-from holdfast.telemetry import Telemetry
+from holdfast.model.runlog import LOG_MESSAGE, LogLine, lines_of
+from holdfast.names import (
+    H_MSG_ID,
+    H_TTL,
+    IdMaker,
+    check_event,
+    check_event_id,
+    check_run,
+    encode,
+)
+from holdfast.ownership.history import History
+from holdfast.ownership.journals import NatsJournals
 
+if TYPE_CHECKING:
+    from holdfast.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from holdfast.status.listing import RunInfo
+
+READS_AT_ONCE = 100
+"""Records read at once before many keyed runs are sent."""
 OWN_HEADERS_BYTES = 4096
 """More than our own headers of a message can have."""
-LOOK_AGAIN_SECONDS = 2.0
-"""How often a waiting caller reads the record, in case the notice of its change was lost."""
-CANCEL_SECONDS = 10.0
-"""Longer than a stream's election (4 to 8 s), during which nothing can be written."""
+LAST_LINES_SECONDS = 1.0
+"""After a run's end, how long its last log lines may take: workers send them every 0.25 s."""
 SUBSCRIBERS_SECONDS = 5.0
 """How often the subscriptions are listed, at most: only a warning and a metric depend on it."""
 WORKERS_SECONDS = 1.0
@@ -52,6 +75,20 @@ def _longest(records: RecordConfig) -> float:
     return max(KEPT_SECONDS, records.keyed_ttl_seconds, records.dead_days * 86_400.0)
 
 
+_make_event_id = IdMaker()
+
+
+class EventSent(msgspec.Struct, frozen=True):
+    """An event that was stored."""
+
+    event: str
+    id: str
+    duplicate: bool
+    """An event with this id is stored already: nothing was sent."""
+    subscribed: bool
+    """Whether a job subscribes to it."""
+
+
 class Client:
     """Sends runs through one broker."""
 
@@ -59,17 +96,30 @@ class Client:
         self, broker: Broker, records: RecordConfig, telemetry: Telemetry | None = None
     ) -> None:
         self.broker = broker
-        self.telemetry = telemetry or Telemetry()
-        broker.unreadable.counter = self.telemetry.unreadable
+        if telemetry is not None:
+            self.telemetry = telemetry
+            broker.unreadable.counter = telemetry.unreadable
         self.topology = Topology(broker, records)
         self.runs = Bucket(broker, broker.names.runs)
         self.objects = Objects(broker, ttl=_longest(records))
+        self.history = History(broker)
+        self.journals = NatsJournals(broker)
         self.records = records
+        self._waiting = Waiting(
+            broker, self.runs.name, self.read, self.recall, self._stored, self._carried
+        )
         self._buckets: dict[str, NatsData] = {}
         self._subscribed: set[str] = set()
         self._looked = -1e9
         self._served: set[str] = set()
         self._served_at = -1e9
+
+    @functools.cached_property
+    def telemetry(self) -> Telemetry:
+        """Its own metrics, if it was given none; made on first use, since many need none."""
+        from holdfast.telemetry import Telemetry
+
+        return Telemetry()
 
     # ---- enqueue
 
@@ -78,22 +128,41 @@ class Client:
         try:
             if not await self._has_worker(request):
                 return await self._without_worker(request)
-            if request.keyed and request.delayed and await self._is_recorded(request):
-                return self._accepted(request, Stored(duplicate=True))
-            return self._accepted(request, await self._store_new(request))
+            if not request.keyed:
+                return self._accepted(request, await self._store_new(request))
+            return await self._enqueue_keyed(request)
         except errors.BrokerError as error:
             error.requests = (request,)
             raise
 
-    async def _is_recorded(self, request: Request) -> bool:
-        """Whether the key has a record now, which may be gone when the delay is over."""
+    async def _enqueue_keyed(self, request: Request) -> Enqueued:
+        if request.on_duplicate == "replace":
+            self._message(request)  # checks its size before anything is changed
+            return self._count(request, await duplicates.replace(self, request))
+        record = await self._recorded(request)
+        found = duplicates.ended(request.run, record)
+        if found is None and record is not None and request.delayed:
+            found = Enqueued(request.run, 0, duplicate=True, state=record.state)
+        if found is None:
+            found = self._accepted(request, await self._store_new(request))
+            if record is not None and not record.vacant:
+                found = found._replace(duplicate=True, state=record.state)
+            elif found.duplicate:
+                state = "delayed" if await self._waits(request) else "queued"
+                found = found._replace(state=state)
+        else:
+            self._count(request, found)
+        return duplicates.told(request, found) if found.duplicate else found
+
+    async def _recorded(self, request: Request) -> RunRecord | None:
+        """The record of the key now; the claim decides, should it be missed here."""
+        if not request.spec.recorded:
+            return None
         try:
-            return request.spec.recorded and await self.runs.get(request.run) is not None
-        except errors.BrokerError as error:
-            log.debug(
-                "run %s: could not read its record, the claim will decide: %s", request.run, error
-            )
-            return False
+            return await self.read(request.run)
+        except (errors.BrokerError, errors.Unreadable) as error:
+            log.debug("run %s: its record was not read: %s", request.run, error)
+            return None
 
     async def _store_new(self, request: Request) -> Stored:
         """Store the message, unless a delayed one waits under the same key.
@@ -135,17 +204,38 @@ class Client:
         for request in requests:
             if request.headers or len(request.body) > small:
                 self._message(request)
-        return await Batches(self.broker, self.telemetry, self.enqueue, self._write).send(requests)
+        known = await self._known(requests)
+        new = [r for index, r in enumerate(requests) if index not in known]
+        batches = Batches(self.broker, self.telemetry, self.enqueue, self._write)
+        sent = iter(await batches.send(new))
+        return [known[i] if i in known else next(sent) for i in range(len(requests))]
+
+    async def _known(self, requests: Sequence[Request]) -> dict[int, Enqueued]:
+        """By their place, the requests whose key belongs to a run that has ended."""
+        places = [i for i, r in enumerate(requests) if r.keyed and r.on_duplicate == "return"]
+        found: dict[int, Enqueued] = {}
+        for start in range(0, len(places), READS_AT_ONCE):
+            part = places[start : start + READS_AT_ONCE]
+            records = await asyncio.gather(*(self._recorded(requests[i]) for i in part))
+            for i, record in zip(part, records, strict=True):
+                if answer := duplicates.ended(requests[i].run, record):
+                    found[i] = duplicates.told(requests[i], self._count(requests[i], answer))
+        return found
 
     def _write(self, request: Request) -> Write:
         return Write(*self._message(request))
 
     def _accepted(self, request: Request, stored: Stored) -> Enqueued:
-        self.telemetry.enqueued.labels(request.group, request.spec.name).inc()
         duplicate = stored.duplicate and request.keyed  # else it is our own publish, repeated
-        if duplicate:
+        state = "delayed" if request.delayed else "queued"
+        found = Enqueued(request.run, 0 if request.delayed else stored.seq, duplicate, state)
+        return self._count(request, found)
+
+    def _count(self, request: Request, found: Enqueued) -> Enqueued:
+        self.telemetry.enqueued.labels(request.group, request.spec.name).inc()
+        if found.duplicate:
             self.telemetry.duplicates.labels("publish").inc()
-        return Enqueued(request.run, 0 if request.delayed else stored.seq, duplicate)
+        return found
 
     def _message(self, request: Request) -> RunMessage:
         due = request.at
@@ -161,6 +251,7 @@ class Client:
             cause=request.cause,
             keyed=request.keyed,
             due=due,
+            queue=request.queue,
         )
         self._check_size(message.body, message.headers)
         return message
@@ -237,8 +328,15 @@ class Client:
                 f"one with 'holdfast worker APP --group {request.group}'"
             )
         job = request.spec.name
-        await self._write_cancelled(
-            request.run, None, 0, request.group, job, why="no worker of its group was alive"
+        await cancelling.write_cancelled(
+            self,
+            request.run,
+            None,
+            0,
+            request.group,
+            job,
+            why="no worker of its group was alive",
+            parent=request.headers,
         )
         return Enqueued(request.run, 0, False)
 
@@ -249,48 +347,14 @@ class Client:
         entry = await self.runs.get(check_run(run))
         return runs.decode(entry.value) if entry else None
 
+    async def recall(self, run: str) -> RunRecord | None:
+        """The record with which a run ended, from the history: for one whose record has expired."""
+        found = await self.history.find(check_run(run))
+        return found.record if found else None
+
     async def wait(self, run: str, sequence: int, timeout: float | None) -> RunRecord:
-        """A run's record once it has ended; the server notifies of each write."""
-        changed = asyncio.Event()
-
-        async def notice(_: Received) -> None:
-            changed.set()
-
-        subject = self.broker.names.changed(self.runs.name, check_run(run))
-        subscription = await self.broker.subscribe(subject, notice)
-        try:
-            async with asyncio.timeout(timeout):
-                return await self._until_ended(run, sequence, changed)
-        finally:
-            await self.broker.unsubscribe(subscription)
-
-    async def _until_ended(self, run: str, sequence: int, changed: asyncio.Event) -> RunRecord:
-        while True:
-            changed.clear()
-            try:
-                record = await self.read(run)
-                if (
-                    record is not None
-                    and record.terminal
-                    and not (record.vacant and sequence and await self._stored(sequence))
-                ):  # else the record is an earlier run's, and this one is still queued
-                    return record
-                if record is None:
-                    await self._check_still_queued(run, sequence)
-            except (*_UNSURE, errors.NotFound):  # the bucket itself: it is created again
-                await self.broker.clock.sleep(0.2)
-            try:
-                async with asyncio.timeout(LOOK_AGAIN_SECONDS):
-                    await changed.wait()
-            except TimeoutError:
-                continue
-
-    async def _check_still_queued(self, run: str, sequence: int) -> None:
-        if sequence and not await self._stored(sequence) and await self.read(run) is None:
-            raise errors.RunNotFound(
-                f"run {run} is neither queued nor recorded: it was purged, or its record expired",
-                run=run,
-            )
+        """A run's record once it has ended; `TimeoutError` if it has not in time."""
+        return await self._waiting.wait(check_run(run), sequence, timeout)
 
     async def _stored(self, sequence: int) -> bool:
         try:
@@ -301,18 +365,132 @@ class Client:
 
     async def queued(self, run: str, group: str, job: str, sequence: int) -> str:
         """Where a run without a record is."""
+        if sequence and await self._stored(sequence):
+            return "queued"
+        if await self._waits_in_line(run):
+            return "waiting"
         if sequence:
-            return "queued" if await self._stored(sequence) else "unknown"
+            return await self._where(run) or "unknown"
         subject = self.broker.names.later(group, job, check_run(run), "*")
         stream = self.broker.names.jobs
         info = await self.broker.api(f"STREAM.INFO.{stream}", {"subjects_filter": subject})
         return "delayed" if info["state"].get("subjects") else "queued"
+
+    async def _where(self, run: str) -> str:
+        """Where another message than its first carries a run; empty if none does."""
+        from holdfast.status.finding import Finder, home_of
+
+        found = await Finder(self).carrier(run, *home_of(run))
+        return "" if found is None else "delayed" if found.later else "queued"
+
+    async def _carried(self, run: str) -> bool:
+        return bool(await self._where(run))
+
+    async def _waits_in_line(self, run: str) -> bool:
+        """Whether a run waits for a place in a limit."""
+        names = self.broker.names
+        subject = names.line("*", "*", check_run(run))
+        info = await self.broker.api(f"STREAM.INFO.{names.jobs}", {"subjects_filter": subject})
+        return bool(info["state"].get("subjects"))
 
     async def result_bytes(self, record: RunRecord) -> bytes:
         """A run's result as JSON."""
         if record.result_object:
             return await self.objects.get(record.result_object)
         return bytes(record.result)
+
+    async def logs(self, run: str, after: int = 0) -> list[LogLine]:
+        """What a run has logged so far; with `after`, only what was stored after that position."""
+        broker, stream = self.broker, self.broker.names.run_logs
+        subject = broker.names.run_log(check_run(run))
+        found: list[LogLine] = []
+        try:
+            async for message in direct_batch(broker, stream, subject, after + 1):
+                at = message.headers["Nats-Sequence"]
+                read = broker.unreadable.read(LOG_MESSAGE.decode, stream, at, message.body)
+                found += lines_of(read, int(at)) if read else ()
+        except (errors.NotFound, errors.Unavailable):  # no worker has made the stream
+            return []
+        return found
+
+    async def follow(self, run: str, after: int = 0) -> AsyncIterator[LogLine]:
+        """What a run logs, until it has ended; the server notifies of each message."""
+        changed = asyncio.Event()
+
+        async def notice(_: Received) -> None:
+            changed.set()
+
+        names = self.broker.names
+        subjects = names.run_log(check_run(run)), names.changed(self.runs.name, run)
+        subscriptions = [await self.broker.subscribe(subject, notice) for subject in subjects]
+        try:
+            ended = False
+            while True:
+                changed.clear()
+                for line in await self.logs(run, after):
+                    yield line
+                    after = line.position
+                if ended:
+                    return
+                if ended := await self._has_ended(run):
+                    await self.broker.clock.sleep(LAST_LINES_SECONDS)
+                    continue
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_AGAIN_SECONDS):
+                        await changed.wait()
+        finally:
+            for subscription in subscriptions:
+                await self.broker.unsubscribe(subscription)
+
+    async def _has_ended(self, run: str) -> bool:
+        try:
+            record = await self.read(run) or await self.recall(run)
+        except _UNSURE:
+            return False
+        return record is not None and record.terminal
+
+    # Operators see runs the same way (`status`), which is built on this client.
+
+    async def look(self, run: str) -> RunStatus:
+        """Where a run is of which only the id is known.
+
+        The record and the history have every run that has ended, so dead letters, which a sender
+        may not read, are not needed.
+        """
+        from holdfast.status.finding import Finder, home_of
+
+        finder = Finder(self)
+        try:
+            record = await self.read(run) or await self.recall(run)
+            if record is not None:
+                return RunStatus.of(run, record)
+            group, job = home_of(run)
+            found = await finder.carrier(run, group, job)
+            if found is None and job:
+                found = await finder.carrier(run)  # the id only looked like a keyed run's
+            if found is None and (record := await self.read(run)) is not None:
+                return RunStatus.of(run, record)  # claimed meanwhile, and perhaps done
+        except errors.NotFound:  # nothing was ever sent here
+            found = None
+        if found is None:
+            return RunStatus(run, "unknown")
+        state = "delayed" if found.later else "queued"
+        return RunStatus(run, state, job=found.job, group=found.group)
+
+    async def retry(self, run: str) -> str:
+        """Send a run that was given up again, or start its next attempt now."""
+        from holdfast.status.runs import Runs
+
+        return await Runs(self).retry(run)
+
+    async def list_runs(self, job: str, state: str, key: str, limit: int) -> list[RunStatus]:
+        """Runs that match, newest change first."""
+        from holdfast.status.listing import RunFilter
+        from holdfast.status.runs import Runs
+
+        wanted = RunFilter(job=job, state=state, prefix=key)
+        found = await Runs(self).list(wanted, limit)
+        return [_status(i) for i in found if not key or i.run.endswith(f"/{encode(key)}")]
 
     async def data(self, name: str) -> Data:
         """A bucket of the program, created on first use."""
@@ -324,75 +502,22 @@ class Client:
 
     # ---- cancelling
 
-    async def cancel(self, run: str, group: str, job: str) -> bool:
-        """Cancel a run in any state; each step is a compare-and-swap, repeated on a conflict."""
-        check_run(run)
-        deadline = self.broker.clock.monotonic() + CANCEL_SECONDS
-        while True:
-            entry = await self.runs.get(run)
-            record = runs.decode(entry.value) if entry else None
-            if record and record.terminal:
-                return record.state == "cancelled"
-            if record and record.state == "running" and await self._ask_holder(run):
-                return await self._ended_cancelled(run)
-            if self.broker.clock.monotonic() > deadline:
-                raise errors.RunError(
-                    f"run {run} could not be cancelled: its holder does not answer", run=run
-                )
-            revision = entry.revision if entry else 0
-            held = record and record.state == "running" and await self._alive(record.node)
-            if not held and await self._write_cancelled(run, record, revision, group, job):
-                return True
-            await self.broker.clock.sleep(0.1)
+    async def cancel(self, run: str, group: str, job: str, payload: bytes | None = None) -> bool:
+        """Cancel a run in any state; see `holdfast.client.cancelling`."""
+        return await cancelling.cancel(self, run, group, job, payload)
 
-    async def _write_cancelled(
-        self,
-        run: str,
-        record: RunRecord | None,
-        revision: int,
-        group: str,
-        job: str,
-        why: str = "cancelled",
-    ) -> bool:
-        ended = runs.cancelled(record, run, group, job, now=self.broker.server_now(), why=why)
-        try:
-            await self.runs.put(
-                run, runs.encode(ended), expected=revision, ttl=self.records.keyed_ttl_seconds
-            )
-        except errors.Conflict:
-            return False
-        # Only what is parked for this record: an operator may have sent the run again by now.
-        names = self.broker.names
-        for message in (ended.message, ended.message + 1):
-            await self.topology.purge(names.jobs, names.later(group, job, run, message))
-        return True
-
-    async def _ask_holder(self, run: str) -> bool:
-        try:
-            answer = await self.broker.ask(self.broker.names.cancel(run), timeout=1)
-        except _UNSURE:
-            return False
-        return answer.body == b"cancelling"
-
-    async def _ended_cancelled(self, run: str) -> bool:
-        try:
-            record = await self.wait(run, 0, CANCEL_SECONDS)
-        except TimeoutError:
-            raise errors.RunError(
-                f"run {run} was asked to stop but is still running: check again with status()",
-                run=run,
-            ) from None
-        return record.state == "cancelled"
-
-    async def _alive(self, node: str) -> bool:
-        bucket = Bucket(self.broker, self.broker.names.nodes)
-        entry = await bucket.get(node)
-        if entry is None:
-            return False
-        record = bucket.read(nodes.decode, entry)
-        return record is None or record.alive  # an unreadable node keeps what it holds
+    async def cancel_child(self, request: Request) -> None:
+        """Ask a flow's child to stop; its flow gets its end."""
+        await cancelling.cancel_child(self, request)
 
     # ---- events
+
+    async def publish(self, event: str, body: bytes, id: str | None = None) -> EventSent:
+        """Publish an event from outside a run; with an `id`, repeats of it are detected."""
+        headers = {H_MSG_ID: check_event_id(id) if id else _make_event_id("e")}
+        stored = await self.publish_event(check_event(event), body, headers)
+        subscribed = await self.has_subscriber(event)
+        return EventSent(event, headers[H_MSG_ID], stored.duplicate, subscribed)
 
     async def publish_event(self, event: str, body: bytes, headers: Headers) -> Stored:
         """Publish an event; the stream has it when this returns."""
@@ -406,6 +531,18 @@ class Client:
         """Store an event without counting it or warning that nobody subscribes."""
         self._check_size(body, headers)
         return await self.store_surely(self.broker.names.event(event), body, headers)
+
+    async def publish_signal(self, event: str, key: str, body: bytes, headers: Headers) -> Stored:
+        """Store an event for the flows that wait for it with this key, now or later, and for the
+        jobs that subscribe to it."""
+        kept = {H_TTL: ttl_text(self.records.event_days * 86_400.0)}
+        self._check_size(body, headers)
+        subject = self.broker.names.signal(event, key)
+        id = {H_MSG_ID: f"{subject}.{headers[H_MSG_ID]}"}
+        stored = await self.store_surely(subject, body, headers | kept | id)
+        await self.store_event(event, body, headers)
+        self.telemetry.published.labels(event).inc()
+        return stored
 
     async def has_subscriber(self, event: str) -> bool:
         """Whether a job subscribes to the event, as of the last few seconds."""
@@ -421,3 +558,17 @@ class Client:
             self._subscribed = {name for s in subjects if (name := parse(s))}
             self._looked = clock.monotonic()
         return event in self._subscribed
+
+
+def _status(info: RunInfo) -> RunStatus:
+    return RunStatus(
+        info.run,
+        info.state,
+        attempt=info.attempts,
+        failures=info.failures,
+        crashes=info.crashes,
+        node=info.node,
+        error=info.error,
+        job=info.job,
+        group=info.group,
+    )

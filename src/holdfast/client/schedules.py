@@ -27,8 +27,15 @@ from holdfast.model import schedule as schedules
 from holdfast.model import slot as slots
 from holdfast.model.codec import Codec, Instant, Release
 from holdfast.model.message import first_message
-from holdfast.model.schedule import KEPT_PAUSES, Pause, Schedule, check_release, release_order
-from holdfast.names import IdMaker, app_key, check_name, schedule_key, trigger_run
+from holdfast.model.schedule import KEPT_PAUSES, Pause, Schedule, check_release
+from holdfast.names import (
+    IdMaker,
+    app_key,
+    check_name,
+    release_order,
+    schedule_key,
+    trigger_run,
+)
 
 REMOVED_SECONDS = 7 * 86_400.0
 """How long the record of a removed schedule is kept: longer than any scheduler is cut off."""

@@ -16,22 +16,29 @@ Kubernetes adds `HOLDFAST_…_PORT` and others for every service of that name.
 `python -m holdfast.config` prints `docs/configuration.md`.
 """
 
-from holdfast.config.deployment import DeployConfig
-from holdfast.config.fleet import AgentConfig, DispatcherConfig
-from holdfast.config.loading import FILE, FILE_VARIABLE, load
-from holdfast.config.option import ROLES, Role, options, variable
-from holdfast.config.page import documented, markdown
-from holdfast.config.roles import (
-    LEASES,
-    ConnectionConfig,
-    CoordinatorConfig,
-    LivenessConfig,
-    LogConfig,
-    RecordConfig,
-    SchedulerConfig,
-    WebConfig,
-    WorkerConfig,
-)
+from typing import TYPE_CHECKING
+
+from holdfast.lazily import exporting
+
+if TYPE_CHECKING:
+    from holdfast.config.alerting import AlertsConfig
+    from holdfast.config.all_roles import ROLES
+    from holdfast.config.deployment import DeployConfig
+    from holdfast.config.fleet import AgentConfig, DispatcherConfig
+    from holdfast.config.loading import FILE, FILE_VARIABLE, load
+    from holdfast.config.option import RoleConfig, options, variable
+    from holdfast.config.page import documented, markdown
+    from holdfast.config.roles import (
+        LEASES,
+        ConnectionConfig,
+        CoordinatorConfig,
+        LivenessConfig,
+        LogConfig,
+        RecordConfig,
+        SchedulerConfig,
+        WebConfig,
+        WorkerConfig,
+    )
 
 __all__ = [
     "FILE",
@@ -39,6 +46,7 @@ __all__ = [
     "LEASES",
     "ROLES",
     "AgentConfig",
+    "AlertsConfig",
     "ConnectionConfig",
     "CoordinatorConfig",
     "DeployConfig",
@@ -46,7 +54,7 @@ __all__ = [
     "LivenessConfig",
     "LogConfig",
     "RecordConfig",
-    "Role",
+    "RoleConfig",
     "SchedulerConfig",
     "WebConfig",
     "WorkerConfig",
@@ -56,3 +64,27 @@ __all__ = [
     "options",
     "variable",
 ]
+
+__getattr__ = exporting(
+    __name__,
+    {
+        "holdfast.config.alerting": ("AlertsConfig",),
+        "holdfast.config.all_roles": ("ROLES",),
+        "holdfast.config.deployment": ("DeployConfig",),
+        "holdfast.config.fleet": ("AgentConfig", "DispatcherConfig"),
+        "holdfast.config.loading": ("FILE", "FILE_VARIABLE", "load"),
+        "holdfast.config.option": ("RoleConfig", "options", "variable"),
+        "holdfast.config.page": ("documented", "markdown"),
+        "holdfast.config.roles": (
+            "LEASES",
+            "ConnectionConfig",
+            "CoordinatorConfig",
+            "LivenessConfig",
+            "LogConfig",
+            "RecordConfig",
+            "SchedulerConfig",
+            "WebConfig",
+            "WorkerConfig",
+        ),
+    },
+)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 import holdfast.config.roles  # noqa: F401 - these come first on the page
-from holdfast.config.option import Role, option, options
+from holdfast.config.option import RoleConfig, option, options
 from holdfast.errors import ConfigError
 
 _LABEL = re.compile(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?")
@@ -24,8 +24,11 @@ STOP_MARGIN_SECONDS = 15
 """Time a pod gets beyond its process's grace period, to give back runs and deregister."""
 LEAST_GRACE_SECONDS, MOST_GRACE_SECONDS = 60, 3600
 """Bounds of a grace period derived from timeouts: a rollout should not take hours."""
+_GATEWAY = re.compile(r"[a-z0-9-]+/[a-z0-9.-]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PATH = re.compile(r"/[^:]*")
+HEALTH_PORT = 8080
+"""The port on which every process of Holdfast tells its health."""
 RESERVED_PATHS = ("/etc/holdfast", "/tmp")
 """Where every worker has its login and its scratch space."""
 RESERVED_VARIABLES = ("HOLDFAST_CREDENTIALS_FILE", "HOLDFAST_NATS_URL", "HOLDFAST_NAMESPACE")
@@ -43,7 +46,7 @@ def check_label(value: str, what: str) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class Scaling(Role):
+class Scaling(RoleConfig):
     """How workers are scaled: set for the whole project, or for one job."""
 
     min_replicas: int = option(0, least=0, most=1000)
@@ -116,6 +119,17 @@ class DeployConfig(Scaling):
     """Kubernetes user of the pipeline that deploys control plane and web; none when empty."""
     gitops: str = option("none", choices=("none", "argocd", "flux"))
     """Annotate the resources so that Argo CD or Flux applies them in the same order."""
+    gitops_repository: str = option("")
+    """Git repository from which Argo CD or Flux applies `deploy/overlays`; `gitops.yaml` is written
+    when it is given."""
+    gitops_revision: str = option("main")
+    """Branch of `gitops_repository`."""
+    secret_store: str = option("")
+    """ClusterSecretStore of the External Secrets operator that has every secret; with it,
+    `secrets.sh` is not needed."""
+    secret_store_prefix: str = option("")
+    """First part of the secrets' names in `secret_store`; defaults to the Kubernetes namespace and
+    a slash."""
     account: str = option("")
     """NATS account of the streams, for KEDA; defaults to the one from `holdfast auth init`."""
     nats_image: str = option("nats:2.15.1-alpine")
@@ -152,6 +166,18 @@ class DeployConfig(Scaling):
     """Class of the Ingress that opens the web UI under `web_hosts`; none when empty."""
     ingress_tls_secret: str = option("")
     """Secret with the certificate of `web_hosts`, for the Ingress."""
+    gateway: str = option("")
+    """Gateway (`NAMESPACE/NAME`) whose HTTPRoute opens the web UI under `web_hosts`, instead of an
+    Ingress."""
+    backup_url: str = option("")
+    """Object store for regular backups, `s3://BUCKET/PREFIX?endpoint=https://…`; none when
+    empty."""
+    backup_schedule: str = option("17 3 * * *")
+    """When a backup is made: a cron rule, in UTC."""
+    backup_keep: int = option(14, least=1, most=10_000)
+    """Number of backups that are kept."""
+    drill_schedule: str = option("47 4 * * 0")
+    """When the newest backup is restored into a server that is thrown away, as a rehearsal."""
     agents: str = option("yes", choices=("yes", "no"))
     """Whether every machine runs an agent."""
     keda_namespace: str = option("keda")
@@ -190,6 +216,16 @@ class DeployConfig(Scaling):
         return [name.strip() for name in self.client_namespaces.split(",") if name.strip()]
 
     @property
+    def store_prefix(self) -> str:
+        """The first part of the secrets' names in the secret store."""
+        return self.secret_store_prefix or f"{self.namespace}/"
+
+    @property
+    def public_hosts(self) -> list[str]:
+        """The names under which the web UI is opened from outside."""
+        return [host.strip() for host in self.web_hosts.split(",") if host.strip()]
+
+    @property
     def fleet(self) -> bool:
         """Whether every machine runs an agent."""
         return self.agents == "yes"
@@ -202,8 +238,26 @@ class DeployConfig(Scaling):
             check_label(name, "client_namespaces")
         if self.scaler == "hpa" and self.min_replicas == 0:
             object.__setattr__(self, "min_replicas", 1)  # an HPA cannot scale from zero
-        if self.ingress_class and not self.web_hosts.strip():
-            raise ConfigError("ingress_class needs web_hosts: the names to open")
+        self._check_around()
+        self._check_nats()
+
+    def _check_around(self) -> None:
+        """Check what other programs of the cluster do for us."""
+        for name in ("ingress_class", "gateway"):
+            if getattr(self, name) and not self.public_hosts:
+                raise ConfigError(f"{name} needs web_hosts: the names to open")
+        if self.gateway and not _GATEWAY.fullmatch(self.gateway):
+            raise ConfigError(f"gateway {self.gateway!r} must be NAMESPACE/NAME")
+        if self.gateway and self.ingress_class:
+            raise ConfigError("ingress_class and gateway both open the web UI: give one of them")
+        if self.gitops_repository and self.gitops == "none":
+            raise ConfigError("gitops_repository needs gitops: argocd or flux")
+        if self.backup_url and not self.backup_url.startswith("s3://"):
+            raise ConfigError(
+                f"backup_url {self.backup_url!r} must be s3://BUCKET/PREFIX?endpoint=https://…"
+            )
+
+    def _check_nats(self) -> None:
         if (self.tls == "cert-manager") != bool(self.tls_issuer):
             raise ConfigError("tls_issuer belongs to tls = cert-manager: give both or neither")
         if self.scaler == "nats-jetstream" and self.nats_url:
@@ -243,11 +297,11 @@ class JobDeployConfig(Scaling):
 # ---- what one job's pods have
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _StrictTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A table that rejects unknown keys."""
 
 
-class Reference(_Strict, frozen=True):
+class Reference(_StrictTable, frozen=True):
     """A value from a Secret or a ConfigMap."""
 
     key: str
@@ -262,7 +316,7 @@ class Reference(_Strict, frozen=True):
         return {kind: found | ({"optional": True} if self.optional else {})}
 
 
-class Volume(_Strict, frozen=True):
+class Volume(_StrictTable, frozen=True):
     """A volume and where it is mounted: a Secret, a ConfigMap, a claim, or scratch space."""
 
     name: str
@@ -309,7 +363,39 @@ class Volume(_Strict, frozen=True):
             yield f"volume name {self.name!r} is not usable: lower case, and not one of ours"
 
 
-class Toleration(_Strict, frozen=True):
+class Service(_StrictTable, frozen=True):
+    """A process of a job's image that answers HTTP, beside its workers: pages, an API."""
+
+    name: str
+    command: tuple[str, ...]
+    port: int
+    ready: str
+    """Path that answers 200 while the process can serve."""
+    hosts: tuple[str, ...] = ()
+    """Names under which the project's Ingress or Gateway opens it."""
+    replicas: int = 2
+    cpu: str = "500m"
+    memory: str = "256Mi"
+
+    def flaws(self) -> Iterator[str]:
+        """Problems, as sentences."""
+        what = f"service {self.name!r}"
+        if not _LABEL.fullmatch(self.name):
+            yield f"{what}: the name must have lower-case letters, digits and '-'"
+        if not self.command:
+            yield f"{what} needs a command"
+        if not 1024 <= self.port <= 65_535 or self.port == HEALTH_PORT:
+            yield f"{what}: port {self.port} must be from 1024 to 65535 and not {HEALTH_PORT}"
+        if not self.ready.startswith("/"):
+            yield f"{what}: ready {self.ready!r} must be a path such as /healthz"
+        if not 1 <= self.replicas <= 1000:
+            yield f"{what}: replicas must be from 1 to 1000"
+        for amount in (self.cpu, self.memory):
+            if not _QUANTITY.fullmatch(amount):
+                yield f"{what}: {amount!r} is not a quantity such as 200m or 128Mi"
+
+
+class Toleration(_StrictTable, frozen=True):
     """A taint that the pods tolerate."""
 
     key: str = ""
@@ -335,7 +421,7 @@ class Toleration(_Strict, frozen=True):
             yield f"toleration: effect {self.effect!r} is no effect of Kubernetes"
 
 
-class PodConfig(_Strict, frozen=True):
+class PodConfig(_StrictTable, frozen=True):
     """What only one job's pods have: the tables of `[tool.holdfast]` in its `pyproject.toml`."""
 
     env: dict[str, str | Reference] = {}
@@ -352,6 +438,8 @@ class PodConfig(_Strict, frozen=True):
     node_selector: dict[str, str] = {}
     tolerations: tuple[Toleration, ...] = ()
     priority_class: str = ""
+    services: tuple[Service, ...] = ()
+    """Processes of the job's image that answer HTTP."""
 
     def flaws(self) -> Iterator[str]:
         """Problems, as sentences."""
@@ -360,14 +448,14 @@ class PodConfig(_Strict, frozen=True):
                 yield f"env: {name!r} is not usable as the name of a variable"
             if isinstance(value, Reference) and bool(value.secret) == bool(value.config_map):
                 yield f"env: {name} needs either a secret or a config_map"
-        for volume in self.volumes:
-            yield from volume.flaws()
-        for toleration in self.tolerations:
-            yield from toleration.flaws()
-        for what in ("name", "path"):
-            found = [str(getattr(volume, what)).rstrip("/") for volume in self.volumes]
+        parts: tuple[Volume | Toleration | Service, ...]
+        parts = (*self.volumes, *self.tolerations, *self.services)
+        for part in parts:
+            yield from part.flaws()
+        for table, what in (("volumes", "name"), ("volumes", "path"), ("services", "name")):
+            found = [str(getattr(one, what)).rstrip("/") for one in getattr(self, table)]
             for double in sorted({one for one in found if found.count(one) > 1}):
-                yield f"volumes: two have the {what} {double!r}"
+                yield f"{table}: two have the {what} {double!r}"
         for name in self.labels:
             if name.startswith(("app.kubernetes.io/", "holdfast.dev/")):
                 yield f"labels: {name} is set by Holdfast"

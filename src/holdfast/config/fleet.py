@@ -53,9 +53,10 @@ class AgentConfig(Served):
     full the agent answers that it is busy."""
     concurrency: int = option(32, least=1, most=10_000)
     """How many read-only commands run at the same time."""
-    heartbeat_seconds: float = option(10.0, least=0.1, most=3600)
-    """How often the agent sends a heartbeat."""
-    timeout_seconds: float = option(30.0, least=2, most=86_400)
+    heartbeat_seconds: float = option(30.0, least=0.1, most=3600)
+    """How often the agent sends a heartbeat. Nobody acts on it, so it is rare: ten thousand agents
+    would otherwise send more heartbeats than anything else."""
+    timeout_seconds: float = option(90.0, least=2, most=86_400)
     """Silence after which it counts as offline."""
     facts_seconds: float = option(300.0, least=1, most=86_400)
     """How often facts that change (memory, disk) are read again."""
@@ -63,6 +64,9 @@ class AgentConfig(Served):
     """How often `facts_file` is checked for changes."""
     grace_seconds: float = option(5.0, least=0, most=3600)
     """How long running commands may continue after SIGTERM."""
+    reconnect_seconds: float = option(5.0, least=0.1, most=3600)
+    """Agents that lose a server come back spread over this time, and over more after each try that
+    fails. Ten thousand agents then make 2,000 connections a second at most; raise it for more."""
 
     def _check_relations(self) -> None:
         if self.id:

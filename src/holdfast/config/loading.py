@@ -17,13 +17,13 @@ from dataclasses import Field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from holdfast.config.option import ROLES, Role, checked, options, variable
+from holdfast.config.option import RoleConfig, checked, options, variable
 from holdfast.errors import ConfigError
 
 FILE = "holdfast.toml"
 FILE_VARIABLE = "HOLDFAST_CONFIG"
 
-R = TypeVar("R", bound=Role)
+R = TypeVar("R", bound=RoleConfig)
 
 
 def load(role: type[R], **overrides: Any) -> R:
@@ -48,7 +48,7 @@ def load(role: type[R], **overrides: Any) -> R:
 
 
 def _find(
-    role: type[Role],
+    role: type[RoleConfig],
     spec: Field[Any],
     overrides: Mapping[str, Any],
     table: Mapping[str, Any],
@@ -95,6 +95,8 @@ def _read_file(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _check_keys(path: Path, name: str, table: Any) -> None:
+    from holdfast.config.all_roles import ROLES  # only a file needs all of them
+
     if name not in ROLES or not isinstance(table, dict):
         raise ConfigError(f"{path}: {name!r} is not a table; known are {', '.join(ROLES)}")
     known = [spec.name for spec in options(ROLES[name])]

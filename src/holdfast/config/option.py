@@ -1,6 +1,6 @@
 """An option: one field of a role, and the values it accepts.
 
-Guaranteed: a value that `checked` returned has its type and is within its limits, and a `Role`
+Guaranteed: a value that `checked` returned has its type and is within its limits. A `RoleConfig`
 checks all its fields at construction. An invalid value raises a `ConfigError` that names its source
 and what is allowed. Secrets, and logins inside URLs, are never shown.
 
@@ -18,9 +18,6 @@ from typing import Any, ClassVar, TypeVar
 from holdfast import durations
 from holdfast.errors import ConfigError, InvalidInput
 
-ROLES: dict[str, type[Role]] = {}
-"""Every role by its table name in the file."""
-
 C = TypeVar("C")
 
 
@@ -37,14 +34,10 @@ def option(
     return field(default=default, metadata=facts)
 
 
-class Role:
+class RoleConfig:
     """What all roles share: checks at construction, and a `repr` without secrets."""
 
     table: ClassVar[str] = ""
-
-    def __init_subclass__(cls) -> None:
-        if "table" in vars(cls):
-            ROLES[cls.table] = cls
 
     def __post_init__(self) -> None:
         for spec in options(type(self)):
@@ -60,14 +53,14 @@ class Role:
         return f"{type(self).__name__}({', '.join(given)})"
 
 
-def options(role: type[Role]) -> tuple[Field[Any], ...]:
+def options(role: type[RoleConfig]) -> tuple[Field[Any], ...]:
     """The fields of a role: its own in order, then those shared with other roles."""
     every = fields(role)  # type: ignore[arg-type]  # every subclass is a dataclass
     own = inspect.get_annotations(role)
     return tuple(sorted(every, key=lambda spec: spec.name not in own))
 
 
-def variable(role: type[Role], name: str) -> str:
+def variable(role: type[RoleConfig], name: str) -> str:
     """The environment variable of a field; connection variables omit the role."""
     prefix = "" if role.table == "connection" else f"{role.table}_"
     return f"HOLDFAST_{prefix}{name}".upper()

@@ -10,9 +10,9 @@ import inspect
 from dataclasses import MISSING, Field
 from typing import Any
 
-from holdfast.config import roles  # noqa: F401 - defines what the page lists
+from holdfast.config.all_roles import ROLES
 from holdfast.config.loading import FILE, FILE_VARIABLE
-from holdfast.config.option import ROLES, Role, limits_text, options, variable
+from holdfast.config.option import RoleConfig, limits_text, options, variable
 
 _INTRO = f"""\
 # Configuration
@@ -47,7 +47,7 @@ def markdown() -> str:
     return _INTRO + "".join(_section(name, role) for name, role in ROLES.items())
 
 
-def _section(name: str, role: type[Role]) -> str:
+def _section(name: str, role: type[RoleConfig]) -> str:
     head = f"\n## `[{name}]`\n\n{inspect.getdoc(role)}\n\n"
     head += "| key | environment | default | takes | meaning |\n|---|---|---|---|---|\n"
     docs = documented(role)
@@ -58,13 +58,13 @@ def _section(name: str, role: type[Role]) -> str:
     )
 
 
-def documented(role: type[Role]) -> dict[str, str]:
+def documented(role: type[RoleConfig]) -> dict[str, str]:
     """The doc of each field: the string below it in the source."""
     import ast
     import textwrap
 
     found: dict[str, str] = {}
-    for home in (cls for cls in role.__mro__ if issubclass(cls, Role)):
+    for home in (cls for cls in role.__mro__ if issubclass(cls, RoleConfig)):
         body = ast.parse(textwrap.dedent(inspect.getsource(home))).body[0]
         assert isinstance(body, ast.ClassDef)
         for field, below in zip(body.body, body.body[1:], strict=False):

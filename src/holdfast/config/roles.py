@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast import names
-from holdfast.config.option import Role, checked_by, option
+from holdfast.config.option import RoleConfig, checked_by, option
 from holdfast.errors import ConfigError
 
 RESTARTS = ("immediately", "after_grace", "never")
@@ -22,7 +22,7 @@ so that one lost renewal does not cost the lease."""
 
 
 @dataclass(frozen=True, repr=False)
-class ConnectionConfig(Role):
+class ConnectionConfig(RoleConfig):
     """How every process and every client reaches NATS."""
 
     table = "connection"
@@ -41,9 +41,9 @@ class ConnectionConfig(Role):
     credentials_file: str = option("")
     """Login file issued by `holdfast auth user` or `holdfast auth agent`."""
     unsigned_requests: str = option("refuse", choices=("refuse", "accept"))
-    """Whether to accept unsigned requests (drain, cancel, fleet runs) and commands. Earlier
-    versions do not sign them: `accept` them only during an upgrade. Without `credentials_file`
-    nothing is signed and nothing is refused."""
+    """Whether to accept unsigned requests (drain, cancel, fleet runs). Earlier versions do not sign
+    them: `accept` them only during an upgrade. Without `credentials_file` nothing is signed and
+    nothing is refused."""
     nkey_seed_file: str = option("")
     """File with an NKey seed."""
     creds_file: str = option("")
@@ -76,7 +76,7 @@ class ConnectionConfig(Role):
 
     @property
     def accept_unsigned(self) -> bool:
-        """Whether unsigned requests and commands of earlier versions are accepted."""
+        """Whether unsigned requests of earlier versions are accepted."""
         return self.unsigned_requests == "accept"
 
     @property
@@ -105,7 +105,7 @@ class ConnectionConfig(Role):
 
 
 @dataclass(frozen=True, repr=False)
-class Served(Role):
+class Served(RoleConfig):
     """What every long-running process has: a port for health and metrics."""
 
     health_port: int = option(0, least=0, most=65_535)
@@ -134,6 +134,11 @@ class WorkerConfig(Served):
     """Number of worker processes that share the work."""
     max_runs: int = option(0, least=0)
     """Replace a process after this many runs; 0 means never."""
+    low_share: float = option(0.1, least=0.01, most=0.99)
+    """Part of the starts that runs of low priority get while others wait too."""
+    release: str = option("")
+    """Release of the app whose limits are registered, e.g. a build number. A lower release never
+    replaces what a higher one registered."""
     grace_seconds: float = option(0.0, least=0, most=86_400)
     """How long running handlers may continue after SIGTERM; 0 means the liveness profile's
     value."""
@@ -164,6 +169,9 @@ class WorkerConfig(Served):
     cleanup_seconds: float = option(10.0, least=0, most=3600)
     """How long a cancelled handler may clean up. After that its attempt is settled without it; it
     keeps its place until it ends."""
+    run_log: str = option("info", choices=("off", "debug", "info", "warning", "error"))
+    """Lowest level at which what handlers log is kept with their runs (`holdfast runs logs`). `off`
+    keeps nothing, and leaves what handlers print alone."""
     settings_file: str = option("")
     """File in which the agent on this host keeps its settings (`settings.json` in its `data_dir`).
     Handlers read them as `ctx.settings`; the file is read again when it changes."""
@@ -192,7 +200,7 @@ class WorkerConfig(Served):
 
 
 @dataclass(frozen=True, repr=False)
-class LivenessConfig(Role):
+class LivenessConfig(RoleConfig):
     """How fast the death of a node is noticed. Every number that is 0 comes from the profile."""
 
     table = "liveness"
@@ -317,6 +325,16 @@ class WebConfig(Served):
     proxies: str = option("")
     """Addresses of trusted proxies, separated by commas: their `X-Forwarded-For` and
     `X-Forwarded-Proto` headers are used."""
+    login_proxies: str = option("")
+    """Addresses and networks of proxies that authenticate people (oauth2-proxy, Authelia, …),
+    separated by commas. Only on connections from there are the headers below believed."""
+    login_user_header: str = option("X-Forwarded-User")
+    """Header in which such a proxy names the user."""
+    login_groups_header: str = option("X-Forwarded-Groups")
+    """Header in which it names the user's groups, separated by commas."""
+    login_roles: str = option("")
+    """Which role a group has: `GROUP=ROLE`, separated by commas, e.g.
+    `sre=admin,dev=operator,*=viewer`; `*` is everybody. The highest role counts."""
     tls_cert: str = option("")
     """File with the certificate to serve, together with `tls_key`."""
     tls_key: str = option("")
@@ -328,7 +346,7 @@ class WebConfig(Served):
 
 
 @dataclass(frozen=True, repr=False)
-class RecordConfig(Role):
+class RecordConfig(RoleConfig):
     """How long records are kept."""
 
     table = "record"
@@ -336,8 +354,9 @@ class RecordConfig(Role):
     keyed_ttl_seconds: int = option(86_400, least=1)
     """How long the record of a finished run with a key, or of a slot, is kept. During that time the
     same key is recognised as a repeat."""
-    keyless_ttl_seconds: int = option(3600, least=1)
-    """How long the record of any other finished run, with its result, is kept."""
+    keyless_ttl_seconds: int = option(120, least=1)
+    """How long the record of any other finished run is kept: it guards against repeats. Afterwards
+    the run is found in the history."""
     dedup_window_seconds: float = option(120.0, least=0.1, most=86_400)
     """How long the server drops a second message with the same id."""
     dead_days: int = option(30, least=1, most=36_500)
@@ -346,6 +365,17 @@ class RecordConfig(Role):
     """How long events are kept."""
     ledger_days: int = option(7, least=1, most=36_500)
     """How long the audit ledger is kept."""
+    run_log_days: int = option(7, least=1, most=36_500)
+    """How long log lines of runs are kept."""
+    run_log_megabytes: int = option(256, least=1, most=1_000_000)
+    """Most that log lines of all runs together take on each server; the oldest are dropped."""
+    history_days: int = option(30, least=1, most=36_500)
+    """How long runs that have ended are kept in the history, with payload and result."""
+    history_megabytes: int = option(1_000, least=1, most=10_000_000)
+    """Most megabytes of history: the oldest runs go first. A million small runs take about 400."""
+    once: str = option("nats", choices=("nats", "memory"))
+    """Where `app.once` keeps its keys: on the server, or in each process for itself (without a
+    server, while you develop)."""
 
     def _check_relations(self) -> None:
         for name in ("keyed_ttl_seconds", "keyless_ttl_seconds"):
@@ -358,7 +388,7 @@ class RecordConfig(Role):
 
 
 @dataclass(frozen=True, repr=False)
-class LogConfig(Role):
+class LogConfig(RoleConfig):
     """Log lines of all processes; they go to standard error."""
 
     table = "log"

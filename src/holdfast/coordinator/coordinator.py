@@ -30,10 +30,13 @@ import msgspec
 
 from holdfast.broker import Broker
 from holdfast.broker.objects import Objects
+from holdfast.broker.streams import LIMITS_BUCKETS
 from holdfast.broker.upkeep import Upkeep
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, CoordinatorConfig, RecordConfig
+from holdfast.coordinator.alerting import Alerter
 from holdfast.coordinator.detection import Detection
+from holdfast.coordinator.indexer import STEP_SECONDS, Indexer
 from holdfast.coordinator.recovery import DeadInboxes, Recovery
 from holdfast.coordinator.view import NodeView, Seen
 from holdfast.durations import text
@@ -46,6 +49,10 @@ from holdfast.ownership.heartbeat import ENDED_TTL_SECONDS
 from holdfast.ownership.membership import Membership
 from holdfast.retrying import repeating
 from holdfast.role import Role
+from holdfast.status.alerts import Alerting
+from holdfast.status.figures import lags
+from holdfast.status.flows import Flows
+from holdfast.status.limits import Limits
 from holdfast.status.stranded import Stranded, repair_all
 from holdfast.telemetry import Telemetry
 
@@ -84,19 +91,27 @@ class Coordinator(Role):
         records: RecordConfig | None = None,
         liveness: Liveness | None = None,
         telemetry: Telemetry | None = None,
+        alerting: Alerting | None = None,
     ) -> None:
         broker = Broker(connection, name="holdfast coordinator")
         super().__init__(broker, telemetry or Telemetry(), config or CoordinatorConfig())
         self.member = Membership(broker, self.role, liveness=liveness, stop=self.stop)
         self.node = self.member.node
         self._client = Client(broker, records or RecordConfig(), self.telemetry)
-        self.upkeep = Upkeep(self._client.topology, on_made=self._made_again)
+        self.upkeep = Upkeep(
+            self._client.topology, buckets=LIMITS_BUCKETS, on_made=self._made_again
+        )
         self._view = NodeView(broker, self._joined)
         self._detection = Detection(broker, self._view)
         self._recovery = Recovery(broker, self.telemetry)
         self._inboxes = DeadInboxes(broker)
+        self._indexer = Indexer(broker, self.node, lambda: lags(self._client))
+        self._alerting = alerting
         self._stranded = Stranded(self._client, self.member.alive)
         self._next_look = 0.0
+        self._limits = Limits(self._client)
+        self._flows = Flows(self._client)
+        self._next_flows = 0.0
         self._settled = 0.0
         self._look_for_orphans = True
         """A node may have died while no coordinator could see it or recover what it held."""
@@ -109,20 +124,36 @@ class Coordinator(Role):
         await self._ensure_objects()
         self.broker.on_reconnect(self._start_over)
         ending.push_async_callback(self._inboxes.close)
+        ending.push_async_callback(self._limits.gates.close)
         ending.push_async_callback(self._end_work)
         await self._view.open()
         await self._detection.open()
         log.info("%s: watching %d nodes", self.node, len(self._view.nodes) - 1)
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """Judge nodes, follow their records, and look for orphans."""
+        """Judge nodes and alerts, follow records, look for orphans, and index the history."""
         around = repeating(
             self._look_around,
             clock=self.broker.clock,
             every=lambda: AROUND_SECONDS + random.uniform(0, 0.1 * AROUND_SECONDS),
             what="looking for orphans",
         )
-        return {"watch": self._watch(), "nodes": self._view.run(), "around": around}
+        index = repeating(
+            self._indexer.step,
+            clock=self.broker.clock,
+            every=STEP_SECONDS,
+            what="indexing the history",
+        )
+        watch, nodes = self._watch(), self._view.run()
+        found = {"watch": watch, "nodes": nodes, "around": around, "index": index}
+        if self._alerting and self._alerting.rules:
+            found["alerts"] = repeating(
+                Alerter(self._client, self.node, self._alerting).step,
+                clock=self.broker.clock,
+                every=self._alerting.config.every_seconds,
+                what="judging alerts",
+            )
+        return found
 
     async def _end_work(self) -> None:
         for task in self._work:
@@ -151,6 +182,20 @@ class Coordinator(Role):
             await self._adopt()
         if due or self.broker.clock.monotonic() >= self._next_look:
             await self._look_for_stranded()
+        if due or self._is_first:
+            await self._limits.repair(lines=due)
+            await self._wake_flows()
+
+    async def _wake_flows(self) -> None:
+        """Wake flows that nobody has woken; every record is read, so not too often."""
+        clock = self.broker.clock
+        if clock.monotonic() >= self._next_flows:
+            began = clock.monotonic()
+            try:
+                await self._flows.repair()
+            finally:
+                took = clock.monotonic() - began
+                self._next_flows = clock.monotonic() + max(STRANDED_SECONDS, SHARE * took)
 
     async def _ensure_objects(self) -> None:
         """Create the store of large values: workers with a login may not create streams, because
@@ -163,7 +208,7 @@ class Coordinator(Role):
         self._look_for_orphans = False
         try:
             if count := await self._recovery.orphans(self.member.alive):
-                log.info("%d runs of nodes that nobody had judged are lost", count)
+                log.info("%d runs were lost with nodes that died unobserved", count)
         except BrokerError:
             self._look_for_orphans = True
             raise
@@ -299,6 +344,7 @@ class Coordinator(Role):
         self.telemetry.recovery_seconds.observe(took)
         count += await self._recovery.sweep(won, {h.run for h in index}, grace)
         log.info("%d runs of %s given back %.2f s after it was last heard of", count, won.id, took)
+        await self._limits.repair()
 
     def _finish(self, seen: Seen) -> None:
         """Move an ended node on to its final states."""

@@ -7,7 +7,8 @@ redelivery cannot do are done here: a run with `after_grace` is given back with 
 whose message is gone already (`at_most_once`) is recorded as lost and dead-lettered. Messages held
 without a claim are given back unchecked, while their reply subjects are certain to be current.
 
-Then all records are scanned once for claims missing from the index. Anything missed by both is
+Then all records are scanned once for claims missing from the index, and for runs without a message
+that ended just before the death and are missing in the history. Anything missed by both is
 redelivered after `ack_wait`, if it has a message. `orphans` finds runs without one whose node died
 while no coordinator ran, or whose recovery failed half-way. `status.stranded` finds runs whose
 message should exist and does not.
@@ -28,12 +29,16 @@ from holdfast.model.dead import dead_headers
 from holdfast.model.node import HeldRun, NodeRecord
 from holdfast.model.run import RunRecord
 from holdfast.names import H_OBJECT, inbox_probe, is_pull_inbox
+from holdfast.ownership.history import CLOCKS_SECONDS, History
 from holdfast.telemetry import Telemetry
 
 log = logging.getLogger("holdfast.coordinator")
 
 KEPT_SECONDS: Final = 86_400.0
 """How long the record of a lost run is kept: the same as for a run with a key."""
+UNFILED_SECONDS: Final = 300.0
+"""How long ago a run may have ended whose line is missing in the history: longer than it takes to
+declare a node lost."""
 LISTEN_SECONDS: Final = EXPIRES_SECONDS + 5.0
 """As long as a dead worker's last pull request can live, plus a margin."""
 
@@ -44,6 +49,7 @@ class Recovery:
     def __init__(self, broker: Broker, telemetry: Telemetry) -> None:
         self._broker = broker
         self._runs = Bucket(broker, broker.names.runs)
+        self._history = History(broker)
         self._telemetry = telemetry
         self.unfinished = False
         """A run could not be recorded as lost: `orphans` has to look again."""
@@ -75,11 +81,30 @@ class Recovery:
 
     async def sweep(self, node: NodeRecord, known: set[str], grace_left: float) -> int:
         """Scan all records for claims of the node that its index did not have."""
-        count = 0
-        async for entry in self._runs.entries():
+        count, ended = 0, dict[str, RunRecord]()
+        since = self._broker.server_now() - UNFILED_SECONDS
+        async for entry, record in self._runs.records(runs.decode):
+            if record.terminal and record.once and record.node == node.id and entry.stored > since:
+                ended[entry.key] = record
             if entry.key not in known:
-                count += await self._judge(node, entry, grace_left)
+                where = node, entry.key, record, entry.revision
+                count += await self._give_back(*where, grace_left)
+        await self._file(ended)
         return count
+
+    async def _file(self, ended: dict[str, RunRecord]) -> None:
+        """Append runs that ended just before their node was lost, if it no longer did.
+
+        Only those whose message was gone when they started: any other is redelivered, and whoever
+        receives it appends its line.
+        """
+        if not ended:
+            return
+        since = min(record.ended for record in ended.values()) - CLOCKS_SECONDS
+        known = {line.identity async for line in self._history.all(since)}
+        for run, record in ended.items():
+            if (run, record.ended) not in known:
+                await self._history.try_append(run, record)
 
     async def _judge(self, node: NodeRecord, entry: Entry, grace_left: float) -> int:
         record = self._runs.read(runs.decode, entry)
@@ -144,8 +169,9 @@ class Recovery:
             await self._broker.store(subject, record.body, headers)
             self._telemetry.dead.labels(record.group, record.job, "lost").inc()
             await self._runs.put(run, runs.encode(ended), expected=revision, ttl=KEPT_SECONDS)
+            await self._history.try_append(run, ended, record.body or None)
         except Conflict:
-            log.info("run %s was settled in the last moment", run)
+            log.info("run %s was settled at the last moment", run)
         except HoldfastError as failure:
             self.unfinished |= isinstance(failure, BrokerError)  # other errors would only repeat
             log.warning("run %s could not be written down as lost: %s", run, failure)

@@ -27,7 +27,7 @@ RULES: tuple[Rule, ...] = (
     *monitoring.RULES,
 )
 KUBERNETES = "1.33"
-OWN_IMAGES = ("control", "worker", "web", "agent", "register")
+OWN_IMAGES = ("control", "worker", "web", "agent", "register", "backup")
 
 Parse = Callable[[Sequence[str]], str]
 """Returns what is wrong with a command line's arguments; empty if valid."""
@@ -106,4 +106,4 @@ def schemas(inventory: Inventory) -> list[Problem] | None:
 def _builtin(resource: dict[str, Any]) -> bool:
     """Whether the kind is built into Kubernetes: `apps/v1`, `v1`, `policy/v1`, `….k8s.io/v1`."""
     group = str(resource.get("apiVersion")).split("/")[0]
-    return "." not in group or group.endswith("k8s.io")
+    return "." not in group or (group.endswith("k8s.io") and not group.startswith("gateway."))

@@ -12,7 +12,9 @@ import yaml
 from holdfast.errors import ConfigError
 
 Resource = dict[str, Any]
-WORKLOADS = ("Deployment", "StatefulSet", "DaemonSet", "Job")
+WORKLOADS = ("Deployment", "StatefulSet", "DaemonSet", "Job", "CronJob")
+ONCE = ("Job", "CronJob")
+"""Workloads whose pods end by themselves."""
 SKIPPED = "Kustomization"
 PLAIN = "files"
 """Folder with files for other programs; not manifests."""
@@ -83,7 +85,8 @@ class Item:
 
     @property
     def template(self) -> Resource:
-        return self.spec.get("template") or {}
+        inner = (self.spec.get("jobTemplate") or {}).get("spec")
+        return (inner or self.spec).get("template") or {}
 
     @property
     def pod(self) -> Resource:
@@ -186,5 +189,5 @@ def _dangling(folder: Path, kustomization: Item) -> Iterator[Problem]:
     for name in kustomization.resource.get("resources") or []:
         local = "://" not in str(name) and "?" not in str(name)
         if local and not (folder / kustomization.path.parent / str(name)).exists():
-            text = f"its resource '{name}' is not there: render again, or take it off the list"
+            text = f"its resource '{name}' does not exist: render again, or remove it from the list"
             yield Problem(kustomization.path.as_posix(), text)

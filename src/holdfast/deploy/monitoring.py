@@ -54,6 +54,8 @@ FOREIGN: Final[dict[str, tuple[str, ...]]] = {
     "keda_scaled_object_paused": ("exported_namespace", "scaledObject"),
     "kube_deployment_status_replicas": ("deployment",),
     "kube_deployment_spec_replicas": ("deployment",),
+    "kube_cronjob_status_last_successful_time": ("cronjob",),
+    "kube_job_status_failed": ("job_name",),
 }
 """Other programs' metrics that our expressions use, with the labels we use."""
 

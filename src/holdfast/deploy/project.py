@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from holdfast.config import ConnectionConfig, DeployConfig, load
-from holdfast.config.deployment import SAME, JobDeployConfig, PodConfig, check_label
+from holdfast.config.deployment import SAME, JobDeployConfig, PodConfig, Service, check_label
 from holdfast.config.option import checked, options
 from holdfast.errors import ConfigError
 from holdfast.identity.rendering import streams_account
@@ -124,6 +124,11 @@ class Project:
     def agents_namespace(self) -> str:
         """Agents have another namespace: the project's does not admit host volumes."""
         return f"{self.config.namespace}-agents"
+
+    @property
+    def services(self) -> list[tuple[str, Service]]:
+        """What answers HTTP beside the workers, with its name in Kubernetes."""
+        return [(f"{job.name}-{one.name}", one) for job in self.jobs for one in job.pods.services]
 
     def image(self, part: str) -> str:
         """The image of a job's directory, or of the `control` plane."""

@@ -4,22 +4,26 @@ An autoscaler that reads a consumer's lag needs the consumer, and a subscription
 its creation. Registering is idempotent, changes no existing consumer, and never replaces the
 schedules of a higher release.
 
-Unregistering removes the consumers of deleted jobs, but refuses while runs wait for one of them:
-they would be stored forever and never run.
+Unregistering removes the schedules and the consumers of deleted jobs, but refuses while runs wait
+for one of them, now or later: they would be stored forever and never run.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.app import Holdfast
+from holdfast.broker.streams import APP_LABEL
 from holdfast.client import Client
 from holdfast.client.schedules import Schedules
 from holdfast.config import WorkerConfig
 from holdfast.errors import InvalidInput
-from holdfast.names import consumer, parse_consumer
+from holdfast.names import GRANTED, consumer, parse_consumer
+from holdfast.payload.published import LABEL, published
 from holdfast.status.figures import lags
+from holdfast.status.messages import subject_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +45,24 @@ async def register(
     made = []
     for job in app.jobs.values():
         spec = job.spec
-        wanted = [(names.jobs, names.job(spec.group, spec.name), "")]
-        wanted += [(names.events, names.event(event), event) for event in spec.on]
-        for stream, subject, event in wanted:
-            name = consumer(spec.group, spec.name, event)
+        wanted = [(names.jobs, names.job(spec.group, spec.name), "", "")]
+        wanted += [(names.events, names.event(event), event, "") for event in spec.on]
+        if spec.ordered:
+            granted = names.job(spec.group, spec.name, GRANTED)
+            wanted.append((names.jobs, granted, "", GRANTED))
+        for stream, subject, event, queue in wanted:
+            name = consumer(spec.group, spec.name, event, queue)
+            labels = {APP_LABEL: app.name} | (
+                {} if event or queue else {LABEL: published(job.signature, job.key, job.spec)}
+            )
             await topology.ensure_consumer(
-                stream, name, subject, worker.ack_wait_seconds, new=bool(event), app=app.name
+                stream,
+                name,
+                subject,
+                worker.ack_wait_seconds,
+                new=bool(event),
+                labels=labels,
+                in_order=spec.ordered and not queue,
             )
             made.append(name)
     synced = await Schedules(client).sync(
@@ -55,23 +71,48 @@ async def register(
     return Registered(tuple(made), tuple(sorted(app.schedules)), synced.newer)
 
 
+@dataclass(frozen=True, slots=True)
+class Unregistered:
+    """What was removed."""
+
+    consumers: tuple[str, ...]
+    schedules: tuple[str, ...]
+
+
 async def unregister(
     client: Client, group: str, jobs: Sequence[str], *, discard: bool = False
-) -> list[str]:
-    """Remove the consumers of jobs, with `discard` even while runs wait; returns their names."""
-    waiting = {one.job: one for one in await lags(client) if one.group == group}
-    busy = [waiting[job] for job in jobs if job in waiting and waiting[job].lag]
-    if busy and not discard:
-        told = ", ".join(f"{one.lag} of {one.group}/{one.job}" for one in busy)
-        raise InvalidInput(
-            f"runs wait ({told}): nothing was removed; let them end, or pass --discard to leave "
-            "them without a worker"
-        )
-    names, removed = client.broker.names, []
+) -> Unregistered:
+    """Remove schedules and consumers of jobs; with `discard` even while runs wait for them."""
+    if not discard:
+        await _check_nothing_waits(client, group, jobs)
+    schedules, removed = Schedules(client), []
+    for one in await schedules.list():  # first, so that nothing more is sent
+        if one.group == group and one.job in jobs:
+            await schedules.remove(one.name)
+            removed.append(one.name)
+    names, consumers = client.broker.names, []
     for stream in (names.jobs, names.events):
         for info in await client.topology.consumers(stream):
             found = parse_consumer(info.get("name", ""))
             if found and found[0] == group and found[1] in jobs:
                 await client.broker.api(f"CONSUMER.DELETE.{stream}.{info['name']}")
-                removed.append(info["name"])
-    return removed
+                consumers.append(info["name"])
+    return Unregistered(tuple(consumers), tuple(removed))
+
+
+async def _check_nothing_waits(client: Client, group: str, jobs: Sequence[str]) -> None:
+    """Raise an error if runs wait for a worker, or for their time: delayed ones and retries."""
+    broker, names = client.broker, client.broker.names
+    waiting = Counter(
+        {one.job: one.lag for one in await lags(client) if one.group == group and one.lag}
+    )
+    later = await subject_counts(broker, names.jobs, names.later(group, "*", "*", "*"))
+    for subject, count in later.items():
+        if parked := names.parse_later(subject):
+            waiting[parked[1]] += count
+    if busy := [job for job in jobs if waiting[job]]:
+        told = ", ".join(f"{waiting[job]} of {group}/{job}" for job in busy)
+        raise InvalidInput(
+            f"runs wait ({told}): nothing was removed; let them end, or pass --discard to leave "
+            "them without a worker"
+        )

@@ -1,10 +1,11 @@
 """Renders a project to kustomize-friendly files and the scripts that apply them.
 
     OUT/base/        namespace, network, the pipelines' rights
-    OUT/nats/        OUT/control/   OUT/web/   OUT/agents/   OUT/monitoring/
-    OUT/jobs/NAME/   register.yaml, workers.yaml, scaling.yaml
+    OUT/nats/        OUT/control/   OUT/web/   OUT/agents/   OUT/backup/   OUT/monitoring/
+    OUT/jobs/NAME/   register.yaml, workers.yaml, scaling.yaml, services.yaml if it has services
     OUT/secrets.sh   every secret, from the folder of `holdfast auth init`
     OUT/apply.sh     everything or single parts, in order, through an overlay
+    OUT/gitops.yaml  makes Argo CD or Flux apply it instead, if `gitops_repository` is given
 
 The manifests are the YAML templates in `templates/manifests`; this module supplies their values.
 Each folder has a `kustomization.yaml`, and OUT one over all of them. Output is deterministic. A
@@ -13,6 +14,7 @@ rendered folder is replaced as a whole; everything else in OUT is left alone.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -30,23 +32,31 @@ from holdfast.deploy.inventory import PLAIN, SERVES, SINGLE_REASON, TIMEOUT
 from holdfast.deploy.monitoring import dashboards
 from holdfast.deploy.project import Group, JobDirectory, Project
 from holdfast.deploy.rules.nats import PLAIN_REASON
+from holdfast.deploy.rules.pods import PLATFORM_SECRETS
 from holdfast.errors import ConfigError
 from holdfast.model.liveness import PROFILES
 
 HEAD = "# Written by `holdfast deploy render`; change holdfast.toml or the job instead.\n"
 MARK = "kustomization.yaml"
-PARTS = ("base", "nats", "control", "web", "agents", "monitoring")
+PARTS = ("base", "nats", "control", "web", "agents", "backup", "monitoring")
 """In the order in which they are applied."""
+GITOPS = "gitops.yaml"
+"""Applied once by an administrator; not part of the kustomization."""
 JOB_FILES = ("register.yaml", "workers.yaml", "scaling.yaml")
 KEDA_VERSION = "2.20.0"
 """Installed by `apply.sh --install-keda`: the first that reports a missing consumer as missing."""
 WAVES = {"namespace": -6, "base": -5, "nats": -4, "control": -3, "web": -2, "agents": -2}
+WAVES |= {"backup": -2}
 WAVES |= {"monitoring": -2, "register": -1, "extra": -2, "workers": 0, "scaling": 1}
 """Argo CD's order: a wave starts once the previous one is healthy."""
 
 
+@functools.cache
 def environment() -> Environment:
-    """The template engine; uses double square brackets as workflows and alerts contain braces."""
+    """The template engine, shared because it compiles each template once.
+
+    It uses double square brackets, as workflows and alerts contain braces.
+    """
     found = Environment(
         loader=PackageLoader("holdfast.deploy", "templates"),
         undefined=StrictUndefined,
@@ -84,7 +94,6 @@ class Templates:
         url = config.nats_url or ",".join(f"{scheme}://{host}:4222" for host in hosts)
         services = [f"web{end}" for end in ("", f".{space}", f".{space}.svc")]
         services.append(f"web.{space}.svc.cluster.local")
-        public = [host.strip() for host in config.web_hosts.split(",") if host.strip()]
         spaces = [space, *([project.agents_namespace] if config.fleet else [])]
         self._values: dict[str, Any] = {
             "project": project,
@@ -102,14 +111,16 @@ class Templates:
             ],
             # From any server, KEDA finds the consumer's leader.
             "nats_monitor": f"{headless}:8222",
-            "public_hosts": public,
-            "web_hosts": [*public, *services],
+            "web_hosts": [*config.public_hosts, *services],
             "control_stop_seconds": int(PROFILES["lan"].grace_seconds) + STOP_MARGIN_SECONDS,
             "agent_stop_seconds": int(AgentConfig().grace_seconds) + STOP_MARGIN_SECONDS,
             "keda_version": KEDA_VERSION,
             "single": self._single,
             "hook": self._hook(),
+            "platform_secrets": sorted(PLATFORM_SECRETS),
         }
+        self._values["secrets"] = self._secrets(self.parts())
+        self._values["job_secrets"] = self._job_secrets()
 
     def text(self, name: str, *, part: str = "", **more: Any) -> str:
         """Render one template."""
@@ -154,6 +165,7 @@ class Templates:
             "nats": bool(config.nats_url),
             "web": not config.web_replicas,
             "agents": not config.fleet,
+            "backup": not config.backup_url,
             "monitoring": config.monitoring == "none",
         }
         return [name for name in PARTS if not unwanted.get(name)]
@@ -207,9 +219,8 @@ class Templates:
             return found
 
         values: dict[str, Any] = {"job": job, "served": served}
-        files = {
-            name: self.text(f"manifests/jobs/{name}", part="job", **values) for name in JOB_FILES
-        }
+        names = [*JOB_FILES, *(["services.yaml"] if job.pods.services else [])]
+        files = {name: self.text(f"manifests/jobs/{name}", part="job", **values) for name in names}
         return files | ({"extra.yaml": self._extra(job)} if job.extra else {})
 
     def _extra(self, job: JobDirectory) -> str:
@@ -230,26 +241,55 @@ class Templates:
             found.append(_dump(resource))
         return "---\n".join(found)
 
+    def _secrets(self, parts: list[str]) -> list[tuple[str, str]]:
+        """Namespace and name of every secret that these parts and all workers need."""
+        config, space = self._project.config, self._values["namespace"]
+        needed = {
+            "": ["holdfast-control", "holdfast-worker"],
+            "web": ["holdfast-web", "holdfast-web-tokens"],
+            "nats": ["nats-auth", *(["nats-tls"] if config.tls == "files" else [])],
+            "backup": ["holdfast-backup", "holdfast-backup-store"],
+        }
+        authority = ["holdfast-ca"] if config.tls == "files" else []
+        found = [n for part, names in needed.items() if part in ("", *parts) for n in names]
+        named = [(space, name) for name in (*found, *authority)]
+        if "agents" in parts:
+            agents = self._values["agents_namespace"]
+            named += [(agents, name) for name in ("holdfast-agents", *authority)]
+        clients = ("holdfast-client", *authority)
+        return named + [(other, name) for other in config.clients for name in clients]
+
+    def _job_secrets(self) -> list[str]:
+        """Secrets that jobs use and none of their manifests makes."""
+        found, made = set(), set()
+        for job in self._project.jobs:
+            found.update(job.pods.every_secret)
+            for one in yaml.safe_load_all(job.extra):
+                target = (one.get("spec") or {}).get("target") or {}
+                made.add(target.get("name") or one["metadata"].get("name"))
+        return sorted(found - made)
+
+    def gitops(self) -> str:
+        """What makes Argo CD or Flux apply the overlay; empty unless a repository is named."""
+        config, environment = self._project.config, self._project.environment
+        if not config.gitops_repository:
+            return ""
+        path = f"deploy/overlays/{environment}" if environment else "deploy/rendered"
+        return self.text(f"manifests/gitops/{config.gitops}.yaml", path=path)
+
     def scripts(self, parts: list[str], jobs: list[str]) -> dict[str, str]:
         """The scripts for these parts and jobs."""
-        config, space = self._project.config, self._values["namespace"]
-        secrets = ["holdfast-control", "holdfast-worker"]
-        secrets += ["holdfast-web", "holdfast-web-tokens"] if "web" in parts else []
-        secrets += ["nats-auth"] if "nats" in parts else []
-        if config.tls == "files":
-            secrets += ["holdfast-ca", *(["nats-tls"] if "nats" in parts else [])]
-        named = [(space, secret) for secret in secrets]
-        if "agents" in parts:
-            named.append((self._values["agents_namespace"], "holdfast-agents"))
+        config = self._project.config
         environment = self._project.environment
         values: dict[str, Any] = {
             "parts": parts,
             "jobs": jobs,
-            "secrets": named,
-            "job_secrets": sorted({s for job in self._project.jobs for s in job.pods.every_secret}),
+            "secrets": self._secrets(parts),
+            "job_secrets": self._job_secrets(),
             "overlay": f"../../overlays/{environment}" if environment else ".",
         }
         names = ["apply.sh", "secrets.sh", "clean.sh"]
+        names += ["agents.sh"] if "agents" in parts else []
         if "nats" in parts:
             names += ["grow-nats.sh", *(["certificates.sh"] if config.tls == "files" else [])]
         return {name: self.text(f"manifests/scripts/{name}", **values) for name in names}
@@ -321,4 +361,9 @@ def _scripts(templates: Templates, out: Path) -> list[Path]:
         path.write_text(text, encoding="utf-8")
         path.chmod(0o755)
         written.append(path)
+    target = out / GITOPS
+    target.unlink(missing_ok=True)
+    if text := templates.gitops():
+        target.write_text(HEAD + text, encoding="utf-8")
+        written.append(target)
     return [*written, _kustomization(templates, out, parts + [f"jobs/{name}" for name in jobs])]

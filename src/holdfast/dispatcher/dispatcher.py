@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Coroutine
 from typing import Any, Final
@@ -21,16 +22,16 @@ from typing import Any, Final
 from holdfast.broker import Broker, Received
 from holdfast.broker.streams import FLEET_BUCKETS, SETTINGS_BUCKETS, Topology
 from holdfast.broker.upkeep import Upkeep
+from holdfast.client.commanding import Sender
 from holdfast.config import ConnectionConfig, DispatcherConfig, RecordConfig
 from holdfast.dispatcher.adoption import Adoption
 from holdfast.dispatcher.agents import AgentIndex
-from holdfast.dispatcher.intake import Intake
+from holdfast.dispatcher.intake import RequestIntake
+from holdfast.dispatcher.joins import JoinIntake
 from holdfast.dispatcher.records import FleetRecords
-from holdfast.dispatcher.sending import Sender
 from holdfast.dispatcher.watch import Watch
 from holdfast.errors import BrokerError, HoldfastError, Unavailable, Unreadable
-from holdfast.identity import AccountSeed
-from holdfast.identity.seed import generations_near
+from holdfast.identity.seed import AccountSeed, generations_near
 from holdfast.model import node as nodes
 from holdfast.model.fleet import FleetRun
 from holdfast.model.liveness import Liveness
@@ -95,12 +96,14 @@ class Dispatcher(Role):
             liveness=liveness,
             stop=self.stop,
             running=self._watches.__len__,
+            runs=lambda: tuple(itertools.islice(self._watches, nodes.MOST_RUNS)),
         )
         self.node = self.member.node
         self._index = AgentIndex(broker)
         self._records = FleetRecords(broker, self.node)
         self._sender = Sender(broker, seed, self.config.generation)
-        self._intake = Intake(
+        self._joins = JoinIntake(broker, seed, self.config.generation)
+        self._intake = RequestIntake(
             broker, self.node, self._index, self._records, self._sender, self._own
         )
         self._adoption = Adoption(
@@ -124,6 +127,7 @@ class Dispatcher(Role):
         names = self.broker.names
         await self.broker.subscribe(names.handover, self._on_handover)
         await self.broker.subscribe(names.changed(names.nodes, ">"), self._on_node)
+        await self.broker.subscribe(names.join, self._on_join, queue=QUEUE)
         requests = names.dispatch("*")
         self._taking = await self.broker.subscribe(requests, self._on_request, queue=QUEUE)
         self._look.set()
@@ -215,6 +219,9 @@ class Dispatcher(Role):
 
     async def _on_request(self, message: Received) -> None:
         self._spawn(self._intake.on_request(message))
+
+    async def _on_join(self, message: Received) -> None:
+        self._spawn(self._joins.on_request(message))
 
     async def _on_handover(self, _: Received) -> None:
         self._look.set()

@@ -19,16 +19,16 @@ import msgspec
 
 from holdfast.broker import Broker, Received
 from holdfast.broker.wire import ENVELOPE_BYTES
+from holdfast.client.commanding import Sender
 from holdfast.dispatcher.agents import AgentIndex
 from holdfast.dispatcher.records import FleetRecords
-from holdfast.dispatcher.sending import Sender
 from holdfast.errors import BrokerError, HoldfastError, InvalidInput, RunNotFound, Unreadable
-from holdfast.identity import Requester, RequestRefused
-from holdfast.identity.sparse import Sparse
+from holdfast.identity.requests import Requester, RequestRefused
 from holdfast.model import fleet
 from holdfast.model.fleet import REPLY, FleetReply, FleetRequest, FleetRun
 from holdfast.model.target import parse
 from holdfast.names import check_run, last_token
+from holdfast.rates import Sparse
 
 log = logging.getLogger("holdfast.dispatcher")
 
@@ -40,7 +40,7 @@ LONGEST_FUNCTION: Final = 200
 Owned = Callable[[FleetRun, int], None]
 
 
-class Intake:
+class RequestIntake:
     """Takes requests for one dispatcher."""
 
     def __init__(
@@ -101,9 +101,10 @@ class Intake:
                 return self._existing(request, *found)
             raise InvalidInput(f"no agent matches {request.target!r}: see 'holdfast agents list'")
         now = self._broker.server_now()
-        record = fleet.claimed(
+        record = FleetRun(
             request,
-            targets,
+            "claimed",
+            tuple(targets),
             owner=self._node,
             token=self._records.token(),
             created=now,

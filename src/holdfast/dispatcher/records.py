@@ -19,7 +19,7 @@ from holdfast.errors import BrokerError, Conflict, TryAgain, Unreadable
 from holdfast.model import fleet
 from holdfast.model.fleet import Active, FleetRun, LedgerEntry
 from holdfast.names import H_EXPECTED, H_TTL, active_key, fleet_key, kv_subject
-from holdfast.retrying import FIRST_PAUSE_SECONDS, retrying
+from holdfast.retrying import retrying
 
 log = logging.getLogger("holdfast.dispatcher")
 
@@ -53,16 +53,19 @@ class FleetRecords:
 
     async def write(self, record: FleetRun, expected: int, ttl: float | None = None) -> int:
         """Write until the write is known to be applied (returns its revision) or rejected (0)."""
-        while True:
+
+        async def step() -> int:
             try:
                 return await self._put(record, expected, ttl)
             except (Conflict, TryAgain) as error:
-                found = await self._read_surely(record.run)
+                found = await self.read(record.run)
                 if found and found[0].token == record.token:
                     return found[1]
                 if isinstance(error, Conflict) or (found[1] if found else 0) != expected:
                     return 0
-            await self._broker.clock.sleep(FIRST_PAUSE_SECONDS)
+                raise  # not applied so far; the next try has the same token
+
+        return await retrying(step, clock=self._broker.clock, what="writing a fleet run")
 
     async def _put(self, record: FleetRun, expected: int, ttl: float | None) -> int:
         body = fleet.encode(record)
@@ -81,10 +84,6 @@ class FleetRecords:
             ],
         )
         return stored.seq - 1
-
-    async def _read_surely(self, run: str) -> tuple[FleetRun, int] | None:
-        clock = self._broker.clock
-        return await retrying(lambda: self.read(run), clock=clock, what="reading a fleet run")
 
     async def active(self) -> AsyncIterator[tuple[str, Active]]:
         """Runs that have not ended, with their owners."""

@@ -23,24 +23,28 @@ import msgspec
 from holdfast.broker import Broker, Bucket
 from holdfast.broker.kv import direct_batch
 from holdfast.broker.wire import Headers, parse_headers
+from holdfast.client.commanding import Sender
 from holdfast.config import DispatcherConfig
 from holdfast.dispatcher.records import FleetRecords
-from holdfast.dispatcher.sending import Sender
 from holdfast.errors import BrokerError, NotConnected, Replaced, Unreadable
-from holdfast.identity import CommandRefused
-from holdfast.identity.commands import UNVERIFIED, known_reason
-from holdfast.identity.sparse import Sparse
+from holdfast.identity.commands import UNVERIFIED, CommandRefused, known_reason
 from holdfast.model import fleet
-from holdfast.model.fleet import FanOut, FleetRun, Order
+from holdfast.model.fleet import FanOut, FleetRun
 from holdfast.names import fleet_key, kv_subject, last_token, return_key
+from holdfast.rates import Sparse
 from holdfast.telemetry import Telemetry
 
 log = logging.getLogger("holdfast.dispatcher")
 
+SENT_AT_ONCE: Final = 200
+"""Commands signed without a pause, in about 15 ms: ten thousand would hold up everything else for a
+second."""
 LATE_SECONDS: Final = 1.0
 """How long to wait for returns after the deadline, at which agents stop by themselves."""
 CANCEL_SECONDS: Final = 1.0
 """How long to wait for the returns of cancelled agents."""
+RETURNING_SECONDS: Final = 35.0
+"""For agents that lost the same servers as we did: they try every 30 s at the latest."""
 AGAIN_SECONDS: Final = 0.5
 """How often to retry while it is unclear whether we own the run."""
 
@@ -85,22 +89,14 @@ class Watch:
             ack_seconds=config.ack_seconds,
             grace_seconds=config.grace_seconds,
         )
-        self._payload = fleet.encode(
-            Order(
-                request.function,
-                request.args,
-                request.kwargs,
-                request.raw,
-                record.deadline,
-                request.user,
-            )
-        )
+        self._payload = fleet.encode(request.order(record.deadline))
         self._awake = asyncio.Event()
         self._detach = False
         self._doubt = False
         """We may not be the owner: check before anything else."""
         self._away = False
         """We were disconnected: acks may have been missed."""
+        self._acked = False
         self._cut_short = 0
         """Returns that only report the cancellation."""
         self._reread = False
@@ -127,6 +123,8 @@ class Watch:
                 await self._records.tell(self.run_id, "dispatched", detail)
             else:
                 await self._read_back()
+            if self.record.adoptions:
+                self._start_over()  # the last owner may have died with the servers
             await self._write(status="running", epoch=self.epoch)
             await self._until_over()
             if self._detach and not self._fan.over:
@@ -172,8 +170,17 @@ class Watch:
                 await self._read_back()
                 return
             await self._send_due()
+            await self._tell_acked()
             if not self._fan.over:
                 await self._sleep()
+
+    async def _tell_acked(self) -> None:
+        """Note once in the ledger that every agent sent to so far has answered or was given up."""
+        if self._fan.heard_all and not self._acked:
+            self._acked = True
+            silent = len(self._fan.unreachable)
+            sent = len(self._fan.targets) - len(self._fan.unsent)
+            await self._records.tell(self.run_id, "acked", f"{sent - silent} of {sent} agents")
 
     async def _send_due(self) -> None:
         if self._doubt or not self._trusted():
@@ -183,11 +190,23 @@ class Watch:
         forged = [a for a in self._forged if a not in self._fan.returned]
         self._forged.clear()
         try:
-            await self._sender.send(
-                "exec", self.run_id, self.epoch, self._payload, [*first, *again, *forged]
-            )
+            await self._send([*first, *again, *forged])
         except NotConnected:
             self.look_again()
+            return
+        if first and self._fan.all_sent:
+            took = self._broker.clock.monotonic() - now
+            detail = f"{len(first)} commands in {took:.2f} s"
+            await self._records.tell(self.run_id, "sent", detail)
+
+    async def _send(self, agents: list[str]) -> None:
+        """Send commands; heartbeats, acks and returns have their turn in between."""
+        for start in range(0, len(agents), SENT_AT_ONCE):
+            if not self._trusted():
+                return  # whoever gets nothing is silent, and is sent to again
+            some = agents[start : start + SENT_AT_ONCE]
+            await self._sender.send("exec", self.run_id, self.epoch, self._payload, some)
+            await asyncio.sleep(0)
 
     async def _sleep(self) -> None:
         due = self._fan.next_at()
@@ -219,7 +238,11 @@ class Watch:
         self._doubt = False
         if self._away:
             self._away = False
-            self._fan.start_over(self._broker.clock.monotonic())
+            self._start_over()
+
+    def _start_over(self) -> None:
+        now = self._broker.clock.monotonic()
+        self._fan.start_over(now, now + RETURNING_SECONDS)
 
     async def _look(self) -> None:
         """Check that the run is still ours; raises `Lost` if not.
@@ -270,6 +293,8 @@ class Watch:
             if ack.epoch == self.epoch:
                 self._fan.heard_refusal(agent, known_reason(ack.reason))
             return
+        if self._fan.begun and not self._acked:
+            self._awake.set()
         if ack.status == "stale" or ack.newest > self.epoch:
             self._doubt = True
             self._awake.set()
@@ -403,6 +428,8 @@ class Watch:
         )
         await self._records.forget(self.run_id)
         counts = f"{len(fan.returned)} of {len(fan.targets)} returned"
+        if fan.returned:
+            await self._records.tell(self.run_id, "returned", f"{counts}, {fan.succeeded} ok")
         await self._records.tell(self.run_id, "ended", f"{status}, {counts}")
         self._telemetry.fleet_runs.labels(status).inc()
         self._telemetry.fleet_seconds.observe(max(0.0, now - self.record.created))

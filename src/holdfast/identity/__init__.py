@@ -12,33 +12,3 @@ therefore signed: commands by dispatchers (`CommandSigner`), acks and returns by
 
 Not here: sealing secrets (`holdfast.settings`), and any I/O except files.
 """
-
-from holdfast.identity.commands import (
-    Command,
-    CommandRefused,
-    CommandSigner,
-    CommandVerifier,
-    Refusal,
-)
-from holdfast.identity.credentials import AgentCredentials, Credentials, load_credentials
-from holdfast.identity.reports import ReportSigner, ReportVerifier
-from holdfast.identity.requests import Requester, RequestGuard, RequestRefused, RequestSigner
-from holdfast.identity.seed import AccountSeed
-
-__all__ = [
-    "AccountSeed",
-    "AgentCredentials",
-    "Command",
-    "CommandRefused",
-    "CommandSigner",
-    "CommandVerifier",
-    "Credentials",
-    "Refusal",
-    "ReportSigner",
-    "ReportVerifier",
-    "RequestGuard",
-    "RequestRefused",
-    "RequestSigner",
-    "Requester",
-    "load_credentials",
-]

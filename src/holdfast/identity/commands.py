@@ -4,10 +4,6 @@ The signature covers the namespace, the kind (`exec`, `cancel`), the agent, the 
 expiry and the hash of the payload, framed unambiguously. All but the namespace travel as headers;
 the body is the payload.
 
-Earlier versions signed the same without the namespace. Commands also carry that signature, for
-agents that know no other; a verifier requires both, unless it accepts the earlier one alone
-(`unsigned_requests`).
-
 Guaranteed by `CommandVerifier.verify`: a command it returns was made by a holder of the account
 seed, for this agent, of this kind, with exactly this payload, has not expired and was not returned
 before by this verifier. Anything else raises `CommandRefused` with the reason.
@@ -43,17 +39,17 @@ REMEMBERED: Final = 65_536
 """Commands a verifier remembers: an agent's busiest hours, in about 15 MB."""
 
 _PURPOSE: Final = b"holdfast.command.v2"
-_EARLIER: Final = b"holdfast.command.v1"
-_SIGNATURE_BYTES: Final = 64
+_SIGNATURE_BYTES: Final = 64  # of Ed25519
 
 
 class Refusal(StrEnum):
-    """Why a command was refused."""
+    """Why a command, report or request was refused."""
 
     UNSIGNED = "unsigned"
     FOREIGN = "foreign"
     TAMPERED = "tampered"
     WRONG_AGENT = "wrong agent"
+    FORBIDDEN = "forbidden"
     EXPIRED = "expired"
     REPLAYED = "replayed"
 
@@ -133,19 +129,16 @@ class CommandSigner:
     ) -> dict[str, str]:
         """The headers that make a payload a command. Deterministic."""
         milliseconds = str(int(expires * 1000))
-        values = _values(kind, agent, run, str(epoch), milliseconds, payload)
+        signed = _signed(self._namespace, kind, agent, run, str(epoch), milliseconds, payload)
+        signature = self._key.sign(signed).signature
         return {
             names.H_COMMAND: kind,
             names.H_AGENT: agent,
             names.H_RUN: run,
             names.H_EPOCH: str(epoch),
             names.H_EXPIRES: milliseconds,
-            names.H_SIGNATURE: self._signature(framed(_EARLIER, *values)),
-            names.H_SIGNATURE_2: self._signature(framed(_PURPOSE, self._namespace, *values)),
+            names.H_SIGNATURE_2: f"{self._id}.{base64.b64encode(signature).decode()}",
         }
-
-    def _signature(self, signed: bytes) -> str:
-        return f"{self._id}.{base64.b64encode(self._key.sign(signed).signature).decode()}"
 
 
 class CommandVerifier:
@@ -160,12 +153,10 @@ class CommandVerifier:
         verify_keys: Iterable[bytes],
         namespace: str = names.DEFAULT_NAMESPACE,
         *,
-        accept_earlier: bool = False,
         remembered: int = REMEMBERED,
     ) -> None:
         self._agent = agent
         self._namespace = namespace
-        self._accept_earlier = accept_earlier
         self._keys = {key_id(key): VerifyKey(key) for key in verify_keys}
         self._seen = ReplayCache(remembered)
 
@@ -173,21 +164,19 @@ class CommandVerifier:
         self, headers: Mapping[str, str], payload: bytes, *, kind: str, now: float
     ) -> Command:
         """Verify a command of this kind; each command passes once."""
-        key, signature = self._key(headers.get(names.H_SIGNATURE, ""))
+        key, signature = self._key(headers.get(names.H_SIGNATURE_2, ""))
         agent, run = headers.get(names.H_AGENT, ""), headers.get(names.H_RUN, "")
         epoch_text, expiry = headers.get(names.H_EPOCH, ""), headers.get(names.H_EXPIRES, "")
         try:
-            values = _values(kind, agent, run, epoch_text, expiry, payload)
-            key.verify(framed(_EARLIER, *values), signature)
-            if names.H_SIGNATURE_2 in headers or not self._accept_earlier:
-                key, namespaced = self._key(headers.get(names.H_SIGNATURE_2, ""))
-                key.verify(framed(_PURPOSE, self._namespace, *values), namespaced)
+            signed = _signed(self._namespace, kind, agent, run, epoch_text, expiry, payload)
+            key.verify(signed, signature)
             epoch, expires = int(epoch_text), int(expiry)
         except (BadSignatureError, ValueError, UnicodeError):
             raise CommandRefused(Refusal.TAMPERED) from None
         if agent != self._agent:
             raise CommandRefused(Refusal.WRONG_AGENT)
-        self._seen.enter(signature, expires, int(now * 1000))
+        if refusal := self._seen.enter(signature, expires, int(now * 1000)):
+            raise CommandRefused(refusal)
         return Command(kind, agent, run, epoch, expires / 1000, payload)
 
     def _key(self, header: str) -> tuple[VerifyKey, bytes]:
@@ -223,18 +212,19 @@ class ReplayCache:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def enter(self, id: bytes, expires: int, now: int) -> None:
-        """Remember an id; rejects known and expired ones."""
+    def enter(self, id: bytes, expires: int, now: int) -> Refusal | None:
+        """Remember an id; says why if it is known or expired."""
         if expires <= max(now, self._floor):
-            raise CommandRefused(Refusal.EXPIRED)
+            return Refusal.EXPIRED
         if id in self._seen:
-            raise CommandRefused(Refusal.REPLAYED)
+            return Refusal.REPLAYED
         self._seen.add(id)
         heapq.heappush(self._by_expiry, (expires, id))
         while self._by_expiry[0][0] <= now or len(self._seen) > self._limit:
             gone, oldest = heapq.heappop(self._by_expiry)
             self._seen.discard(oldest)
             self._floor = max(self._floor, gone)
+        return None
 
 
 def key_id(verify_key: bytes) -> str:
@@ -242,7 +232,8 @@ def key_id(verify_key: bytes) -> str:
     return hashlib.blake2b(verify_key, digest_size=8, person=b"holdfast-key").hexdigest()
 
 
-def _values(
-    kind: str, agent: str, run: str, epoch: str, expires: str, payload: bytes
-) -> tuple[str | bytes, ...]:
-    return kind, agent, run, epoch, expires, hashlib.sha256(payload).digest()
+def _signed(
+    namespace: str, kind: str, agent: str, run: str, epoch: str, expires: str, payload: bytes
+) -> bytes:
+    digest = hashlib.sha256(payload).digest()
+    return framed(_PURPOSE, namespace, kind, agent, run, epoch, expires, digest)

@@ -100,11 +100,23 @@ class AgentCredentials(Credentials, frozen=True, kw_only=True):
 
     agent: str
     keys: AgentKeys
+    ends: float = 0.0
+    """When the login ends unless it is renewed; 0: never."""
+    lasts: float = 0.0
+    """How long a renewed one is good."""
 
     __repr__ = Credentials.__repr__
 
     @classmethod
-    def create(cls, agent: str, keys: AgentKeys, nkey_seed: str = "") -> AgentCredentials:
+    def create(
+        cls,
+        agent: str,
+        keys: AgentKeys,
+        nkey_seed: str = "",
+        *,
+        ends: float = 0.0,
+        lasts: float = 0.0,
+    ) -> AgentCredentials:
         """An agent's credentials, with a fresh NATS login unless one is given."""
         return cls(
             user=agent_user(agent),
@@ -112,6 +124,8 @@ class AgentCredentials(Credentials, frozen=True, kw_only=True):
             nkey_seed=nkey_seed or new_nkey_seed(),
             agent=agent,
             keys=keys,
+            ends=ends,
+            lasts=lasts,
         )
 
     def check(self) -> None:
@@ -120,11 +134,6 @@ class AgentCredentials(Credentials, frozen=True, kw_only=True):
         sizes = {len(key) for keys in every for key in keys.values()}
         if self.user != agent_user(self.agent) or sizes != {32}:
             raise ConfigError("user, agent and keys do not belong together")
-
-
-def load_credentials(path: str | Path) -> Credentials:
-    """Load any user's login."""
-    return Credentials.load(path)
 
 
 def agent_user(agent: str) -> str:

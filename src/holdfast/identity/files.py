@@ -56,8 +56,8 @@ def write_private(
         _sync_folder(path.parent)
     except FileExistsError:
         raise ConfigError(
-            f"{what} {str(path)!r} exists and is not overwritten: whatever was made with it would "
-            "be of no use any more. Move it away first, or give another path"
+            f"{what} {str(path)!r} exists and is not overwritten: everything made with it would "
+            "become useless. Move it away first, or give another path"
         ) from None
     except OSError as error:
         raise ConfigError(f"{what} {str(path)!r} cannot be written: {error.strerror}") from None

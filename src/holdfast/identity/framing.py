@@ -6,11 +6,16 @@ never give the same bytes, and a signature for one purpose is invalid for any ot
 
 from __future__ import annotations
 
+import struct
+from typing import Final
+
+_LENGTH: Final = struct.Struct(">I").pack
+
 
 def framed(purpose: bytes, *values: str | bytes) -> bytes:
     """The bytes to sign or hash."""
-    out = bytearray(len(purpose).to_bytes(4, "big") + purpose)
+    out = [_LENGTH(len(purpose)), purpose]
     for value in values:
         raw = value.encode() if isinstance(value, str) else value
-        out += len(raw).to_bytes(4, "big") + raw
-    return bytes(out)
+        out += (_LENGTH(len(raw)), raw)
+    return b"".join(out)

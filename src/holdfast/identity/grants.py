@@ -28,6 +28,8 @@ from holdfast.names import (
     object_stream,
     pull_inbox,
     schedule_key,
+    settings_file_key,
+    settings_manifest_key,
     slot_key,
 )
 
@@ -54,6 +56,7 @@ _RIGHTS: Final[dict[str, tuple[str, ...]]] = {
     "list": ("CONSUMER.LIST.{0}", "CONSUMER.INFO.{0}.>"),
     "pause": ("CONSUMER.PAUSE.{0}.>",),
     "pull": _PULL,
+    "remove": ("CONSUMER.DELETE.{0}.>",),
 }
 
 
@@ -105,10 +108,16 @@ class Grants:
 # ---- shared by several roles
 
 
+def _streams(names: Names) -> tuple[str, ...]:
+    """The streams of every namespace that are not buckets."""
+    plain = names.jobs, names.events, names.dead, names.ledger, names.run_logs
+    return *plain, names.history, names.history_index, names.flows
+
+
 def _core(names: Names) -> Grants:
     """Connect and find the namespace."""
     found = Grants().may_publish(f"{_API}INFO")
-    for stream in (names.jobs, names.events, names.dead, names.ledger):
+    for stream in _streams(names):
         found.stream(stream, "info")
     for bucket in (names.runs, names.schedules, names.slots, names.leases, names.nodes):
         found.bucket(bucket, "info")
@@ -118,7 +127,7 @@ def _core(names: Names) -> Grants:
 def _founder(names: Names) -> Grants:
     """Create missing streams."""
     found = Grants()
-    for stream in (names.jobs, names.events, names.dead, names.ledger):
+    for stream in _streams(names):
         found.stream(stream, "create")
     for bucket in (names.runs, names.schedules, names.slots, names.leases, names.nodes):
         found.bucket(bucket, "create")
@@ -147,14 +156,38 @@ def _sender(names: Names) -> Grants:
     """Enqueue, publish events, wait for results, cancel, manage schedules."""
     ns = names.namespace
     found = Grants().may_publish(f"{ns}.job.>", f"{ns}.later.>", f"{ns}.event.>")
-    found.may_publish(names.cancel("*"))
+    found.may_publish(names.cancel("*"), names.ended("*", "*", "*"))
     found.stream(names.jobs, "read list purge").stream(names.events, "list")
+    found.stream(names.run_logs, "read").may_hear(names.run_log("*"))
+    found.stream(names.history, "read").stream(names.history_index, "read")
+    found.join([_flow_teller(names)])
+    found.may_publish(names.flow_stop("*"), f"{ns}.signal.*.*")
     found.bucket(names.runs, "read write").bucket(names.nodes, "read")
     found.bucket(names.schedules, "read").bucket(names.slots, "read")
     for key in (schedule_key("*"), app_key("*")):  # only operators pause
         found.may_publish(kv_subject(names.schedules, key))
     found.may_publish(kv_subject(names.slots, slot_key("*", "*")))  # not terms or progress
     return found.may_hear(names.changed(names.runs, ">")).join([_objects(names, write=False)])
+
+
+def _flow_teller(names: Names) -> Grants:
+    """Tell a flow how its child ended, and wake it; whoever may end a run must be able to."""
+    found = Grants().may_publish(names.flow_children("*", "*"))
+    return found.stream(names.flows, "info read")
+
+
+def _flow_runner(names: Names) -> Grants:
+    """Write journals, wait for events, wake flows."""
+    ns = names.namespace
+    found = Grants().may_publish(names.flow("*"), f"{ns}.wait.*.*.*")
+    return found.stream(names.flows, "read purge pull ack")
+
+
+def _limits(names: Names) -> Grants:
+    """Take places in limits, and serve their lines."""
+    found = Grants().bucket(names.limits, "info create read write")
+    found.stream(names.jobs, "delete")  # what got a place leaves the line
+    return found.may_hear(names.changed(names.limits, ">"))
 
 
 def _holder(names: Names) -> Grants:
@@ -175,9 +208,17 @@ def worker(names: Names) -> Grants:
     """Runs jobs, which may do what a client does."""
     ns = names.namespace
     found = _core(names).join(
-        [_founder(names), _node(names), _sender(names), _objects(names, write=True)]
+        [
+            _founder(names),
+            _node(names),
+            _sender(names),
+            _limits(names),
+            _flow_runner(names),
+            _objects(names, write=True),
+        ]
     )
-    found.may_publish(f"{ns}.dead.>", f"{ns}.canary.>").may_hear(names.cancel("*"))
+    found.may_publish(f"{ns}.dead.>", f"{ns}.canary.>", names.run_log("*"))
+    found.may_hear(names.cancel("*"))
     found.bucket(names.runs, "purge")
     for stream in (names.jobs, names.events):
         found.stream(stream, "pull ack")
@@ -187,7 +228,8 @@ def worker(names: Names) -> Grants:
 def scheduler(names: Names) -> Grants:
     """Fires slots while it leads."""
     found = _core(names).join([_founder(names), _node(names), _holder(names)])
-    found.may_publish(f"{names.namespace}.job.>", names.cancel("*"))
+    found.join([_flow_teller(names)]).may_publish(names.flow_stop("*"))
+    found.may_publish(f"{names.namespace}.job.>", names.cancel("*"), names.ended("*", "*", "*"))
     found.stream(names.jobs, "read list pause")
     found.stream(names.events, "list pause")
     found.bucket(names.schedules, "read write").bucket(names.slots, "read write purge")
@@ -202,9 +244,12 @@ def scheduler(names: Names) -> Grants:
 def coordinator(names: Names) -> Grants:
     """Judges nodes, and gives back what lost ones held."""
     ns = names.namespace
-    found = _core(names).join([_founder(names), _node(names), _holder(names)])
-    found.may_publish(f"{ns}.job.>", f"{ns}.dead.>")
-    found.stream(names.jobs, "read ack").stream(names.events, "read ack list")
+    found = _core(names).join([_founder(names), _node(names), _holder(names), _limits(names)])
+    found.join([_flow_teller(names)])
+    found.may_publish(f"{ns}.job.>", f"{ns}.dead.>", names.ended("*", "*", "*"))
+    found.stream(names.history, "read").stream(names.history_index, "read")
+    found.may_publish(names.indexed("*"))
+    found.stream(names.jobs, "read ack list").stream(names.events, "read ack list")
     found.stream(names.dead, "read").bucket(names.schedules, "read")
     found.may_publish(CONNECTIONS, INBOX_PROBES).may_hear(PULL_INBOXES)
     return found.bucket(names.runs, "read write").join([_objects(names, write=True)])
@@ -214,7 +259,7 @@ def dispatcher(names: Names) -> Grants:
     """Fans runs out to agents and stores their returns."""
     ns = names.namespace
     found = _core(names).join([_founder(names), _node(names), _holder(names)])
-    for bucket in (names.fleet, names.returns, names.facts, names.agents):
+    for bucket in (names.fleet, names.returns, names.facts, names.agents, names.joins):
         found.bucket(bucket, "info create update read write purge")
         found.may_hear(names.changed(bucket, ">"))
     for bucket in (names.settings, names.secrets, names.applied):
@@ -222,6 +267,7 @@ def dispatcher(names: Names) -> Grants:
     found.may_publish(names.agent("*", "*"), names.log("fleet", ">"), names.handover)
     found.may_hear(
         names.dispatch("*"),
+        names.join,
         names.handover,
         names.cancel("*"),
         names.ack("*", "*"),
@@ -233,18 +279,19 @@ def dispatcher(names: Names) -> Grants:
 
 
 def control(names: Names) -> Grants:
-    """Scheduler, dispatcher and coordinator in one process; may register an app's schedules."""
-    return Grants().join(make(names) for make in (scheduler, dispatcher, coordinator))
+    """Scheduler, dispatcher and coordinator in one process; registers and removes an app's jobs."""
+    found = Grants().join(make(names) for make in (scheduler, dispatcher, coordinator))
+    return found.stream(names.jobs, "remove").stream(names.events, "remove")
 
 
 def operator(names: Names) -> Grants:
     """A person at the command line: everything in the namespace, nothing outside it."""
     ns = names.namespace
     found = worker(names).join([control(names)]).may_publish(f"{ns}.>").may_hear(f"{ns}.>")
-    for stream in (names.jobs, names.events, names.dead, names.ledger):
+    for stream in _streams(names):
         found.stream(stream, "info create read purge delete update list pause pull ack")
-    nouns = "runs schedules slots leases nodes fleet returns facts agents"
-    nouns += " settings secrets applied"
+    nouns = "runs schedules slots leases nodes limits fleet returns facts agents"
+    nouns += " settings secrets applied joins"
     for noun in nouns.split():
         found.bucket(names.bucket(noun), "info create read write purge delete update")
     return found
@@ -263,13 +310,23 @@ def web(names: Names) -> Grants:
     return found
 
 
-def backup(names: Names) -> Grants:
-    """Reads and restores whole streams; as it logs in to their account, it gets nothing else."""
+def snapshot(names: Names) -> Grants:
+    """Reads whole streams; as it logs in to their account, it gets nothing else."""
     found = Grants().may_publish(f"{_API}INFO", f"{_API}STREAM.NAMES")
-    found.may_publish(*(f"{_API}STREAM.{verb}.*" for verb in ("INFO", "SNAPSHOT", "RESTORE")))
-    found.may_publish("$JS.SNAPSHOT.ACK.*.*", "$JS.SNAPSHOT.RESTORE.*.*")
-    found.may_publish(f"{_API}CONSUMER.LIST.{names.jobs}", f"{_API}CONSUMER.CREATE.{names.jobs}.>")
+    found.may_publish(*(f"{_API}STREAM.{verb}.*" for verb in ("INFO", "SNAPSHOT")))
+    return found.may_publish("$JS.SNAPSHOT.ACK.*.*", f"{_API}CONSUMER.LIST.{names.jobs}")
+
+
+def backup(names: Names) -> Grants:
+    """Reads and restores whole streams."""
+    found = snapshot(names).may_publish(f"{_API}STREAM.RESTORE.*", "$JS.SNAPSHOT.RESTORE.*.*")
+    found.may_publish(f"{_API}CONSUMER.CREATE.{names.jobs}.>")
     return found.may_publish(kv_subject(names.runs, EPOCHS_RAISED))
+
+
+def join(names: Names) -> Grants:
+    """A host with a token: it may ask to become an agent, and hear the answer."""
+    return Grants().may_publish(names.join)
 
 
 ROLES: Final[dict[str, Callable[[Names], Grants]]] = {
@@ -281,12 +338,15 @@ ROLES: Final[dict[str, Callable[[Names], Grants]]] = {
     "web": web,
     "operator": operator,
     "client": client,
+    "snapshot": snapshot,
     "backup": backup,
+    "join": join,
 }
 """The roles by name, except agents."""
 
-ISSUED_LATER: Final = frozenset({"backup"})
-"""Roles whose login is issued only when needed: it can replace every stream."""
+ISSUED_LATER: Final = frozenset({"snapshot", "backup", "join"})
+"""Roles whose login is issued only when needed: the first two can read or replace every stream, the
+last is for whoever has a token."""
 
 
 # ---- agents
@@ -302,7 +362,7 @@ def agent(names: Names, id: str) -> Grants:
         *(kv_subject(bucket, id) for bucket in (names.agents, names.facts, names.applied)),
         _own_key(names.agents, id),
         _own_key(names.secrets, id),
-        _own_key(names.settings, ">"),
+        *(_own_key(names.settings, key) for key in _READ_SETTINGS),
     )
     return found.may_hear(
         names.agent(id, "*"),
@@ -310,6 +370,10 @@ def agent(names: Names, id: str) -> Grants:
         names.changed(names.secrets, id),
         names.changed(names.settings, SETTINGS_REVISION),
     )
+
+
+_READ_SETTINGS: Final = (SETTINGS_REVISION, settings_manifest_key("*"), settings_file_key("*"))
+"""Not the account's own copies of secrets, though an agent could not open them."""
 
 
 def _own_key(bucket: str, key: str) -> str:
@@ -328,3 +392,30 @@ def program_bucket(names: Names, name: str, role: str) -> Grants:
     if role != "client":
         found.bucket(bucket, "create")
     return found.may_hear(names.changed(bucket, ">"))
+
+
+# ---- subject patterns
+
+
+def covers(pattern: str, subject: str) -> bool:
+    """Whether a pattern allows everything in `subject`, which may contain wildcards."""
+    wanted, given = pattern.split("."), subject.split(".")
+    for number, part in enumerate(wanted):
+        if part == ">":
+            return len(given) > number
+        if number >= len(given) or given[number] == ">":
+            return False
+        if part != "*" and part != given[number]:
+            return False
+    return len(wanted) == len(given)
+
+
+def overlaps(one: str, other: str) -> bool:
+    """Whether some subject matches both patterns."""
+    left, right = one.split("."), other.split(".")
+    for a, b in zip(left, right, strict=False):
+        if ">" in (a, b):
+            return True
+        if a != b and "*" not in (a, b):
+            return False
+    return len(left) == len(right)

@@ -20,8 +20,8 @@ import msgspec
 
 from holdfast.identity import grants
 from holdfast.identity.conf import find, read
+from holdfast.identity.grants import covers, overlaps
 from holdfast.identity.network import network_flaws
-from holdfast.identity.patterns import covers, overlaps
 from holdfast.names import Names, kv_stream
 
 Level = Literal["fail", "warn"]
@@ -130,7 +130,7 @@ def _anonymous(values: Mapping[str, Any]) -> Iterator[Flaw]:
             "fail",
             "no_auth_user",
             f"whoever connects without a login is {str(everyone)!r}",
-            "remove it: every process has a login of its own",
+            "remove it: every process has its own login",
         )
     ways = ("authorization", "accounts", "operator", "resolver", "auth_callout")
     if all(not find(values, way) for way in ways):
@@ -215,14 +215,14 @@ def _answer_flaws(login: Login, names: Names) -> Iterator[Flaw]:
             "fail",
             where,
             "may hear _INBOX.>: it reads the answers to everybody else",
-            "give it an inbox of its own (_INBOX.core.NAME.>), and its process that inbox_prefix",
+            "give it its own inbox (_INBOX.core.NAME.>), and set that inbox_prefix for its process",
         )
     elif not inboxes and not any(s in _EVERYTHING for s in heard):
         yield Flaw(
             "fail",
             where,
             "may hear no inbox: no answer ever reaches it",
-            "let it subscribe to an inbox of its own (_INBOX.core.NAME.>)",
+            "let it subscribe to its own inbox (_INBOX.core.NAME.>)",
         )
     yield from _response_flaws(login, names)
     yield from _reflection_flaws(login)

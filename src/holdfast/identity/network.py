@@ -33,7 +33,7 @@ def _tls_flaws(values: Mapping[str, Any], tls: Any) -> Iterator[Parts]:
         yield (
             "fail",
             "allow_non_tls",
-            "clients may go on without TLS",
+            "clients may connect without TLS",
             "remove it once every client uses tls://",
         )
     for place in ("cluster", "leafnodes", "gateway"):

@@ -1,7 +1,8 @@
 """Renders the server's configuration from a list of users.
 
-The streams' account has the streams and no users except backups. Users are in three accounts
-without streams, by trust: workers, control services and operators; clients; agents. They import the
+The streams' account has the streams and no users except backups. Users are in four accounts
+without streams, by trust: workers, control services and operators; clients; agents; hosts that have
+only a token. They import the
 subjects that lead to the streams. A client may name any subject as the reply of a request, and the
 server publishes its response there regardless of permissions, including requests to the server
 itself. Across accounts a response stays in the requester's account: nothing is stored there,
@@ -25,12 +26,13 @@ from holdfast.identity.grants import ROLES, Grants, agent, program_bucket
 from holdfast.names import Names
 
 if TYPE_CHECKING:
-    from holdfast.identity.users import User
+    from holdfast.identity.users import NatsUser
 
 RESPONSE_SECONDS: Final = 30  # how long a user may reply to a request it received
-IN_STREAMS: Final = frozenset({"backup"})
+IN_STREAMS: Final = frozenset({"snapshot", "backup"})
 """Roles that log in to the streams' account: the server sends snapshots only there."""
 IN_CLIENTS: Final = frozenset({"client"})
+IN_JOINING: Final = frozenset({"join"})
 _STREAMED: Final = {
     f"$JS.API.{verb}": ', response_type: "stream", threshold: "60s"'
     for verb in ("CONSUMER.MSG.NEXT.>", "DIRECT.GET.*")
@@ -91,7 +93,12 @@ def agents_account(names: Names) -> str:
     return f"{streams_account(names)}_AGENTS"
 
 
-def grants_of(names: Names, user: User) -> Grants:
+def joining_account(names: Names) -> str:
+    """The account of hosts that have only a token; no streams."""
+    return f"{streams_account(names)}_JOINING"
+
+
+def grants_of(names: Names, user: NatsUser) -> Grants:
     """A user's grants, including its private inbox."""
     if user.role == AGENT:
         found = agent(names, user.agent)
@@ -101,9 +108,9 @@ def grants_of(names: Names, user: User) -> Grants:
     return found.may_hear(f"{inbox_of(user.user, user.role)}.>")
 
 
-def render_accounts(names: Names, users: Sequence[User]) -> str:
+def render_accounts(names: Names, users: Sequence[NatsUser]) -> str:
     """Accounts, users and permissions."""
-    streams, core, clients, agents = (_text(make(names)) for make in _accounts)
+    streams, core, clients, agents, joining = (_text(make(names)) for make in _accounts)
     services, changes = _services(names), [names.changed("*", ">")]
     shared = agent(names, "*")
     reports = [s for s in shared.publish if _is_stored(names, s)]
@@ -122,6 +129,7 @@ def render_accounts(names: Names, users: Sequence[User]) -> str:
             *_exports("service", asked, clients),
             *_exports("service", answers, agents),
             *_exports("stream", commands, agents),
+            *_exports("service", [names.join], joining),
         ],
     }
     stored = [*_imports("service", services, streams), *_imports("stream", changes, streams)]
@@ -134,9 +142,10 @@ def render_accounts(names: Names, users: Sequence[User]) -> str:
             *_imports("service", answers, core),
             *_imports("stream", commands, core),
         ],
+        joining: _imports("service", [names.join], core),
     }
     lines = [_HEAD, "accounts {"]
-    for account in (streams, core, clients, agents):
+    for account in (streams, core, clients, agents, joining):
         lines += [f"  {account}: {{", *(["    jetstream: enabled"] if account == streams else [])]
         own = [user for user in users if _text(account_of(names, user.role)) == account]
         lines += _block("users", (_user(names, user) for user in own))
@@ -145,7 +154,13 @@ def render_accounts(names: Names, users: Sequence[User]) -> str:
     return "\n".join([*lines, "}", ""])
 
 
-_accounts: Final = (streams_account, core_account, clients_account, agents_account)
+_accounts: Final = (
+    streams_account,
+    core_account,
+    clients_account,
+    agents_account,
+    joining_account,
+)
 
 
 def account_of(names: Names, role: str) -> str:
@@ -154,6 +169,8 @@ def account_of(names: Names, role: str) -> str:
         return agents_account(names)
     if role in IN_STREAMS:
         return streams_account(names)
+    if role in IN_JOINING:
+        return joining_account(names)
     return clients_account(names) if role in IN_CLIENTS else core_account(names)
 
 
@@ -176,6 +193,7 @@ def _services(names: Names) -> list[str]:
         "$KV.>",
         "$O.>",
         *(f"{ns}.{noun}.>" for noun in ("job", "later", "canary", "event", "dead", "log")),
+        *(f"{ns}.{noun}.>" for noun in ("ended", "indexed", "runlog", "flow", "signal", "wait")),
         names.returned("*", "*"),
     ]
 
@@ -193,7 +211,7 @@ def _block(name: str, entries: Iterable[str]) -> list[str]:
     return [f"    {name}: [", *(f"      {entry}" for entry in entries), "    ]"]
 
 
-def _user(names: Names, user: User) -> str:
+def _user(names: Names, user: NatsUser) -> str:
     grants = grants_of(names, user)
     responses = (
         f'\n        allow_responses: {{max: {grants.responses}, expires: "{RESPONSE_SECONDS}s"}}'

@@ -14,12 +14,17 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from holdfast import names
 from holdfast.identity.commands import CommandRefused, Refusal
 from holdfast.identity.credentials import AgentCredentials
 from holdfast.identity.framing import framed
 from holdfast.identity.seed import FIRST_GENERATION
+
+CACHED: Final = 131_072
+"""Agents' keys that a verifier keeps, about 30 MB: with fewer than the fleet has agents, each run
+would derive all of them twice."""
 
 KeyOf = Callable[[str, int], bytes]
 """An agent's report key of a generation: `AccountSeed.report_key`."""
@@ -43,7 +48,11 @@ class ReportVerifier:
     """Verifies reports for dispatchers: `ReportVerifier(seed.report_key, generations)`."""
 
     def __init__(
-        self, key_of: KeyOf, generations: Sequence[int] = (FIRST_GENERATION,), *, cached: int = 4096
+        self,
+        key_of: KeyOf,
+        generations: Sequence[int] = (FIRST_GENERATION,),
+        *,
+        cached: int = CACHED,
     ) -> None:
         self._key_of = key_of
         self._generations = {str(g): g for g in generations}

@@ -33,7 +33,6 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from nacl.exceptions import BadSignatureError
@@ -41,11 +40,10 @@ from nacl.signing import SigningKey, VerifyKey
 
 from holdfast import names as wire
 from holdfast.errors import HoldfastError
-from holdfast.identity.commands import CommandRefused, ReplayCache
+from holdfast.identity.commands import Refusal, ReplayCache
 from holdfast.identity.credentials import Credentials
 from holdfast.identity.framing import framed
-from holdfast.identity.grants import ROLES
-from holdfast.identity.patterns import covers
+from holdfast.identity.grants import ROLES, covers
 from holdfast.names import Names
 
 log = logging.getLogger("holdfast.identity")
@@ -62,33 +60,22 @@ _REQUEST: Final = b"holdfast.request.v1"
 _LOGIN: Final = b"holdfast.login.v1"
 
 
-class Reason(StrEnum):
-    """Why a request was refused."""
-
-    UNSIGNED = "unsigned"
-    FOREIGN = "foreign"
-    TAMPERED = "tampered"
-    FORBIDDEN = "forbidden"
-    EXPIRED = "expired"
-    REPLAYED = "replayed"
-
-
 _SENTENCES: Final = {
-    Reason.UNSIGNED: "the request is not signed: the sender is of an earlier version, or its "
+    Refusal.UNSIGNED: "the request is not signed: the sender is of an earlier version, or its "
     "credentials file is: run 'holdfast auth renew' and use the file again",
-    Reason.FOREIGN: "the request is signed with a login of another account or namespace, or its "
+    Refusal.FOREIGN: "the request is signed with a login of another account or namespace, or its "
     "certificate is of keys that are no longer in use: run 'holdfast auth renew'",
-    Reason.TAMPERED: "the request is not what was signed",
-    Reason.FORBIDDEN: "the sender's role may not ask this",
-    Reason.EXPIRED: "the request has expired, or the sender's clock is wrong by a minute",
-    Reason.REPLAYED: "the request was received before",
+    Refusal.TAMPERED: "the request is not what was signed",
+    Refusal.FORBIDDEN: "the sender's role may not ask this",
+    Refusal.EXPIRED: "the request has expired, or the sender's clock is wrong by a minute",
+    Refusal.REPLAYED: "the request was received before",
 }
 
 
 class RequestRefused(HoldfastError):
     """A request that must not be obeyed, and why."""
 
-    def __init__(self, reason: Reason) -> None:
+    def __init__(self, reason: Refusal) -> None:
         super().__init__(_SENTENCES[reason])
         self.reason = reason
 
@@ -184,19 +171,17 @@ class RequestGuard:
         sender = self.identify(headers, subject, body)
         if not sender.user:
             if self.strict:
-                raise RequestRefused(Reason.UNSIGNED)
+                raise RequestRefused(Refusal.UNSIGNED)
             return sender
         if not any(covers(granted, subject) for granted in self._granted(sender.role)):
-            raise RequestRefused(Reason.FORBIDDEN)
+            raise RequestRefused(Refusal.FORBIDDEN)
         expires, moment = int(headers[wire.H_EXPIRES]), int(now * 1000)
         begun = now - (self._monotonic() - self._started)
         if not begun - CLOSE_SECONDS <= expires / 1000 - GOOD_SECONDS <= now + GOOD_SECONDS:
-            raise RequestRefused(Reason.EXPIRED)  # it could be held back and sent later
+            raise RequestRefused(Refusal.EXPIRED)  # it could be held back and sent later
         seen = self._seen.setdefault(headers[wire.H_KEY], ReplayCache(REMEMBERED))
-        try:
-            seen.enter(_raw(headers[wire.H_SIGNATURE]), expires, moment)
-        except CommandRefused as refused:
-            raise RequestRefused(Reason(str(refused.reason))) from None
+        if refusal := seen.enter(_raw(headers[wire.H_SIGNATURE]), expires, moment):
+            raise RequestRefused(refusal)
         return sender
 
     def identify(self, headers: Mapping[str, str], subject: str, body: bytes) -> Requester:
@@ -219,9 +204,9 @@ class RequestGuard:
         try:
             VerifyKey(bytes.fromhex(key)).verify(signed, _raw(signature))
         except (BadSignatureError, ValueError):
-            raise RequestRefused(Reason.TAMPERED) from None
+            raise RequestRefused(Refusal.TAMPERED) from None
         if not _EXPIRES.fullmatch(expires):
-            raise RequestRefused(Reason.TAMPERED)
+            raise RequestRefused(Refusal.TAMPERED)
         return Requester(user, role)
 
     def _check_login(self, user: str, role: str, key: str, certificates: str) -> None:
@@ -236,7 +221,7 @@ class RequestGuard:
                 return
             except (BadSignatureError, ValueError):
                 continue
-        raise RequestRefused(Reason.FOREIGN)
+        raise RequestRefused(Refusal.FOREIGN)
 
     def _granted(self, role: str) -> tuple[str, ...]:
         if role not in self._may:

@@ -32,7 +32,7 @@ FIRST_GENERATION: Final = 1
 
 _WHAT: Final = "account seed"
 _MISSING: Final = "Say where the one is that 'holdfast auth init' made"
-_BYTES: Final = 32
+_BYTES: Final = 32  # of an Ed25519 seed
 
 
 def generations_near(generation: int) -> range:

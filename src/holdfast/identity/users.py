@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +37,7 @@ from holdfast.identity.credentials import (
 from holdfast.identity.files import read_private, write_private
 from holdfast.identity.grants import ISSUED_LATER, ROLES
 from holdfast.identity.rendering import render_accounts, render_server
+from holdfast.identity.renewing import Renewal
 from holdfast.identity.seed import FIRST_GENERATION, AccountSeed
 from holdfast.names import Names
 
@@ -45,9 +46,10 @@ USERS: Final = "users.json"
 CONFIG: Final = "auth.conf"
 EXAMPLE: Final = "nats-server.conf"
 CREDENTIALS: Final = "credentials"
+_TAKEN: Final = "the login that {} asks for is another user's, or revoked"
 
 
-class User(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NatsUser(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One user of the server."""
 
     user: str
@@ -59,11 +61,28 @@ class User(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Programs' buckets it may use."""
     issued: str = ""
     revoked: str = ""
+    ends: float = 0.0
+    """When it ends unless the agent renews it, in seconds since 1970; 0: never."""
+    lasts: float = 0.0
+    """How long a renewed one is good."""
+    renews: str = ""
+    """The public half of the login that this one follows."""
+
+
+class JoinedLogin(msgspec.Struct, frozen=True):
+    """A login that a host has made for itself."""
+
+    agent: str
+    nkey: str
+    replace: bool = False
+    """Whether it may take the place of a host that is known."""
+    ends: float = 0.0
+    lasts: float = 0.0
 
 
 class _List(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
-    users: list[User]
+    users: list[NatsUser]
     generation: int = FIRST_GENERATION
     """The newest generation of keys issued, or rotated to."""
 
@@ -86,7 +105,7 @@ class UserFolder:
         """The root of every key."""
         return AccountSeed.load(self.path / SEED)
 
-    def users(self) -> list[User]:
+    def users(self) -> list[NatsUser]:
         """All users, including revoked ones."""
         return self._read().users
 
@@ -141,6 +160,123 @@ class UserFolder:
         self.raise_generation(max(generations))
         return made
 
+    def add_joined(self, *hosts: JoinedLogin) -> dict[str, InvalidInput]:
+        """List logins that hosts have made for themselves, with one change of the configuration.
+
+        Nothing changes for one that is listed. Returns what is wrong with which host.
+        """
+        wrong: dict[str, InvalidInput] = {}
+        with self._alone():
+            found = self._read()
+            users = {u.nkey: u for u in found.users}
+            for host in hosts:
+                try:
+                    users |= self._changed(users, host)
+                except InvalidInput as error:
+                    wrong[host.agent] = error
+            self._replace(found, users)
+        return wrong
+
+    def _changed(self, users: dict[str, NatsUser], host: JoinedLogin) -> dict[str, NatsUser]:
+        """What changes when a host joins: its login, and those of the host that it replaces."""
+        known = users.get(host.nkey)
+        if known and known.agent == host.agent and not known.revoked:
+            return {}
+        if known:
+            raise InvalidInput(_TAKEN.format(host.agent))
+        gone = [u for u in users.values() if u.agent == host.agent and not u.revoked]
+        if gone and not host.replace:
+            raise InvalidInput(
+                f"agent {host.agent!r} has a login: if this host replaces it, say --replace"
+            )
+        added = NatsUser(
+            user=agent_user(host.agent),
+            role=AGENT,
+            nkey=host.nkey,
+            agent=host.agent,
+            issued=self._now,
+            ends=host.ends,
+            lasts=host.lasts,
+        )
+        return {u.nkey: self._revoked(u) for u in gone} | {host.nkey: added}
+
+    def _revoked(self, user: NatsUser) -> NatsUser:
+        return msgspec.structs.replace(user, revoked=self._now or "yes")
+
+    def _replace(self, found: _List, users: dict[str, NatsUser]) -> None:
+        """Write the list, unless it is as it was."""
+        changed = list(users.values())
+        if changed != found.users:
+            self._write(msgspec.structs.replace(found, users=changed))
+
+    def renew_joined(
+        self, asks: Iterable[Renewal], now: float
+    ) -> tuple[list[str], dict[str, InvalidInput]]:
+        """List the next logins of agents beside their valid ones, with one change.
+
+        Returns who got one, and what is wrong with which; nothing for one that is listed already.
+        """
+        renewed: list[str] = []
+        wrong: dict[str, InvalidInput] = {}
+        with self._alone():
+            found = self._read()
+            users = {u.nkey: u for u in found.users}
+            for ask in asks:
+                known = users.get(ask.nkey)
+                if known and known.agent == ask.agent and not known.revoked:
+                    continue
+                try:
+                    users[ask.nkey] = self._following(users, ask, now)
+                    renewed.append(ask.agent)
+                except InvalidInput as error:
+                    wrong[ask.agent] = error
+            self._replace(found, users)
+        return renewed, wrong
+
+    def _following(self, users: dict[str, NatsUser], ask: Renewal, now: float) -> NatsUser:
+        old = users.get(ask.before)
+        if old is None or old.agent != ask.agent or old.revoked or not old.ends or old.ends < now:
+            raise InvalidInput(f"the login that {ask.agent} renews is not a valid one of its own")
+        if ask.nkey in users:
+            raise InvalidInput(_TAKEN.format(ask.agent))
+        if any(u.renews == ask.before for u in users.values()):
+            raise InvalidInput(
+                f"{ask.agent} has renewed its login already, and asks for another: its file may "
+                "have been stolen. Revoke it with 'holdfast auth revoke', and let it join again"
+            )
+        if not old.ends - old.lasts - 1 <= ask.at <= now + 60:
+            raise InvalidInput(f"{ask.agent} asks for a login of another time")
+        return msgspec.structs.replace(
+            old, nkey=ask.nkey, issued=self._now, ends=ask.at + old.lasts, renews=ask.before
+        )
+
+    def end_joined(self, now: float) -> list[NatsUser]:
+        """Revoke logins whose time is over; returns them."""
+
+        def over(user: NatsUser) -> bool:
+            return bool(user.ends) and user.ends < now and not user.revoked
+
+        if not any(map(over, self.users())):
+            return []
+        return self._revoke(over)
+
+    def _revoke(self, chosen: Callable[[NatsUser], bool]) -> list[NatsUser]:
+        """Revoke users; returns them."""
+        with self._alone():
+            found = self._read()
+            gone = [u for u in found.users if chosen(u)]
+            users = [self._revoked(u) if chosen(u) else u for u in found.users]
+            if gone:
+                self._write(msgspec.structs.replace(found, users=users))
+        return gone
+
+    def join_login(self) -> str:
+        """The seed of the login that tokens carry; made when the first token is."""
+        file = self.credentials("join")
+        if not any(u.user == "join" and not u.revoked for u in self.users()):
+            self.add_user("join")
+        return Credentials.load(file).nkey_seed
+
     def raise_generation(self, generation: int) -> None:
         """Record the newest generation of keys: logins issued from now on have it."""
         with self._alone():
@@ -148,20 +284,12 @@ class UserFolder:
             if generation > found.generation:
                 self._write(msgspec.structs.replace(found, generation=generation))
 
-    def revoke(self, name: str) -> list[User]:
+    def revoke(self, name: str) -> list[NatsUser]:
         """Revoke logins: a user's by name, or an agent's by id."""
-        with self._alone():
-            found = self._read()
-            wanted = {name, agent_user(name)}
-            gone = [u for u in found.users if u.user in wanted and not u.revoked]
-            if not gone:
-                raise InvalidInput(f"no user or agent {name!r} is valid: see 'holdfast auth list'")
-            nkeys = {user.nkey for user in gone}
-            users = [
-                msgspec.structs.replace(u, revoked=self._now or "yes") if u.nkey in nkeys else u
-                for u in found.users
-            ]
-            self._write(msgspec.structs.replace(found, users=users))
+        wanted = {name, agent_user(name)}
+        gone = self._revoke(lambda u: u.user in wanted and not u.revoked)
+        if not gone:
+            raise InvalidInput(f"no user or agent {name!r} is valid: see 'holdfast auth list'")
         for user in gone:
             self.credentials(user.user).unlink(missing_ok=True)
         return gone
@@ -217,8 +345,8 @@ class UserFolder:
         generations = range(max(FIRST_GENERATION, found.generation - 1), found.generation + 1)
         return self.seed().certify(login, found.namespace, generations)
 
-    def _listed(self, login: Credentials, buckets: tuple[str, ...]) -> User:
-        return User(
+    def _listed(self, login: Credentials, buckets: tuple[str, ...]) -> NatsUser:
+        return NatsUser(
             user=login.user,
             role=login.role,
             nkey=login.public_nkey,

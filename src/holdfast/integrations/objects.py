@@ -6,8 +6,8 @@
 
 A message carries a name, the store carries the bytes. `OBJECTS_URL` is empty for JetStream (nothing
 else to run; objects are kept for 30 days), `memory:` for tests, or
-`s3://BUCKET?endpoint=https://…&region=auto` with `OBJECTS_KEY` and `OBJECTS_SECRET`, which needs
-`pip install 'holdfast[s3]'`.
+`s3://BUCKET/PREFIX?endpoint=https://…&region=auto` with `OBJECTS_KEY` and `OBJECTS_SECRET`, which
+needs `pip install 'holdfast-jobs[s3]'`.
 
 Guaranteed: `get` returns what was stored when `put` returned, and storing the same again is
 harmless, so a run may be repeated. `get` raises `NotFound` for an unknown name.
@@ -17,12 +17,15 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from holdfast.app import Holdfast
 from holdfast.client import Client
 from holdfast.errors import ConfigError, NotFound, Unavailable
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
 
 TIMEOUT: Final = timedelta(seconds=60)
 """Per request: enough for a file of 100 MB over a slow line."""
@@ -80,32 +83,61 @@ class JetstreamObjects:
         return await (await self._client()).objects.get(f"files/{name}")
 
 
+def s3_store(
+    bucket: str, endpoint: str, key: str, secret: str, *, region: str = "auto", prefix: str = ""
+) -> S3Store:
+    """A connection to a bucket, or to what is below a prefix in it."""
+    scheme = urlsplit(endpoint).scheme
+    if scheme not in ("http", "https") or not (bucket and key and secret):
+        raise ConfigError(
+            "S3 needs a bucket, an endpoint such as https://s3.eu-west-1.amazonaws.com, "
+            "OBJECTS_KEY and OBJECTS_SECRET"
+        )
+    try:
+        from obstore.store import S3Store
+    except ImportError as missing:
+        raise ConfigError("S3 needs obstore: pip install 'holdfast-jobs[s3]'") from missing
+    return S3Store(
+        bucket,
+        prefix=prefix or None,
+        endpoint=endpoint.rstrip("/"),
+        access_key_id=key,
+        secret_access_key=secret,
+        region=region,
+        virtual_hosted_style_request=False,
+        client_options={"allow_http": scheme == "http", "timeout": TIMEOUT},
+        retry_config={"max_retries": 3, "retry_timeout": RETRY_TIMEOUT},
+    )
+
+
+def s3_place(url: str) -> dict[str, str]:
+    """What `s3://BUCKET/PREFIX?endpoint=…&region=…` and the environment say, for `s3_store`."""
+    parts = urlsplit(url)
+    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    return {
+        "bucket": parts.netloc,
+        "endpoint": query.get("endpoint", "https://s3.amazonaws.com"),
+        "key": os.environ.get("OBJECTS_KEY", ""),
+        "secret": os.environ.get("OBJECTS_SECRET", ""),
+        "region": query.get("region", "auto"),
+        "prefix": parts.path.strip("/"),
+    }
+
+
 class S3Objects:
     """A bucket of S3, R2, MinIO or any other store with the S3 protocol."""
 
     def __init__(
-        self, bucket: str, endpoint: str, key: str, secret: str, *, region: str = "auto"
+        self,
+        bucket: str,
+        endpoint: str,
+        key: str,
+        secret: str,
+        *,
+        region: str = "auto",
+        prefix: str = "",
     ) -> None:
-        scheme = urlsplit(endpoint).scheme
-        if scheme not in ("http", "https") or not (bucket and key and secret):
-            raise ConfigError(
-                "S3 needs a bucket, an endpoint such as https://s3.eu-west-1.amazonaws.com, "
-                "OBJECTS_KEY and OBJECTS_SECRET"
-            )
-        try:
-            from obstore.store import S3Store
-        except ImportError as missing:
-            raise ConfigError("S3 needs obstore: pip install 'holdfast[s3]'") from missing
-        self._store = S3Store(
-            bucket,
-            endpoint=endpoint.rstrip("/"),
-            access_key_id=key,
-            secret_access_key=secret,
-            region=region,
-            virtual_hosted_style_request=False,
-            client_options={"allow_http": scheme == "http", "timeout": TIMEOUT},
-            retry_config={"max_retries": 3, "retry_timeout": RETRY_TIMEOUT},
-        )
+        self._store = s3_store(bucket, endpoint, key, secret, region=region, prefix=prefix)
 
     async def put(self, name: str, body: bytes) -> None:
         """Store bytes under a name."""
@@ -142,11 +174,4 @@ def objects(app: Holdfast, url: str | None = None) -> ObjectStore:
         raise ConfigError(
             f"OBJECTS_URL {text!r} must be s3://BUCKET?endpoint=https://…, memory: or empty"
         )
-    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-    return S3Objects(
-        parts.netloc,
-        query.get("endpoint", "https://s3.amazonaws.com"),
-        os.environ.get("OBJECTS_KEY", ""),
-        os.environ.get("OBJECTS_SECRET", ""),
-        region=query.get("region", "auto"),
-    )
+    return S3Objects(**s3_place(text))

@@ -25,7 +25,9 @@ import threading
 from typing import Final
 
 WORD: Final = 8
+"""Bytes that a processor writes at once, so that no reader sees half of a value."""
 HEAD_WORDS: Final = 32
+"""Half of them the worker writes, half the keeper, with room for more."""
 REPLY_MOST: Final = 448
 """Bytes of a reply subject; a longer one gets no place, and only the loop extends it."""
 RUN_MOST: Final = 320
@@ -50,7 +52,7 @@ PROVED: Final = 2
 PLACES: Final = 3
 """Places from this one on were never used."""
 VERIFIED: Final = 4
-"""The last gap after which the worker has checked its claims."""
+"""The gap in heartbeats after which the worker last checked its claims."""
 ENDING: Final = 5
 """1: the worker is shutting down and speaks for itself."""
 # Words of the head that the keeper writes.
@@ -61,6 +63,7 @@ ACKNOWLEDGED: Final = 17
 STEADY: Final = 18
 """When the current series of heartbeats without a gap began."""
 REVISION: Final = 19
+"""The revision of the node's record after the last heartbeat."""
 GAP: Final = 20
 """How often the record has lapsed without a verdict."""
 LOST: Final = 21

@@ -32,9 +32,10 @@ RETRY_SECONDS: Final = 0.1
 RETRY_MOST_SECONDS: Final = 0.5
 """First and longest wait between two attempts: short, as heartbeats wait for them."""
 PORT: Final = 4222
+"""Of a server whose address names none."""
 
 
-class Message(NamedTuple):
+class LinkMessage(NamedTuple):
     """A message and the id of its subscription."""
 
     sid: int
@@ -259,7 +260,7 @@ class Link:
             while self._unanswered >= waiting and time.monotonic() < deadline:
                 self.receive()
 
-    def receive(self) -> list[Message]:
+    def receive(self) -> list[LinkMessage]:
         """The messages that have arrived; empty if there are none or the connection is lost."""
         try:
             self._buffer += self._read()
@@ -282,12 +283,12 @@ class Link:
             raise LinkError("the server closed the connection")
         return data
 
-    def _next(self) -> Message | None:
+    def _next(self) -> LinkMessage | None:
         """The next complete operation in the buffer; sid 0 if it is not a message."""
         line, found, rest = self._buffer.partition(b"\r\n")
         if not found:
             return None
-        nothing = Message(0, "", "", b"", b"")
+        nothing = LinkMessage(0, "", "", b"", b"")
         word = line[:4].upper()
         if word in (b"MSG ", b"HMSG"):
             parts = line.decode("utf-8", "replace").split()
@@ -298,7 +299,7 @@ class Link:
             self._buffer = rest[size + 2 :]
             named = len(parts) - (5 if word == b"HMSG" else 4)
             reply = parts[3] if named else ""
-            return Message(int(parts[2]), parts[1], reply, rest[:head], rest[head:size])
+            return LinkMessage(int(parts[2]), parts[1], reply, rest[:head], rest[head:size])
         self._buffer = rest
         if word == b"PING":
             self.send(b"PONG\r\n")

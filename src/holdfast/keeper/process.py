@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from holdfast.keeper import board as words
 from holdfast.keeper.board import QUICK, REVISION_BITS, STARTED, Board, fence
-from holdfast.keeper.link import Link, LinkError, Message
+from holdfast.keeper.link import Link, LinkError, LinkMessage
 from holdfast.keeper.record import Recorder, after_death
 from holdfast.keeper.vitals import LATE_SECONDS, Blockage, Condition, Stacks, Vitals
 
@@ -55,7 +55,7 @@ LET_GO_SECONDS: Final = 2.0
 keeper; a dying one may close the socket just before its death is visible."""
 REPLIES, PINGS = 1, 2
 
-Waiting = tuple[float, Callable[[Message | None], None]]
+Waiting = tuple[float, Callable[[LinkMessage | None], None]]
 
 
 class Keeper:
@@ -176,7 +176,7 @@ class Keeper:
     # ---- requests and answers
 
     def ask(
-        self, subject: str, body: bytes, headers: str, done: Callable[[Message | None], None]
+        self, subject: str, body: bytes, headers: str, done: Callable[[LinkMessage | None], None]
     ) -> None:
         """Send a request; `done` gets the answer, or None if there was none."""
         self._token += 1
@@ -185,7 +185,7 @@ class Keeper:
         with contextlib.suppress(LinkError):
             self._link.publish(subject, body, f"{self._inbox}.{self._token}", headers)
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: LinkMessage) -> None:
         if message.sid == PINGS:
             self._pong(message)
             return
@@ -202,7 +202,7 @@ class Keeper:
         for _, done in waiting.values():
             done(None)
 
-    def _pong(self, message: Message) -> None:
+    def _pong(self, message: LinkMessage) -> None:
         now = time.monotonic()
         if self.record.lost or self.vitals.look(now) in (Condition.STOPPED, Condition.GONE):
             return
@@ -265,7 +265,7 @@ class Keeper:
         """Extend or give back a message; it counts as being sent until the server confirms it."""
         board = self.board
 
-        def confirmed(_: Message | None) -> None:
+        def confirmed(_: LinkMessage | None) -> None:
             board.sending[place] = 0
 
         self._token += 1

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from holdfast.keeper import board as words
 from holdfast.keeper.board import Board
-from holdfast.keeper.link import Message
+from holdfast.keeper.link import LinkMessage
 
 RETRY_SECONDS: Final = 0.5
 """The pause after a write that failed or got no answer: several attempts fit into every timeout."""
@@ -34,10 +34,11 @@ ENDED: Final = frozenset(
 LATEST: Final = 32_503_680_000
 """The year 3000, as in `model.codec`."""
 MOST_BEATS: Final = 2**53
+"""The largest number that every JSON reader reads exactly."""
 LONGEST_TEXT: Final = 2_000
 """Characters of a reason: it is written again with every heartbeat."""
 
-Ask = Callable[[str, bytes, str, Callable[[Message | None], None]], None]
+Ask = Callable[[str, bytes, str, Callable[[LinkMessage | None], None]], None]
 Record = dict[str, Any]
 
 
@@ -94,12 +95,12 @@ class Recorder:
         headers = self._plan["headers"].format(expected=self._revision, ttl=self._plan[lasting])
         body = json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode()
 
-        def answered(answer: Message | None) -> None:
+        def answered(answer: LinkMessage | None) -> None:
             self._answered(record, now, answer)
 
         self._ask(self._plan["record_subject"], body, headers, answered)
 
-    def _answered(self, record: Record, sent: float, answer: Message | None) -> None:
+    def _answered(self, record: Record, sent: float, answer: LinkMessage | None) -> None:
         self._writing = False
         found = _read(answer)
         if found is None:
@@ -164,7 +165,7 @@ class Recorder:
         question = json.dumps({"last_by_subj": self._plan["record_subject"]}).encode()
         self._ask(self._plan["read_subject"], question, "", self._found)
 
-    def _found(self, answer: Message | None) -> None:
+    def _found(self, answer: LinkMessage | None) -> None:
         self._writing = False
         found = _read(answer)
         if found is None:
@@ -235,7 +236,7 @@ def _verdict(data: bytes) -> Record:
     return {name: found[name] for name in ("state", "since", "beat") if name in found} | texts
 
 
-def _read(answer: Message | None) -> dict[str, Any] | None:
+def _read(answer: LinkMessage | None) -> dict[str, Any] | None:
     """The server's decoded answer; None for no answer or "no responders"."""
     if answer is None or not answer.body:
         return None

@@ -67,7 +67,10 @@ class Vitals:
         self._known = os.path.exists(self._stat)
         self._computed = (0, 0.0)
         if hasattr(os, "pidfd_open"):
-            self.descriptor = os.pidfd_open(pid)
+            try:
+                self.descriptor = os.pidfd_open(pid)
+            except ProcessLookupError:
+                raise SystemExit(0) from None  # it died before its keeper began: nothing to watch
 
     def silence(self, now: float) -> float:
         """How long the loop has not moved."""

@@ -125,7 +125,7 @@ def _next_named(expression: str, where: tzinfo, after: int) -> int | None:
 
 
 def _first_occurrence(local: datetime) -> int:
-    """When a local time comes for the first time; one that is skipped: when the skip is over."""
+    """The first instant with this local time; if the clock skips it, the end of the skip."""
     later = int(local.timestamp())
     earlier = int(local.replace(fold=1).timestamp())
     if earlier >= later:  # fold=1 is later where the time comes twice, earlier where it is skipped
@@ -161,7 +161,7 @@ def _offset(where: tzinfo, instant: int) -> int:
 
 
 def _next_change(where: tzinfo, start: int, until: int) -> int | None:
-    """The first instant after `start`, up to `until`, with another offset than at `start`."""
+    """The first instant after `start`, up to `until`, at which the UTC offset has changed."""
     offset = _offset(where, start)
     low, high = start, start
     while _offset(where, high) == offset:

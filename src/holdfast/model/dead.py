@@ -28,8 +28,8 @@ TEXT: Final = Codec[str](str, "a text of the dead letter")
 ATTEMPTS: Final = Codec[tuple[Attempt, ...]](tuple[Attempt, ...], "the attempts of the dead letter")
 LONGEST_TEXT = 1_000
 LONGEST_TRACEBACK = 7_000
-"""Characters. As JSON in ASCII each may take six bytes, and the server limits all headers of a
-message to 64 kB; the end of a traceback says most, so its beginning is cut."""
+"""Both in characters. In ASCII JSON each may take six bytes, and the server limits the headers of
+a message to 64 kB; the end of a traceback says most, so its beginning is cut."""
 
 
 def dead_headers(

@@ -19,6 +19,8 @@ It has no clock and no I/O: its owner passes in each event with its time.
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Iterable
 from typing import Any, Final, Literal
 
@@ -32,11 +34,17 @@ ENDED: Final = frozenset({"complete", "failed", "partial", "timeout", "cancelled
 MOST_ADOPTIONS: Final = 3
 """A run that has lost more owners than this probably kills them, and fails."""
 VERSION: Final = 1
+"""Of the record's format."""
+REHEARSE: Final = "rehearse"
+"""The function that says what another would do. Agents of an earlier version do not have it, and so
+cannot take a rehearsal for the real thing."""
 OF_ANOTHER: Final = "the return cannot be read: it names another run or agent than its subject"
 MOST_REFUSALS: Final = 1_000
 """Refusals listed in a record: it has to fit into one message."""
 
-Outcome = Literal["ok", "failed", "timeout", "cancelled", "busy", "refused", "interrupted"]
+Outcome = Literal[
+    "ok", "failed", "timeout", "cancelled", "busy", "refused", "interrupted", "skipped"
+]
 
 
 class FleetRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,6 +64,10 @@ class FleetRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     max_failures: Number = 0
     """With waves: how many agents may fail before sending stops."""
     user: str = ""
+
+    def order(self, deadline: float) -> Order:
+        """What agents are sent."""
+        return Order(self.function, self.args, self.kwargs, self.raw, deadline, self.user)
 
     @property
     def intent(self) -> tuple[Any, ...]:
@@ -166,7 +178,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, omit_defaults=True):
 
     run: str
     what: str
-    """dispatched, adopted, handed over, cancelled, ended."""
+    """dispatched, sent, acked, adopted, handed over, cancelled, returned, ended."""
     by: str
     at: Instant
     detail: str = ""
@@ -213,11 +225,6 @@ def final_status(
     if returned:
         return "partial"
     return "failed" if given_up else "timeout"
-
-
-def claimed(request: FleetRequest, targets: Iterable[str], **facts: Any) -> FleetRun:
-    """The first record of a run."""
-    return FleetRun(request, "claimed", tuple(targets), **facts)
 
 
 def adopted(record: FleetRun, *, owner: str, token: str, now: float, lost: bool) -> FleetRun:
@@ -300,6 +307,8 @@ class FanOut:
     Waves: the next one is due when every target before it has returned or was given up, and at most
     `max_failures` have failed. A target that does not acknowledge in time is sent to once more; if
     it stays silent, or nobody listens on its subject, it is unreachable, unless it returns later.
+    After an outage (`start_over`) nobody is unreachable for a while: agents that lost the same
+    servers come back one by one, and are sent to until then.
     """
 
     def __init__(
@@ -318,14 +327,20 @@ class FanOut:
         self._waves = bool(batch)
         self._ack_seconds = ack_seconds
         self._grace_seconds = grace_seconds
+        self._patient_until = -math.inf
+        """Until then silence is no verdict."""
         self._next = 0
         """How many of the targets have had their turn."""
         self._silent: dict[str, tuple[float, int]] = {}
         """Sent to, no answer yet: when to act next, and how often it was sent."""
+        self._alarms: list[tuple[float, str]] = []
+        """The same by time, as a heap, with entries that have been answered or moved since: a run
+        with 10,000 targets must not look at all of them after each return."""
         self._open: set[str] = set()
         """Sent to, neither returned nor given up."""
         self.returned: dict[str, bool] = {}
         """Who has returned, and whether it succeeded."""
+        self.succeeded = 0
         self.unreachable: set[str] = set()
         self.stopped = False
         """Too many have failed: no further wave."""
@@ -334,16 +349,17 @@ class FanOut:
 
     @property
     def failures(self) -> int:
-        return len(self.unreachable) + sum(not ok for ok in self.returned.values())
-
-    @property
-    def succeeded(self) -> int:
-        return sum(self.returned.values())
+        return len(self.unreachable) + len(self.returned) - self.succeeded
 
     @property
     def begun(self) -> bool:
         """Whether this owner has sent anything."""
         return self._next > 0
+
+    @property
+    def all_sent(self) -> bool:
+        """Whether every target has had its turn."""
+        return self._next >= len(self.targets)
 
     @property
     def unsent(self) -> tuple[str, ...]:
@@ -353,7 +369,12 @@ class FanOut:
     @property
     def over(self) -> bool:
         """Whether nothing is outstanding and nothing more will be sent."""
-        return not self._open and (self.stopped or self._next >= len(self.targets))
+        return not self._open and (self.stopped or self.all_sent)
+
+    @property
+    def heard_all(self) -> bool:
+        """Whether every target that was sent to has acknowledged, returned or been given up."""
+        return self.begun and not self._silent
 
     def pending(self) -> list[str]:
         """Sent to and not returned: a cancel has to reach them."""
@@ -373,6 +394,7 @@ class FanOut:
         if agent not in self._known or agent in self.returned:
             return False
         self.returned[agent] = ok
+        self.succeeded += ok
         self._silent.pop(agent, None)
         self._open.discard(agent)
         self.unreachable.discard(agent)
@@ -399,43 +421,55 @@ class FanOut:
         """Send to nobody else."""
         self.stopped = True
 
-    def start_over(self, now: float) -> None:
-        """The owner was cut off: send to silent targets again before judging them."""
-        self._silent = dict.fromkeys(self._silent, (now, 1))
+    def start_over(self, now: float, patient_until: float) -> None:
+        """The owner was cut off: send to silent targets again, and judge nobody before a time."""
+        self._patient_until = patient_until
+        for agent in self._silent:
+            self._wait(agent, now, 1)
 
     # ---- what to do
 
     def due(self, now: float) -> tuple[list[str], list[str]]:
         """Whom to send to now: the next wave, and silent targets once more."""
         again = []
-        for agent in [a for a, (when, _) in self._silent.items() if when <= now]:
+        while (when := self.next_at()) is not None and when <= now:
+            _, agent = heapq.heappop(self._alarms)
             if self._silent[agent][1] >= 2:
                 self._give_up(agent)
             else:
-                self._silent[agent] = (now + self._grace_seconds, 2)
+                self._wait(agent, now + self._grace_seconds, 1 if now < self._patient_until else 2)
                 again.append(agent)
         return self._wave(now), again
 
+    def _wait(self, agent: str, until: float, sent: int) -> None:
+        self._silent[agent] = (until, sent)
+        heapq.heappush(self._alarms, (until, agent))
+
     def _wave(self, now: float) -> list[str]:
-        if self._open or self.stopped or self._next >= len(self.targets):
+        if self._open or self.stopped or self.all_sent:
             return []
         if self._waves and self._next and self.failures > self._max_failures:
             self.stopped = True
             return []
         wave: list[str] = []
-        while len(wave) < self._batch and self._next < len(self.targets):
+        while len(wave) < self._batch and not self.all_sent:
             agent = self.targets[self._next]
             self._next += 1
             if agent not in self.returned:
                 wave.append(agent)
         for agent in wave:
-            self._silent[agent] = (now + self._ack_seconds, 1)
+            self._wait(agent, now + self._ack_seconds, 1)
             self._open.add(agent)
         return wave
 
     def next_at(self) -> float | None:
         """When to call `due` again, if nothing happens before."""
-        return min((when for when, _ in self._silent.values()), default=None)
+        while self._alarms:
+            when, agent = self._alarms[0]
+            if self._silent.get(agent, (None,))[0] == when:
+                return when
+            heapq.heappop(self._alarms)
+        return None
 
     def _give_up(self, agent: str) -> None:
         self._silent.pop(agent, None)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from holdfast.clock import rfc3339
@@ -35,6 +36,7 @@ from holdfast.names import (
     H_SCHEDULE,
     H_SCHEDULE_TARGET,
     H_SLOT,
+    H_SUBJECT,
     OWN_HEADERS,
     SERVER_HEADERS,
     Names,
@@ -94,6 +96,7 @@ def first_message(
     slot: float | None = None,
     keyed: bool = False,
     due: float | None = None,
+    queue: str = "",
 ) -> RunMessage:
     """The first message of a run: `slot` is the instant of its schedule, `due` when to deliver it.
 
@@ -104,8 +107,8 @@ def first_message(
     if cause:
         ours[H_CAUSE] = cause
     if slot is not None:
-        ours[H_SLOT] = rfc3339(slot)
-    target = names.job(group, job)
+        ours[H_SLOT] = _slot_text(slot)
+    target = names.job(group, job, queue)
     if due is not None:
         ours |= {H_RUN: run, H_EXPECTED: "0"}
         return delayed(RunMessage(target, body, ours), names.later(group, job, run, 1), due)
@@ -128,6 +131,7 @@ def next_message(
     crashes: int | None = None,
     created: float | None = None,
     due: float | None = None,
+    queue: str = "",
 ) -> RunMessage:
     """A later message of a run; `mark` tells apart two messages that share a number."""
     ours = {
@@ -142,10 +146,16 @@ def next_message(
         ours[H_CRASHES] = str(crashes)
     if created is not None:
         ours[H_CREATED] = f"{created:.3f}"
-    message = RunMessage(names.job(group, job), body, ours)
+    message = RunMessage(names.job(group, job, queue), body, ours)
     if due is None:
         return message
     return delayed(message, names.later(group, job, run, f"{number}{mark}"), due)
+
+
+@lru_cache(maxsize=64)
+def _slot_text(slot: float) -> str:
+    """Many schedules are due at the same instant."""
+    return rfc3339(slot)
 
 
 def delayed(message: RunMessage, subject: str, due: float) -> RunMessage:
@@ -189,6 +199,13 @@ def read_heading(
         return Heading(name, not made_up, 1, 0, created)
     failures = count_of(headers, H_FAILURES)
     return Heading(name, not made_up, number_of(headers), failures, created)
+
+
+def queue_of(names: Names, subject: str, headers: Mapping[str, str]) -> str:
+    """Which of its job's queues a message is in, will be moved to, or came from."""
+    if names.parse_job(subject) is None:
+        subject = headers.get(H_SCHEDULE_TARGET) or headers.get(H_SUBJECT, "")
+    return names.parse_queue(subject)
 
 
 def number_of(headers: Mapping[str, str]) -> int:

@@ -31,6 +31,8 @@ class HeldRun(msgspec.Struct, frozen=True, array_like=True):
     reply: Address
 
 
+MOST_RUNS: Final = 100
+"""Fan-out runs that a heartbeat names."""
 LONGEST_SILENCE_SECONDS: Final = 3_600.0
 """An agent whose record is an hour old is offline, whatever the record says."""
 
@@ -69,6 +71,10 @@ class NodeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """What is wrong with a live node, in words, e.g. that its event loop is blocked."""
     culprits: tuple[str, ...] = ()
     """If the node was killed because it was blocked: the runs that may have blocked it."""
+    runs: tuple[str, ...] = ()
+    """The fan-out runs that a dispatcher owns, up to `MOST_RUNS`."""
+    renewal: str = ""
+    """An agent's request for its next login, signed (`identity.renewing`)."""
 
     def online(self, age: float) -> bool:
         """Whether an agent counts as online, `age` seconds after the server stored its record.

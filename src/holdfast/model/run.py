@@ -3,6 +3,8 @@
     (none) ──► running ──► done | cancelled | dead | lost
                  ▲  │
                  │  └────► failed          waiting for its next attempt
+                 ├───────────┘
+                 │  └────► parked          a flow that waits: for a time, its children, an event
                  └───────────┘
 
 Every arrow is one compare-and-swap on the record's revision, made by its holder. `decide` says what
@@ -26,8 +28,10 @@ import msgspec
 
 from holdfast.model.codec import Address, Codec, Count, GivenName, Instant, Name, ObjectName
 
-State = Literal["running", "done", "failed", "cancelled", "dead", "lost"]
-Outcome = Literal["done", "failed", "timeout", "crashed", "cancelled", "snoozed", "given_back"]
+State = Literal["running", "done", "failed", "parked", "cancelled", "dead", "lost"]
+Outcome = Literal[
+    "done", "failed", "timeout", "crashed", "cancelled", "snoozed", "given_back", "parked"
+]
 Restart = Literal["immediately", "after_grace", "never"]
 
 TERMINAL: frozenset[str] = frozenset({"done", "cancelled", "dead", "lost"})
@@ -109,8 +113,16 @@ class RunRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """The run that published the event or enqueued this run."""
     vacant: bool = False
     """It ended because its message was gone: the next message with its id is a new run."""
+    alias: str = ""
+    """The id by its first message, where the worker computed the run's key from the payload."""
     alone: bool = False
     """Its holder executes nothing else: if the holder dies, this run is to blame."""
+    flow: bool = False
+    """It has a journal."""
+    waits: str = ""
+    """What a parked flow waits for, in words."""
+    parent: str = ""
+    """Whose child it is (`model.journal.Parent`): the flow that waits for its end."""
 
     @property
     def terminal(self) -> bool:
@@ -171,7 +183,7 @@ def decide(
     if record.terminal:
         return Verdict.CLAIM if record.vacant else Verdict.DUPLICATE
     older = message < record.message
-    if record.state == "failed":
+    if record.state in ("failed", "parked"):
         if older:
             return Verdict.SUPERSEDED
         return Verdict.BEGUN if once and _may_not_start_again(record) else Verdict.CLAIM
@@ -237,7 +249,8 @@ def claimed(
         message=max(message, base.message),
         started=now,
         due=0.0,
-        progress=None,
+        waits="",
+        progress=record.progress if record.flow else None,
         alone=alone,
     )
 
@@ -263,6 +276,7 @@ def ended(record: RunRecord, state: State, *, error: str, token: str, now: float
         ended=now,
         due=0.0,
         error=error[:ERROR_CHARS],
+        waits="",
         body=b"",
         body_object="",
     )
@@ -290,8 +304,12 @@ def settled(
     result: bytes = b"",
     result_object: str = "",
     begun: bool = True,
+    waits: str = "",
 ) -> RunRecord:
-    """The record after its holder has finished the attempt; one that never began is not listed."""
+    """The record after its holder has finished the attempt; one that never began is not listed.
+
+    A flow that parks has got on: crashes before that do not count against it.
+    """
     attempt = Attempt(
         record.attempt, record.node, epoch, record.started, now, outcome, error[:ERROR_CHARS]
     )
@@ -303,6 +321,8 @@ def settled(
         reply="",
         message=message or record.message,
         failures=record.failures + counts,
+        crashes=0 if state == "parked" else record.crashes,
+        waits=waits,
         ended=now if state in TERMINAL else 0.0,
         due=due,
         error=error[:ERROR_CHARS],

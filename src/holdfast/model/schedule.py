@@ -88,6 +88,8 @@ class Schedule(msgspec.Struct, omit_defaults=True, frozen=True):
     run_on_start: bool = False
     first: Moment = 0
     """The extra instant of `run_on_start`; without jitter."""
+    salt: str = ""
+    """On a host: its id, so that each host has its own jitter."""
 
     @property
     def rule(self) -> str:
@@ -119,17 +121,18 @@ def usable(name: str, body: bytes) -> Schedule:
     schedule = decode(body)
     try:
         if schedule.name != name:
-            raise InvalidInput("it names another schedule than its key")
+            raise InvalidInput("its name and its key differ")
         if not (schedule.job and schedule.group):
             raise InvalidInput("it names no job")
         if not schedule.removed:
-            _check_rule(schedule)
+            check_rule(schedule)
     except InvalidInput as error:
         raise CODEC.unreadable(str(error)) from None
     return schedule
 
 
-def _check_rule(schedule: Schedule) -> None:
+def check_rule(schedule: Schedule) -> None:
+    """Raise `InvalidInput` if a stored rule makes no sense."""
     _check_one_rule(*(rule or None for rule in (schedule.cron, schedule.every, schedule.at)))
     if schedule.cron:
         check_cron(schedule.cron)
@@ -244,11 +247,6 @@ def check_release(release: object) -> str:
     return text
 
 
-def release_order(release: str) -> tuple[int, ...]:
-    """A release as something that can be compared."""
-    return tuple(int(part) for part in release.split(".")) if release else ()
-
-
 def _check_bounds(schedule: Schedule) -> None:
     if schedule.start and schedule.end and schedule.end <= schedule.start:
         raise InvalidInput("end must be after start")
@@ -312,8 +310,9 @@ def instants(schedule: Schedule, after: float, until: float = LATEST) -> Iterato
 
 
 def due_at(schedule: Schedule, moment: int) -> float:
-    """When a slot is to be sent: its instant, plus a jitter that only its id decides."""
+    """When a slot is to be sent: its instant, plus a jitter that its id decides (and its host)."""
     if not schedule.jitter or moment == schedule.first:
         return float(moment)
-    digest = hashlib.blake2s(f"{schedule.name}/{moment}".encode(), digest_size=4).digest()
+    text = f"{schedule.name}/{moment}" + (f"/{schedule.salt}" if schedule.salt else "")
+    digest = hashlib.blake2s(text.encode(), digest_size=4).digest()
     return moment + schedule.jitter * int.from_bytes(digest, "big") / 2**32

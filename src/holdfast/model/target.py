@@ -42,6 +42,7 @@ MOST_WORDS: Final = 500
 DEEPEST: Final = 50
 """Each level is four frames of the parser: far below Python's limit of a thousand."""
 LONGEST_PATTERN: Final = 500
+"""Characters; far longer than people write."""
 LONGEST_ID: Final = 64
 """As `names.check_name` allows."""
 MOST_STEPS: Final = 200_000

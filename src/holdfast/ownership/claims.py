@@ -38,13 +38,14 @@ from holdfast.errors import (
     Conflict,
     InvalidInput,
     NotFound,
+    OutcomeUnknown,
     TryAgain,
     Unreadable,
 )
 from holdfast.model import run as runs
 from holdfast.model.run import Outcome, Progress, RunRecord, State, Verdict
 from holdfast.ownership.store import Store
-from holdfast.retrying import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, retrying
+from holdfast.retrying import retrying
 from holdfast.telemetry import Telemetry
 
 ALONE_SECONDS = 5.0
@@ -62,18 +63,51 @@ _AWAY = (TryAgain, NotFound)
 class Claim:
     """A held run: its record, the epoch at which it was won, and its newest revision."""
 
-    __slots__ = ("epoch", "lost", "record", "revision", "run", "settled", "tokens", "turn")
+    __slots__ = (
+        "_turn",
+        "epoch",
+        "fresh",
+        "lost",
+        "record",
+        "revision",
+        "run",
+        "settled",
+        "tokens",
+    )
 
-    def __init__(self, run: str, record: RunRecord, revision: int) -> None:
+    def __init__(self, run: str, record: RunRecord, revision: int, fresh: bool = False) -> None:
+        self.fresh = fresh
+        """The run had no record before."""
         self.run = run
         self.record = record
         self.epoch = revision
         self.revision = revision
         self.lost = False
         self.settled = False
+        """Whether the attempt is over: its end is written, or being written."""
         self.tokens = {record.token}
         """Tokens of the newest applied write and of later writes with an unknown outcome."""
-        self.turn = asyncio.Lock()
+        self._turn: asyncio.Lock | None = None
+
+    @property
+    def turn(self) -> asyncio.Lock:
+        """Held by whoever writes or reads the record while the handler runs.
+
+        Most runs only have their settle, which comes after the handler, and need none.
+        """
+        if self._turn is None:
+            self._turn = asyncio.Lock()
+        return self._turn
+
+    @property
+    def shared(self) -> bool:
+        """Whether the handler may be writing or reading the record now."""
+        return self._turn is not None and self._turn.locked()
+
+    async def wait(self) -> None:
+        """Wait for what the handler has begun to write."""
+        async with self.turn:
+            pass
 
 
 async def _no_grace(_: str) -> bool:
@@ -109,7 +143,7 @@ class Claims:
         trusted: Callable[[], bool] = lambda: False,
         crash_limit: int = 3,
         keyed_ttl: float = 86_400.0,
-        keyless_ttl: float = 3_600.0,
+        keyless_ttl: float = 120.0,
     ) -> None:
         self._store = store
         self._node = node
@@ -144,18 +178,21 @@ class Claims:
     ) -> Claim | Verdict:
         """Claim a run whose message was delivered, or return what to do with the message instead.
 
-        `fresh` describes the run if this is its first attempt. `careful` reads the record first,
-        which saves a rejected write when the message is known to be a redelivery.
+        `fresh` describes the run if this is its first attempt, which nearly every claim is: then it
+        takes one write, and no read. `careful` reads the record first, which saves a rejected write
+        when the message is known to be a redelivery.
         """
         try:
-            return await self._claim(run, fresh, message, reply, careful)
+            if not careful and not runs.is_suspect(fresh, self._crash_limit):
+                record = self._claimed(fresh, message, reply)
+                if won := await self._write(run, record, 0):
+                    return Claim(run, record, won, fresh=True)
+            return await self._claim(run, fresh, message, reply)
         except Unreadable:
             return Verdict.UNREADABLE
 
-    async def _claim(
-        self, run: str, fresh: RunRecord, message: int, reply: str, careful: bool
-    ) -> Claim | Verdict:
-        found: tuple[RunRecord, int] | None = await self.read(run) if careful else None
+    async def _claim(self, run: str, fresh: RunRecord, message: int, reply: str) -> Claim | Verdict:
+        found = await self.read(run)
         while True:
             record, revision = found or (None, 0)
             if record and (record.group, record.job) != (fresh.group, fresh.job):
@@ -178,6 +215,7 @@ class Claims:
                 if not claim:
                     self._let_go(run)
             if claim:
+                claim.fresh = base is fresh
                 if verdict is Verdict.TAKE_OVER:
                     self._telemetry.takeovers.inc()
                 return claim
@@ -240,7 +278,12 @@ class Claims:
     async def _try(
         self, run: str, base: RunRecord, revision: int, message: int, reply: str, alone: bool
     ) -> Claim | None:
-        record = runs.claimed(
+        record = self._claimed(base, message, reply, alone)
+        won = await self._write(run, record, revision)
+        return Claim(run, record, won) if won else None
+
+    def _claimed(self, base: RunRecord, message: int, reply: str, alone: bool = False) -> RunRecord:
+        return runs.claimed(
             base,
             node=self._node,
             token=self._token(),
@@ -249,8 +292,6 @@ class Claims:
             now=self._now(),
             alone=alone,
         )
-        won = await self._write(run, record, revision)
-        return Claim(run, record, won) if won else None
 
     # ---- the holder's writes
 
@@ -266,26 +307,42 @@ class Claims:
         result: bytes = b"",
         result_object: str = "",
         begun: bool = True,
+        waits: str = "",
     ) -> None:
         """End the attempt; raises `ClaimLost` if another node holds the run now."""
-        async with claim.turn:
-            record = runs.settled(
-                claim.record,
-                state,
-                outcome,
-                epoch=claim.epoch,
-                token=self._token(),
-                now=self._now(),
-                error=error,
-                message=message,
-                due=due,
-                result=result,
-                result_object=result_object,
-                begun=begun,
-            )
-            ttl = self.ttl_of(record) if record.terminal else None
+        if claim.shared:
+            await claim.wait()
+        record = runs.settled(
+            claim.record,
+            state,
+            outcome,
+            epoch=claim.epoch,
+            token=self._token(),
+            now=self._now(),
+            error=error,
+            message=message,
+            due=due,
+            result=result,
+            result_object=result_object,
+            begun=begun,
+            waits=waits,
+        )
+        await self._end(claim, record, self.ttl_of(record) if record.terminal else None)
+
+    async def put_back(self, claim: Claim, ended: RunRecord) -> None:
+        """Write back the record with which a run had ended before it was claimed again."""
+        if claim.shared:
+            await claim.wait()
+        await self._end(claim, ended, self.ttl_of(ended))
+
+    async def _end(self, claim: Claim, record: RunRecord, ttl: float | None) -> None:
+        """Write the end of an attempt; from here on nothing else of it is written."""
+        claim.settled = True
+        try:
             await self._write_own(claim, record, ttl)
-            claim.settled = True
+        except BaseException:
+            claim.settled = False
+            raise
 
     async def progress(self, claim: Claim, progress: Progress) -> None:
         """Record the handler's progress; raises `ClaimLost` if the attempt is over."""
@@ -376,32 +433,53 @@ class Claims:
         token, until the record shows which was first.
         """
         body = readable(record)
-        delay = FIRST_PAUSE_SECONDS
-        while True:
-            try:
-                return await self._store.put(run, body, expected=expected, ttl=ttl)
-            except Conflict:
+        try:  # nearly every write is confirmed at once, and a run makes several
+            return await self._store.put(run, body, expected=expected, ttl=ttl)
+        except BrokerError as error:
+            return await self._write_again(run, record.token, body, expected, ttl, own, error)
+
+    async def _write_again(
+        self,
+        run: str,
+        token: str,
+        body: bytes,
+        expected: int,
+        ttl: float | None,
+        own: Collection[str],
+        failure: BrokerError | None,
+    ) -> int:
+        """Continue a write whose first attempt failed."""
+
+        async def step() -> int:
+            nonlocal expected, failure
+            while True:
                 try:
-                    found = await self.read(run)
-                except Unreadable:
-                    return 0  # its writer has replaced us
+                    if failure is not None:
+                        raise failure
+                    return await self._store.put(run, body, expected=expected, ttl=ttl)
+                except Conflict:
+                    try:
+                        found = await self.read(run)
+                    except Unreadable:
+                        return 0  # its writer has replaced us
+                finally:
+                    failure = None
                 revision = found[1] if found else 0
-                if found and found[0].token == record.token:
+                if found and found[0].token == token:
                     return revision
                 if revision == expected:
-                    await self._clock.sleep(delay)
-                    delay = min(delay * 2, LONGEST_PAUSE_SECONDS)
-                elif found and found[0].token in own:
+                    raise OutcomeUnknown(f"an unconfirmed write to run {run} is pending")
+                if found and found[0].token in own:
                     expected = revision
                 elif not found and own and self._trusted():
                     expected = 0
                 else:
                     return 0
-            except BrokerError as error:
-                if not own and not isinstance(error, TryAgain):
-                    raise  # nothing is held yet; a held run must be settled, even on a full disk
-                await self._clock.sleep(delay)
-                delay = min(delay * 2, LONGEST_PAUSE_SECONDS)
+
+        # While nothing is held, only what passes by itself is waited for; a held run must be
+        # settled, even on a full disk.
+        kinds = BrokerError if own else TryAgain
+        return await retrying(step, clock=self._clock, what="writing a run's record", on=kinds)
 
 
 def readable(record: RunRecord) -> bytes:
@@ -418,6 +496,7 @@ def readable(record: RunRecord) -> bytes:
             or record.progress is not None
             or record.error
             or record.due
+            or record.waits
             or record.result_object
             or record.body_object
         ):

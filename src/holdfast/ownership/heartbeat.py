@@ -133,6 +133,7 @@ class Heartbeat:
         on_gap: Callable[[], Awaitable[None]] | None = None,
         leave: Callable[[], Awaitable[None]] | None = None,
         running: Callable[[], int] = lambda: 0,
+        runs: Callable[[], tuple[str, ...]] = lambda: (),
         held: Callable[[], tuple[HeldRun, ...]] = lambda: (),
         metrics: Callable[[], dict[str, float]] = dict,
         connection: Callable[[], tuple[str, int]] = lambda: ("", 0),
@@ -155,6 +156,7 @@ class Heartbeat:
         self._leave = leave
         self._leave_after = 0.0
         self._running = running
+        self._runs = runs
         self._held = held
         self._metrics = metrics
         self._connection = connection
@@ -247,6 +249,7 @@ class Heartbeat:
                     self.record,
                     beat=self.record.beat + 1,
                     running=self._running(),
+                    runs=self._runs(),
                     held=self._held(),
                     metrics=self._metrics(),
                 )

@@ -23,13 +23,13 @@ import msgspec
 
 from holdfast.broker import Broker, Bucket, Received
 from holdfast.errors import BrokerError, Conflict, NodeLost
-from holdfast.identity import RequestRefused
-from holdfast.identity.sparse import Sparse
+from holdfast.identity.requests import RequestRefused
 from holdfast.model import node as nodes
 from holdfast.model.codec import Codec, Count
 from holdfast.model.liveness import Liveness
 from holdfast.model.node import HeldRun, NodeRecord, Transition
 from holdfast.ownership.heartbeat import ENDED_TTL_SECONDS, Heartbeat, new_node_id
+from holdfast.rates import Sparse
 
 log = logging.getLogger("holdfast.node")
 
@@ -72,6 +72,7 @@ class Membership:
         stop: Callable[[], None] = lambda: None,
         on_gap: Callable[[], Awaitable[None]] | None = None,
         running: Callable[[], int] = lambda: 0,
+        runs: Callable[[], tuple[str, ...]] = lambda: (),
         held: Callable[[], tuple[HeldRun, ...]] = lambda: (),
         metrics: Callable[[], dict[str, float]] = dict,
         inbox: str = "",
@@ -100,6 +101,7 @@ class Membership:
             on_gap=on_gap,
             leave=broker.leave,
             running=running,
+            runs=runs,
             held=held,
             metrics=metrics,
             connection=lambda: broker.connection_id,

@@ -6,7 +6,7 @@ conformance suite runs against both, so code that passes in memory also works on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from holdfast.clock import Clock, SystemClock
@@ -29,7 +29,9 @@ class Stamped(Protocol):
 class Store(Protocol):
     """Keys written by compare-and-swap."""
 
-    async def put(self, key: str, value: bytes, *, expected: int, ttl: float | None = None) -> int:
+    def put(
+        self, key: str, value: bytes, *, expected: int, ttl: float | None = None
+    ) -> Awaitable[int]:
         """Write if the key is still at `expected` (0: absent), else raise `Conflict`."""
         ...
 

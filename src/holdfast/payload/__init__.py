@@ -14,7 +14,8 @@ keys are refused; of a member that occurs twice the last one counts; datetime, U
 and bytes (base64) travel as msgspec writes them.
 """
 
+from holdfast.payload.keys import KeyRule
 from holdfast.payload.signature import Bound, Signature
 from holdfast.payload.values import decode_result, encode_result, encode_value
 
-__all__ = ["Bound", "Signature", "decode_result", "encode_result", "encode_value"]
+__all__ = ["Bound", "KeyRule", "Signature", "decode_result", "encode_result", "encode_value"]

@@ -30,6 +30,7 @@ from holdfast.payload.values import (
     reader_of,
     refused,
 )
+from holdfast.resources import Injected, Resource
 
 _MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ADVICE = f"pass {ENCODABLE}"
@@ -52,23 +53,36 @@ class Signature:
         "_named",
         "_needed",
         "contexts",
+        "defaults",
         "name",
         "parameters",
+        "required",
+        "resources",
+        "rest",
         "returns",
+        "types",
     )
 
     def __init__(self, name: str, parts: _Parts) -> None:
         self.name = name
         self.parameters = tuple(p.name for p in parts.payload)
         """The names of the payload parameters."""
+        self.defaults = {p.name: p.default for p in parts.payload if p.default is not p.empty}
         self.contexts = parts.contexts
         """The names of the parameters that receive the context."""
+        self.resources = parts.resources
+        """The parameters that receive a resource."""
         self.returns = parts.returns
         """The resolved return annotation, for `decode_result`; `Any` when there is none."""
+        self.types = parts.types
+        """Their resolved annotations."""
+        self.required = {p.name for p in parts.payload if p.default is p.empty}
+        self.rest = "".join(p.name for p in parts.payload if p.kind is p.VAR_KEYWORD)
+        """The name of `**kwargs`, if there is one."""
         self._bind = inspect.Signature(parts.payload)
         self._named = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parts.payload)
         self._known = set(self.parameters)
-        self._needed = {p.name for p in parts.payload if p.default is p.empty}
+        self._needed = self.required
         self._form = form_of(name, parts.payload, parts.types)
 
     @classmethod
@@ -108,6 +122,7 @@ class _Parts(NamedTuple):
     payload: list[inspect.Parameter]
     types: dict[str, Any]
     contexts: tuple[str, ...]
+    resources: dict[str, Resource[Any]]
     returns: Any
 
 
@@ -117,17 +132,25 @@ def _parts(name: str, func: Callable[..., Any], injected: tuple[type, ...]) -> _
     except (TypeError, ValueError) as error:
         raise DefinitionError(f"{name} has no readable parameters: {error}") from error
     payload, annotations, contexts = [], {}, []
+    resources: dict[str, Resource[Any]] = {}
     for parameter in signature.parameters.values():
         _check_kind(name, parameter)
         annotation = _resolve(func, parameter.annotation, name, parameter.name, injected)
         if _is_context(parameter.name, annotation, injected):
             contexts.append(parameter.name)
+        elif resource := _resource(parameter, annotation):
+            resources[parameter.name] = resource
         else:
             payload.append(parameter)
             annotations[parameter.name] = annotation
     returns = _resolve(func, signature.return_annotation, name, "return", injected)
     returns = Any if returns is signature.empty else returns
-    return _Parts(payload, annotations, tuple(contexts), returns)
+    return _Parts(payload, annotations, tuple(contexts), resources, returns)
+
+
+def _resource(parameter: inspect.Parameter, annotation: Any) -> Resource[Any] | None:
+    given = (parameter.default, *getattr(annotation, "__metadata__", ()))
+    return next((found for part in given if (found := Injected.of(part))), None)
 
 
 def _check_kind(name: str, parameter: inspect.Parameter) -> None:

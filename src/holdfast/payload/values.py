@@ -57,7 +57,7 @@ def reader_of(annotation: Any) -> Reader:
     """The reader of an annotation; raises whatever msgspec or pydantic say against it."""
     if annotation is object or annotation is inspect.Parameter.empty:
         annotation = Any
-    if any(is_pydantic(part) for part in parts_of(annotation, {})):
+    if read_by_pydantic(annotation):
         return _PydanticReader(annotation)
     return _MsgspecReader(annotation)
 
@@ -239,6 +239,38 @@ def is_pydantic(part: Any) -> bool:
     if hasattr(kind, "__pydantic_core_schema__") or hasattr(kind, "__get_pydantic_core_schema__"):
         return True
     return kind.__module__.partition(".")[0] in ("pydantic", "annotated_types")
+
+
+def read_by_pydantic(annotation: Any) -> bool:
+    """Whether an annotation contains something that only pydantic can read."""
+    return any(is_pydantic(part) for part in parts_of(annotation, {}))
+
+
+_BEFORE = frozenset({"function-before", "function-wrap", "function-plain"})
+_NAMES = frozenset({"populate_by_name", "validate_by_name", "coerce_numbers_to_str", "missing"})
+_CHANGED = frozenset({"str_strip_whitespace", "str_to_lower", "str_to_upper"})
+_CHANGED_TEXT = frozenset({"strip_whitespace", "to_lower", "to_upper"})
+
+
+def pydantic_extras(annotation: Any) -> tuple[bool, bool]:
+    """Whether pydantic takes more of this type than its JSON Schema says (validators that come
+    first, second names), and whether what it takes may become another value."""
+    from pydantic import TypeAdapter
+
+    takes_more = changes = False
+    rest: list[Any] = [TypeAdapter(annotation).core_schema]
+    while rest:
+        node = rest.pop()
+        if isinstance(node, dict):
+            kind = node.get("type")
+            takes_more |= kind in _BEFORE or any(node.get(name) for name in _NAMES)
+            takes_more |= isinstance(node.get("validation_alias"), list)
+            changes |= kind == "function-after" or any(node.get(n) for n in _CHANGED)
+            changes |= kind == "str" and any(node.get(n) for n in _CHANGED_TEXT)
+            rest += (v for k, v in node.items() if k not in ("serialization", "metadata"))
+        elif isinstance(node, (list, tuple)):
+            rest += node
+    return takes_more, takes_more or changes
 
 
 def may_be_object(annotation: Any) -> bool:

@@ -2,6 +2,7 @@
 
     begin   read the progress, send what the leader before had planned and not marked
     tick    take what is due ──► plan (atomic, fenced) ──► send ──► mark (atomic, fenced)
+            marks wait while more is due: what is late comes first
 
 A crash between any two steps loses and duplicates nothing. What is not planned is still due for the
 next leader, since the watermark moves in the same batch as the slots. What is planned but not
@@ -17,21 +18,26 @@ for the server is recorded as skipped, and does not block others.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Set as AbstractSet
 
 import msgspec
 
+from holdfast.errors import BrokerError
 from holdfast.model.planner import Decision, Planner
 from holdfast.model.schedule import NO_BODY
 from holdfast.model.slot import SchedulerProgress, Slot
 from holdfast.scheduler.overlap import Overlaps
-from holdfast.scheduler.store import MOST_PLANNED, TOO_LARGE, Planned, Sent, SlotStore
+from holdfast.scheduler.store import MOST_PLANNED, TOO_LARGE, Answer, Planned, Sent, SlotStore
 from holdfast.telemetry import Telemetry
 
 log = logging.getLogger("holdfast.scheduler")
 
 MOST_TAKEN = 20_000
 """Slots decided in one tick: bounds its duration; the rest follow in later ticks."""
+MOST_UNMARKED = 200_000
+"""Slots that are sent and not marked while more are due: bounds what a successor of a leader that
+dies looks through."""
 
 
 class Leader:
@@ -77,7 +83,7 @@ class Leader:
     @property
     def busy(self) -> bool:
         """Whether work is left that must not wait for the next slot."""
-        return bool(self._unsent or self._unmarked)
+        return bool(self._unsent or (self._unmarked and not self._behind(self._now())))
 
     @property
     def unsent(self) -> int:
@@ -116,37 +122,62 @@ class Leader:
             self._unsent[planned.id] = planned
         if self._unsent:
             await self._send(list(self._unsent.values()))
-        if self._unmarked:
+        if self._unmarked and not self._behind(self._now()):
             await self._mark()
+
+    def _behind(self, now: float) -> bool:
+        """Whether marking has to wait, because more slots are due: each mark would delay them.
+
+        A slot that was sent and is not marked is sent again by a later leader, and is then known
+        by its message id.
+        """
+        next_due = self._planner.next_due
+        return next_due is not None and next_due <= now and len(self._unmarked) < MOST_UNMARKED
 
     # ---- planning
 
     async def _record(self, decisions: list[Decision], now: float) -> None:
-        """Plan and send batch by batch; the watermark moves with the last one."""
+        """Plan and send batch by batch; the watermark moves with the last one.
+
+        While the runs of one batch are on their way, the next one is planned.
+        """
         next_due = self._planner.next_due
         complete = next_due is None or next_due > now
         done = 0
+        sending: list[Planned] = []
+        answers: Awaitable[list[Answer]] | None = None
         try:
             for start in range(0, len(decisions), MOST_PLANNED):
                 part = decisions[start : start + MOST_PLANNED]
                 is_last = start + len(part) == len(decisions)
-                await self._plan(part, now if is_last and complete else None)
+                planned = await self._plan(part, now if is_last and complete else None)
                 done = start + len(part)
-                await self._send(list(self._unsent.values()))
-        except BaseException:
+                if answers is not None:
+                    self._sent(sending, await answers)
+                sending, answers = planned, self._store.send(planned)
+        except BaseException as error:
             self._planner.put_back(decisions[done:])
+            if answers is not None and isinstance(error, BrokerError):
+                self._sent(sending, await answers)
             raise
-        await self._mark()
+        if answers is not None:
+            self._sent(sending, await answers)
+        if not self._behind(self._now()):
+            await self._mark()
 
-    async def _plan(self, decisions: Sequence[Decision], watermark: float | None) -> None:
+    async def _plan(self, decisions: Sequence[Decision], watermark: float | None) -> list[Planned]:
+        """Record slots; returns those to send."""
         wanted = [self._planned(d) for d in decisions]
         wanted = await self._overlaps.judge(wanted, [d.schedule.overlap for d in decisions])
-        progress = self._progress(self._pending_revisions(), watermark)
+        few = len(self._unmarked) <= MOST_PLANNED  # else looking through them would cost too much
+        settled = self._settled(frozenset()) if few else self.progress.settled
+        progress = self._progress(settled, watermark)
         recorded = await self._store.plan(wanted, progress, self.epoch)
         self.progress = progress
         for planned in recorded:
             self._remember(planned)
             self._count(planned)
+        return [planned for planned in recorded if planned.id in self._unsent]
 
     def _planned(self, decision: Decision) -> Planned:
         schedule = decision.schedule
@@ -162,9 +193,9 @@ class Leader:
             count=decision.count,
             job=schedule.job,
             group=schedule.group,
+            body=NO_BODY if decision.skip else schedule.payload,
+            headers={} if decision.skip else schedule.headers,
         )
-        if not decision.skip:
-            slot = msgspec.structs.replace(slot, body=schedule.payload, headers=schedule.headers)
         planned = Planned(schedule.name, decision.moment, slot)
         if decision.skip or self._store.fits(planned):
             return planned
@@ -198,7 +229,9 @@ class Leader:
     # ---- sending and marking
 
     async def _send(self, planned: list[Planned]) -> None:
-        answers = await self._store.send(planned)
+        self._sent(planned, await self._store.send(planned))
+
+    def _sent(self, planned: list[Planned], answers: list[Answer]) -> None:
         now = round(self._now(), 3)
         for p, answer in zip(planned, answers, strict=True):
             if answer is None:
@@ -234,22 +267,22 @@ class Leader:
         for start in range(0, len(changes), MOST_PLANNED):
             part = changes[start : start + MOST_PLANNED]
             marked = {p.id for p in part}
-            progress = self._progress(self._pending_revisions(without=marked), None)
+            progress = self._progress(self._settled(marked), None)
             self._newest = max(self._newest, await self._store.mark(part, progress, self.epoch))
             self.progress = progress
             for p in part:
                 self._unmarked.pop(p.id, None)
                 self._overlaps.marked(p)
 
-    def _pending_revisions(self, without: Iterable[str] = ()) -> list[int]:
-        left = set(without)
+    def _settled(self, marked: AbstractSet[str]) -> int:
+        """The revision up to which nothing is left to do once these are marked."""
         pending = (self._unsent, self._unmarked)
-        found = [p.revision for group in pending for id, p in group.items() if id not in left]
+        found = [p.revision for group in pending for id, p in group.items() if id not in marked]
         others = [*self._overlaps.held(), *self._overlaps.replaced()]
-        return found + [p.revision for p in others if p.id not in left]
+        found += [p.revision for p in others if p.id not in marked]
+        return min([*found, self._newest + 1]) - 1
 
-    def _progress(self, pending: list[int], watermark: float | None) -> SchedulerProgress:
-        settled = min([*pending, self._newest + 1]) - 1
+    def _progress(self, settled: int, watermark: float | None) -> SchedulerProgress:
         return SchedulerProgress(
             watermark=self.progress.watermark if watermark is None else watermark,
             settled=max(settled, 0),

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from holdfast.broker import Broker, Bucket, Received
@@ -57,7 +57,7 @@ MOST_PLANNED = LARGEST_BATCH - 1
 """Slots in one batch: the progress record is its last message."""
 STALE_SECONDS = 0.1
 STALE_TRIES = 50
-"""Together five seconds, longer than a healthy replica lags."""
+"""Pause and tries: together five seconds, longer than a healthy replica lags."""
 READS_AT_ONCE = 200
 """Concurrent requests: enough to fill the connection, few enough to keep answering pings."""
 KEPT_LEAST_SECONDS = 3600.0
@@ -110,7 +110,7 @@ class SlotStore(Protocol):
     async def plan(
         self, planned: Sequence[Planned], progress: SchedulerProgress, epoch: int
     ) -> list[Planned]: ...
-    async def send(self, planned: Sequence[Planned]) -> list[Answer]: ...
+    def send(self, planned: Sequence[Planned]) -> Awaitable[list[Answer]]: ...
     async def mark(
         self, planned: Sequence[Planned], progress: SchedulerProgress, epoch: int
     ) -> int: ...
@@ -238,17 +238,17 @@ class NatsSlots:
 
     # ---- sending
 
-    async def send(self, planned: Sequence[Planned]) -> list[Answer]:
-        """Publish runs concurrently."""
+    def send(self, planned: Sequence[Planned]) -> Awaitable[list[Answer]]:
+        """Publish runs concurrently: they are sent at once, and the answers can be awaited."""
         futures: list[asyncio.Future[Received] | TooLarge | None] = []
         for p in planned:
             try:
-                futures.append(await self._broker.send(*self._message(p)))
+                futures.append(self._broker.post(*self._message(p)))
             except PayloadTooLarge:
                 futures.append(TOO_LARGE)
             except HoldfastError:
                 futures.append(None)
-        return [await _sent(future) for future in futures]
+        return _answers(futures)
 
     def _message(self, p: Planned) -> RunMessage:
         slot, names = p.slot, self._broker.names
@@ -328,6 +328,12 @@ class NatsSlots:
         """A slot's record, or None for another key or an unreadable record."""
         found = self._bucket.read(lambda body: slots.decode_at(entry.key, body), entry)
         return Planned(*found, entry.revision) if found else None
+
+
+async def _answers(
+    futures: Sequence[asyncio.Future[Received] | TooLarge | None],
+) -> list[Answer]:
+    return [await _sent(future) for future in futures]
 
 
 async def _sent(future: asyncio.Future[Received] | TooLarge | None) -> Answer:

@@ -34,6 +34,8 @@ RELOAD_SECONDS = 10.0
 """Many times what it takes, for machines under load."""
 ATTEMPTS = 5  # starts, when others keep taking the port that we chose
 
+ROOMY = "1PB"
+"""Storage of a fast server, for tests: each of their many namespaces reserves some."""
 _PACE_SECONDS = 0.005
 """Between two checks: short against a start, which tests wait for often."""
 _LOG_LINES = 12
@@ -300,7 +302,7 @@ class Server:
             f"max_payload: {self.max_payload}",
             f"ports_file_dir: {_quoted(str(self.store))}",
             f"jetstream {{ store_dir: {_quoted(str(self.store))}"
-            + ("" if self.fast else ", sync_interval: always")
+            + (f", max_file_store: {ROOMY}" if self.fast else ", sync_interval: always")
             + " }",
             self._cluster_config,
             self.extra_config,

@@ -23,6 +23,9 @@ HOST = "127.0.0.1"
 _EXECUTABLE = "nats-server.exe" if sys.platform == "win32" else "nats-server"
 _LOWEST_PORT = 10_240
 """Above the ports of well-known services, and 4222, 6222 and 8222 of other nats-servers."""
+MEMORY_BYTES = 1_536 * 2**20
+"""The server collects garbage before it uses more; what it really needs it still gets. Without a
+limit it keeps up to as much garbage as it has data."""
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -113,10 +116,20 @@ class Process(Child):
                 stale.unlink(missing_ok=True)
             path.write_text(config, encoding="utf-8")
             with log.open("ab") as output:
-                super().__init__(command, name="nats-server", output=output, pass_fds=locks)
+                super().__init__(
+                    command, name="nats-server", env=_environment(), output=output, pass_fds=locks
+                )
         finally:
             for fd in locks:
                 os.close(fd)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with a limit of memory unless there is one: at most half of what the machine has."""
+    limit = MEMORY_BYTES
+    if hasattr(os, "sysconf"):  # not on Windows
+        limit = min(limit, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    return {"GOMEMLIMIT": str(limit), **os.environ}
 
 
 def _lock(store: Path) -> list[int]:

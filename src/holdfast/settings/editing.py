@@ -49,7 +49,7 @@ def check_exists(path: Path) -> None:
     if not path.exists():
         known = ", ".join(found for found, _ in yaml_files(folder) if found != NAME)
         raise SettingsError(
-            f"{path} does not exist: say --create if {name!r} shall be a new file"
+            f"{path} does not exist: pass --create to make {name!r} a new file"
             + (f" (the tree has {known})" if known else "")
         )
 

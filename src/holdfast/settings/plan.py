@@ -5,18 +5,24 @@ them. A changed secret gets a new version, `<revision>-<random>`, unique to this
 two versions coexist, and each manifest finds the ones it names.
 
 Boxes of the snapshot in force, and of a push that may still be in progress, are kept until the new
-snapshot is in force.
+snapshot is in force. Files, manifests and revisions of the last `KEPT` pushes stay, and so do their
+secrets, sealed to the account: `plan_return` brings any of them back as a new revision.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.errors import SettingsError
-from holdfast.names import settings_file_key, settings_manifest_key
+from holdfast.names import (
+    settings_file_key,
+    settings_history_key,
+    settings_manifest_key,
+    settings_secret_key,
+)
 from holdfast.settings.document import secret_id
 from holdfast.settings.records import (
     FileEntry,
@@ -24,17 +30,27 @@ from holdfast.settings.records import (
     Revision,
     Sealed,
     SecretEntry,
+    SettingsCanary,
     encode,
     sha256,
 )
-from holdfast.settings.sealing import Sealer
+from holdfast.settings.sealing import AT_REST, Sealer
 from holdfast.settings.store import Published
+from holdfast.settings.top import NAME as TOP
+from holdfast.settings.top import Top
 from holdfast.settings.tree import Tree
 
 LARGEST_SEALED: Final = 512 * 1024
 """Per agent; as one message it must fit NATS's default limit of 1 MiB."""
 
+MOST_CANARIES: Final = 1_000
+"""Their ids are in the revision, which every agent receives."""
+KEPT: Final = 10
+"""Revisions that can be gone back to. Only what differs between them takes space."""
+
 Boxes = dict[str, dict[str, dict[int, bytes]]]
+Needs = dict[str, set[tuple[str, str]]]
+"""The secrets an agent is entitled to, as pairs of id and version, by agent."""
 
 
 @dataclass
@@ -49,8 +65,7 @@ class Plan:
     """Keys that neither the old nor the new snapshot needs."""
     seal: dict[str, tuple[int, Sealed]] = field(default_factory=dict)
     """Records to write before the switch, by agent, each with its expected KV revision."""
-    needed: dict[str, dict[str, str]] = field(default_factory=dict)
-    """The version of each secret an agent is entitled to, by agent."""
+    needed: Needs = field(default_factory=dict)
     generations: list[int] = field(default_factory=lambda: [1])
     sequence: int = 0
     """The expected KV revision when writing the new revision."""
@@ -63,48 +78,233 @@ class Plan:
 
 
 def plan_push(
-    tree: Tree, there: Published, sealer: Sealer, agents: Iterable[str], now: float
+    tree: Tree,
+    there: Published,
+    sealer: Sealer,
+    agents: Iterable[str],
+    now: float,
+    wave: tuple[Sequence[str], float] | None = None,
 ) -> Plan:
-    """What it takes to make the server match a tree."""
-    generations = there.revision.generations if there.revision else [1]
-    plan = Plan(generations=generations, sequence=there.sequence)
+    """What it takes to make the server match a tree; `wave`: on these agents, until that time."""
+    check_undecided(there, now)
+    plan = _begun(there)
     number = there.revision.number + 1 if there.revision else 1
     manifest = _manifest(tree, there.manifest, sealer, number)
     _note_files(plan, there.manifest, manifest)
     contents = {e.sha256: tree.files[n].text.encode() for n, e in manifest.files.items()}
-    plan_snapshot(plan, there, manifest, contents, now)
+    values = {
+        (secret_id(name, path), entry.version): tree.files[name].secrets[path]
+        for name, file in manifest.files.items()
+        for path, entry in file.secrets.items()
+    }
     known = set(agents) | set(there.sealed)
-    plan.needed = _needed(tree, manifest, known)
-    if len(generations) > 1:  # a rotation is in progress: every agent gets new keys
-        plan.needed = {agent: {} for agent in known} | plan.needed
-    seal_for(plan, there, sealer, tree.secrets)
+    plan.needed = _needed(tree.top, manifest, known)
+    canary = None
+    if wave is not None:
+        canary = SettingsCanary(sha256(encode(manifest)), *_checked_wave(there, *wave))
+        if canary.manifest == there.kept().manifest:
+            return Plan(generations=plan.generations, sequence=there.sequence)  # nothing to try
+        values = _secret_values(there, sealer, there.manifest) | values
+        for agent, more in _needed(_top(there), there.manifest, set(there.sealed)).items():
+            plan.needed.setdefault(agent, set()).update(more)
+    _plan_snapshot(plan, there, manifest, contents, now, canary=canary)
+    _keep_secrets(plan, there, sealer, values)
+    _seal(plan, there, sealer, known, values)
     return plan
 
 
-def plan_snapshot(
-    plan: Plan, there: Published, manifest: Manifest, contents: Mapping[str, bytes], now: float
+def plan_return(
+    there: Published, sealer: Sealer, agents: Iterable[str], number: int, now: float
+) -> Plan:
+    """What it takes to make an earlier revision's content current again, as a new revision.
+
+    Number 0 takes back the last change: a canary in progress, else the snapshot before this one.
+    """
+    current = there.kept()
+    if number == 0:
+        number = _before(there, current, now)
+    back = there.kept(number)
+    return plan_kept(there, sealer, agents, back.manifest, now, back_to=number)
+
+
+def plan_decision(
+    there: Published, sealer: Sealer, agents: Iterable[str], now: float, promote: bool
+) -> Plan:
+    """What it takes to give a canary's snapshot to every agent, or to take it back."""
+    tried = there.kept()
+    if promote and tried.canary:
+        return plan_kept(there, sealer, agents, tried.canary.manifest, now)
+    return plan_kept(there, sealer, agents, tried.manifest, now, back_to=tried.number)
+
+
+def plan_kept(
+    there: Published,
+    sealer: Sealer,
+    agents: Iterable[str],
+    hash: str,
+    now: float,
+    *,
+    back_to: int = 0,
+    generations: list[int] | None = None,
+) -> Plan:
+    """What it takes to publish a manifest that is kept, for these generations of keys."""
+    plan = _begun(there)
+    plan.generations = generations or plan.generations
+    manifest = there.snapshot(hash)
+    contents = {manifest.files[n].sha256: t.encode() for n, t in there.texts(manifest).items()}
+    values = _secret_values(there, sealer, manifest)
+    _note_files(plan, there.manifest, manifest)
+    _plan_snapshot(plan, there, manifest, contents, now, back_to=back_to)
+    known = set(agents) | set(there.sealed)
+    plan.needed = _needed(_top(there, manifest), manifest, known)
+    _keep_secrets(plan, there, sealer, values)
+    _seal(plan, there, sealer, known, values)
+    return plan
+
+
+def _begun(there: Published) -> Plan:
+    generations = there.revision.generations if there.revision else [1]
+    return Plan(generations=generations, sequence=there.sequence)
+
+
+def _before(there: Published, current: Revision, now: float) -> int:
+    if current.on_trial(now):
+        return current.number
+    for number in sorted(there.history, reverse=True):
+        if there.history[number].manifest != current.manifest:
+            return number
+    raise SettingsError("no earlier snapshot is kept: there is nothing to go back to")
+
+
+def check_undecided(there: Published, now: float) -> None:
+    """Refuse to publish over a canary that is being tried."""
+    canary = there.revision.on_trial(now) if there.revision else None
+    if canary is not None:
+        raise SettingsError(
+            f"revision {there.kept().number} is being tried on {len(canary.agents)} agents for "
+            f"{canary.until - now:.0f} more seconds: wait for its end, or take it back with "
+            "'holdfast settings rollback'",
+            reason="conflict",
+        )
+
+
+def _checked_wave(there: Published, agents: Sequence[str], until: float) -> tuple[list[str], float]:
+    if there.revision is None:
+        raise SettingsError(
+            "nothing is published yet: a canary needs a snapshot to go back to. Push without it"
+        )
+    if not 1 <= len(agents) <= MOST_CANARIES:
+        raise SettingsError(
+            f"a canary is tried on 1 to {MOST_CANARIES:,} agents, not {len(agents):,}"
+        )
+    return sorted(agents), until
+
+
+def _top(there: Published, manifest: Manifest | None = None) -> Top:
+    manifest = there.manifest if manifest is None else manifest
+    if TOP not in manifest.files:
+        return Top(())
+    only = Manifest({TOP: manifest.files[TOP]})
+    return Top.parse(there.texts(only)[TOP])
+
+
+def _plan_snapshot(
+    plan: Plan,
+    there: Published,
+    manifest: Manifest,
+    contents: Mapping[str, bytes],
+    now: float,
+    *,
+    canary: SettingsCanary | None = None,
+    back_to: int = 0,
 ) -> None:
-    """Plan the writes that make a manifest current."""
+    """Plan the writes that make a manifest current, or give it to a canary's agents."""
     data = encode(manifest)
     hash = sha256(data)
     wanted = {settings_file_key(name): body for name, body in contents.items()}
     wanted[settings_manifest_key(hash)] = data
     plan.uploads = {key: body for key, body in wanted.items() if key not in there.contents}
     before = there.revision
-    if before and before.manifest == hash and before.generations == plan.generations:
+    same = before and before.manifest == hash and before.generations == plan.generations
+    if before and same and not before.canary:
         if not plan.uploads:
             return
         plan.changes.append(("repaired", "files that were missing or tampered with"))
-    kept = set(wanted) | _keys(there)
-    plan.stale = sorted((set(there.contents) | there.stray) - kept)
     born, number = (before.born, before.number + 1) if before else (int(now), 1)
-    plan.revision = Revision(born, number, hash, plan.generations, now)
+    current = before.manifest if before and canary else hash
+    plan.revision = Revision(born, number, current, plan.generations, now, back_to, canary)
+    kept = set(wanted) | _keys(there, number)
+    plan.stale = sorted((set(there.contents) | there.stray) - kept)
+    if before and settings_history_key(before.number) not in there.contents:
+        plan.uploads[settings_history_key(before.number)] = there.signed
 
 
-def _keys(there: Published) -> set[str]:
-    """The keys of the snapshot in force: agents may be reading it."""
-    found = {settings_file_key(entry.sha256) for entry in there.manifest.files.values()}
-    return found | ({settings_manifest_key(there.revision.manifest)} if there.revision else set())
+def _keys(there: Published, number: int) -> set[str]:
+    """The keys of the last snapshots: those to go back to, and the one agents may be reading."""
+    found: set[str] = set()
+    for revision in there.history.values():
+        if revision.number <= number - KEPT:
+            continue
+        found.add(settings_history_key(revision.number))
+        for hash in (revision.manifest, revision.canary.manifest if revision.canary else ""):
+            if settings_manifest_key(hash) not in there.contents:
+                continue
+            found.add(settings_manifest_key(hash))
+            for file in there.snapshot(hash).files.values():
+                found.add(settings_file_key(file.sha256))
+                found |= {settings_secret_key(s.version) for s in file.secrets.values()}
+    return found
+
+
+def _keep_secrets(
+    plan: Plan, there: Published, sealer: Sealer, values: Mapping[tuple[str, str], str]
+) -> None:
+    """Store each secret sealed to the account, to be able to seal it for agents again."""
+    if plan.revision is None:
+        return
+    for (id, version), value in values.items():
+        key = settings_secret_key(version)
+        if _at_rest(there, sealer, id, version) != value:
+            plan.uploads[key] = sealer.seal_at_rest(id, value).encode()
+        if key in plan.stale:
+            plan.stale.remove(key)
+
+
+def _at_rest(there: Published, sealer: Sealer, id: str, version: str) -> str | None:
+    text = there.contents.get(settings_secret_key(version), b"").decode("utf-8", "replace")
+    try:
+        return sealer.open_at_rest(id, text) if text.startswith(AT_REST) else None
+    except SettingsError:
+        return None
+
+
+def _secret_values(
+    there: Published, sealer: Sealer, manifest: Manifest
+) -> dict[tuple[str, str], str]:
+    """The secrets of a kept snapshot, opened by the account that sealed them."""
+    found = {}
+    for name, file in manifest.files.items():
+        for path, entry in file.secrets.items():
+            id, version = secret_id(name, path), entry.version
+            value = _at_rest(there, sealer, id, version)
+            value = _from_boxes(there, sealer, id, version) if value is None else value
+            if value is None:
+                raise SettingsError(
+                    f"secret {id} of that snapshot is no longer kept: push a folder instead",
+                    reason="secret",
+                )
+            found[id, version] = value
+    return found
+
+
+def _from_boxes(there: Published, sealer: Sealer, id: str, version: str) -> str | None:
+    for agent, (_, sealed) in there.sealed.items():
+        for generation, box in sealed.boxes.get(id, {}).get(version, {}).items():
+            try:
+                return sealer.open(agent, generation, id, version, box)
+            except SettingsError:
+                continue
+    return None
 
 
 def _manifest(tree: Tree, before: Manifest, sealer: Sealer, number: int) -> Manifest:
@@ -139,33 +339,41 @@ def _note_files(plan: Plan, before: Manifest, after: Manifest) -> None:
                 plan.changes.append((how, f"secret {secret_id(name, path)}"))
 
 
-def _needed(tree: Tree, manifest: Manifest, agents: set[str]) -> dict[str, dict[str, str]]:
-    needed: dict[str, dict[str, str]] = {}
+def _needed(top: Top, manifest: Manifest, agents: set[str]) -> Needs:
+    needed: Needs = {}
     for name, entry in manifest.files.items():
         if not entry.secrets:
             continue
-        for agent in tree.top.entitled(name, agents):
-            mine = needed.setdefault(agent, {})
-            mine |= {secret_id(name, path): s.version for path, s in entry.secrets.items()}
+        for agent in top.entitled(name, agents):
+            mine = needed.setdefault(agent, set())
+            mine |= {(secret_id(name, path), s.version) for path, s in entry.secrets.items()}
     return needed
 
 
 # ---------------------------------------------------------------- boxes
 
 
-def seal_for(plan: Plan, there: Published, sealer: Sealer, values: Mapping[str, str]) -> None:
+def _seal(
+    plan: Plan,
+    there: Published,
+    sealer: Sealer,
+    known: Iterable[str],
+    values: Mapping[tuple[str, str], str],
+) -> None:
     """Seal what each agent needs and does not have yet; its other boxes stay for now."""
+    if len(plan.generations) > 1:  # a rotation is in progress: every agent gets new keys
+        plan.needed = {agent: set() for agent in known} | plan.needed
     fresh = 0
     for agent, wanted in sorted(plan.needed.items()):
         sequence, old = there.sealed.get(agent, (0, Sealed()))
         boxes: Boxes = {id: dict(versions) for id, versions in old.boxes.items()}
         count = 0
-        for id, version in wanted.items():
+        for id, version in sorted(wanted):
             have = boxes.setdefault(id, {}).get(version, {})
             good = dict(have)
             for generation in plan.generations:
                 if not _opens(sealer, agent, generation, id, version, have.get(generation)):
-                    box = sealer.seal(agent, generation, id, version, values[id])
+                    box = sealer.seal(agent, generation, id, version, values[id, version])
                     good[generation] = box
                     count += 1
             boxes[id][version] = good
@@ -208,7 +416,7 @@ def _checked(agent: str, sealed: Sealed) -> Sealed:
 
 
 def pruned(
-    sealed: Sealed, wanted: Mapping[str, str], generations: list[int], decided: int
+    sealed: Sealed, wanted: set[tuple[str, str]], generations: list[int], decided: int
 ) -> Sealed:
     """Drop the boxes that no snapshot needs.
 
@@ -217,7 +425,7 @@ def pruned(
     boxes: Boxes = {}
     for id, versions in sealed.boxes.items():
         for version, by_generation in versions.items():
-            if version == wanted.get(id):
+            if (id, version) in wanted:
                 kept = {g: box for g, box in by_generation.items() if g in generations}
             elif _number(version) > decided:
                 kept = dict(by_generation)

@@ -25,11 +25,11 @@ from holdfast.broker.streams import SETTINGS_BUCKETS, Topology
 from holdfast.config import RecordConfig
 from holdfast.errors import SettingsError
 from holdfast.names import H_EXPECTED, H_KV_OPERATION, H_TTL, SETTINGS_REVISION, kv_subject
-from holdfast.settings.plan import Plan, plan_push, pruned
+from holdfast.settings.plan import Plan, plan_decision, plan_push, plan_return, pruned
 from holdfast.settings.records import Revision, Sealed, encode, sign
 from holdfast.settings.rotation import plan_rotation
 from holdfast.settings.sealing import Sealer
-from holdfast.settings.store import Store
+from holdfast.settings.store import SettingsStore
 from holdfast.settings.tree import Tree, read_tree
 
 log = logging.getLogger("holdfast.settings")
@@ -38,6 +38,8 @@ BATCH_WRITES: Final = 500  # well below the 1,000 messages a server accepts in a
 BATCH_BYTES: Final = 4 * 1024 * 1024  # bounds what the server stages at once
 MARKER_SECONDS: Final = 60  # how long delete markers stay
 _BUSY: Final = "somebody else published settings at the same moment: look at it and push again"
+
+_DECIDED: Final = "somebody else published settings while revision {} was being tried: look at it"
 
 
 class Publisher:
@@ -48,7 +50,7 @@ class Publisher:
         self._names = broker.names
         self._sealer = sealer
         self._topology = Topology(broker, records or RecordConfig())
-        self.store = Store(broker)
+        self.store = SettingsStore(broker)
 
     async def plan(
         self,
@@ -57,14 +59,19 @@ class Publisher:
         agents: Iterable[str] = (),
         empty: bool = False,
         force: bool = False,
+        wave: tuple[Sequence[str], float] | None = None,
     ) -> tuple[Tree, Plan]:
-        """What a push of a folder would change; `agents` are sealed for even if unknown."""
+        """What a push of a folder would change; `agents` are sealed for even if unknown.
+
+        With a `wave`, only these agents get it, until that time.
+        """
         tree = read_tree(folder, self._sealer)
         there = await self.store.published(self._sealer, force=force)
         if not tree.files and not empty:
             raise SettingsError(_empty(folder, len(there.manifest.files)), reason="empty")
         known = await self.store.known_agents() | set(agents)
-        return tree, plan_push(tree, there, self._sealer, known, self._broker.server_now())
+        now = self._broker.server_now()
+        return tree, plan_push(tree, there, self._sealer, known, now, wave)
 
     async def push(
         self,
@@ -73,12 +80,35 @@ class Publisher:
         agents: Iterable[str] = (),
         empty: bool = False,
         force: bool = False,
+        wave: tuple[Sequence[str], float] | None = None,
     ) -> tuple[Tree, Plan]:
         """Publish a folder; returns what changed."""
         await self._topology.ensure_buckets(*SETTINGS_BUCKETS)
-        tree, plan = await self.plan(folder, agents=agents, empty=empty, force=force)
+        tree, plan = await self.plan(folder, agents=agents, empty=empty, force=force, wave=wave)
         await self.apply(plan)
         return tree, plan
+
+    async def plan_back(self, number: int = 0) -> Plan:
+        """What going back to a revision would change; 0 takes back the last change."""
+        there = await self.store.published(self._sealer)
+        known = await self.store.known_agents()
+        return plan_return(there, self._sealer, known, number, self._broker.server_now())
+
+    async def go_back(self, number: int = 0) -> Plan:
+        """Make the content of an earlier revision current again, as a new revision."""
+        plan = await self.plan_back(number)
+        await self.apply(plan)
+        return plan
+
+    async def end_trial(self, number: int, *, promote: bool) -> Plan:
+        """Decide a canary: give its snapshot to every agent, or take it back."""
+        there = await self.store.published(self._sealer)
+        if there.kept().number != number:
+            raise SettingsError(_DECIDED.format(number), reason="conflict")
+        known = await self.store.known_agents()
+        plan = plan_decision(there, self._sealer, known, self._broker.server_now(), promote)
+        await self.apply(plan)
+        return plan
 
     async def rotate(self, *, finish: bool = False, force: bool = False) -> Plan:
         """Start using the next generation of keys beside the current one, or drop the old one."""
@@ -168,7 +198,7 @@ class Publisher:
             return  # another push has published since
         left = {}
         for agent, (at, sealed) in there.sealed.items():
-            wanted = plan.needed.get(agent, {})
+            wanted = plan.needed.get(agent, set())
             tidy = pruned(sealed, wanted, there.revision.generations, there.revision.number)
             if tidy != sealed:
                 left[agent] = at, tidy

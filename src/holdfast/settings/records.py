@@ -3,6 +3,8 @@
     hf_settings   revision              the current manifest, signed: the switch between snapshots
                   manifest.<sha256>     every file with its hash, every secret with its version
                   file.<sha256>         a file, its secrets replaced by placeholders
+                  history.<number>      the signed revisions that can be gone back to
+                  secret.<version>      a secret of a kept snapshot, sealed to the account
     hf_secrets    <agent>               everything sealed for that agent
     hf_applied    <agent>               that agent's report on the revision
 
@@ -25,6 +27,7 @@ from nacl.signing import SigningKey, VerifyKey
 from holdfast.errors import SettingsError, Unreadable
 from holdfast.identity.framing import framed
 from holdfast.model.codec import Codec, Count, Instant
+from holdfast.model.schedule import Schedule
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -53,6 +56,15 @@ class Manifest(msgspec.Struct, frozen=True):
     files: dict[str, FileEntry] = {}
 
 
+class SettingsCanary(msgspec.Struct, frozen=True):
+    """A snapshot that a few agents try before the others."""
+
+    manifest: str
+    agents: list[str]
+    until: Instant
+    """When they return to the previous snapshot, unless a later revision has decided."""
+
+
 class Revision(msgspec.Struct, frozen=True):
     """The current snapshot. Numbers count up from 1 since `born`, the time of the first push."""
 
@@ -63,6 +75,23 @@ class Revision(msgspec.Struct, frozen=True):
     generations: list[Count]
     """The key generations that secrets are sealed to: two during a rotation."""
     at: Instant = 0.0
+    back_to: Count = 0
+    """The revision whose content this one brings back; 0 if none."""
+    canary: SettingsCanary | None = None
+    """Agents of an earlier version do not know it, and stay with `manifest`."""
+
+    def manifest_for(self, agent: str, now: float) -> str:
+        """The manifest that an agent is to have in force."""
+        trial = self.canary
+        return (
+            trial.manifest
+            if trial and agent in trial.agents and now < trial.until
+            else self.manifest
+        )
+
+    def on_trial(self, now: float) -> SettingsCanary | None:
+        """The canary that has not been decided and has not run out."""
+        return self.canary if self.canary and now < self.canary.until else None
 
     @property
     def order(self) -> tuple[int, int]:
@@ -95,6 +124,10 @@ class Report(msgspec.Struct, frozen=True):
     """The key generations the agent holds."""
     refused: Count = 0
     """Rejections since the agent started."""
+    manifest: str = ""
+    """The manifest in force: it tells a canary from the others."""
+    schedules: list[Schedule] = []
+    """What the agent runs by itself, and since when."""
 
 
 class _Signed(msgspec.Struct, frozen=True):

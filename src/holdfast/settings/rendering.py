@@ -86,7 +86,8 @@ def environment() -> jinja2.Environment:
 
 
 @functools.lru_cache(maxsize=512)
-def _compiled(text: str) -> jinja2.Template:
+def _compiled(file: str, text: str) -> jinja2.Template:
+    check_template(file, text)
     return environment().from_string(text)
 
 
@@ -106,10 +107,10 @@ def check_template(file: str, text: str) -> None:
 
 
 def render(files: Iterable[tuple[str, str]], facts: Mapping[str, Any]) -> Values:
-    """Render files in order and merge them."""
+    """Render files in order and merge them; a template sees what those before it have set."""
     merged: Values = {}
     for file, text in files:
-        values = load(file, _rendered(file, text, facts))
+        values = load(file, _rendered(file, text, facts, merged))
         if values is None:
             continue
         if not isinstance(values, dict):
@@ -119,11 +120,10 @@ def render(files: Iterable[tuple[str, str]], facts: Mapping[str, Any]) -> Values
     return merged
 
 
-def _rendered(file: str, text: str, facts: Mapping[str, Any]) -> str:
+def _rendered(file: str, text: str, facts: Mapping[str, Any], settings: Values) -> str:
     out, size = [], 0
     try:
-        check_template(file, text)
-        for piece in _compiled(text).generate(facts=facts):
+        for piece in _compiled(file, text).generate(facts=facts, settings=settings):
             out.append(piece)
             size += len(piece)
             if size > LARGEST_OUTPUT:

@@ -26,6 +26,8 @@ from holdfast.settings.records import Manifest
 log = logging.getLogger("holdfast.settings")
 
 FILE: Final = "settings.json"
+BEFORE: Final = "settings.before.json"
+"""What an agent goes back to when a canary's snapshot runs out and no server can be reached."""
 _WHAT: Final = "settings snapshot"
 
 
@@ -39,6 +41,11 @@ class Snapshot(msgspec.Struct, frozen=True):
     values: dict[str, Any]
     secrets: list[list[str | int]] = []
     """The positions of secrets."""
+    manifest: str = ""
+    until: Instant = 0.0
+    """When a canary's snapshot runs out; 0 for one that stays."""
+    schedules: dict[str, Instant] = {}
+    """The schedules that this host runs, and since when it has had each."""
 
     def __repr__(self) -> str:
         return f"Snapshot({self.agent!r}, number={self.number})"

@@ -4,7 +4,7 @@
              sealed to its old ones; the revision is signed with both
     finish   once every agent holds the new keys: signs with the new ones only, drops old boxes
 
-Needs no tree: the account can open what it sealed. It does not lock out a thief who holds an
+Needs no tree: the account can open what it has sealed. It does not lock out a thief who holds an
 agent's old keys when it begins: issue new credentials for that agent instead. A leaked seed is
 replaced, not rotated.
 """
@@ -14,9 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from holdfast.errors import SettingsError
-from holdfast.names import settings_file_key
-from holdfast.settings.document import secret_id
-from holdfast.settings.plan import Plan, plan_snapshot, seal_for
+from holdfast.settings.plan import Plan, check_undecided, plan_kept
 from holdfast.settings.records import Report
 from holdfast.settings.sealing import Sealer
 from holdfast.settings.store import Published
@@ -34,20 +32,15 @@ def plan_rotation(
     """Begin a rotation; with the agents' `reports`, finish one."""
     if there.revision is None:
         raise SettingsError("nothing is published yet: there is nothing to rotate")
+    check_undecided(there, now)
     current = there.revision.generations
     if reports is None:
         generations = _begun(current)
     else:
         generations = _finished(current)
         _check_ready(reports, there, generations[0], force)
-    plan = Plan(generations=generations, sequence=there.sequence)
-    contents = {
-        entry.sha256: there.contents[settings_file_key(entry.sha256)]
-        for entry in there.manifest.files.values()
-    }
-    plan_snapshot(plan, there, there.manifest, contents, now)
-    plan.needed = {agent: {} for agent in agents} | _sealed_versions(there)
-    seal_for(plan, there, sealer, _values(there, sealer, current))
+    hash = there.revision.manifest
+    plan = plan_kept(there, sealer, agents, hash, now, generations=generations)
     plan.changes.append(("generations", ", ".join(map(str, generations))))
     return plan
 
@@ -81,30 +74,5 @@ def _check_ready(
         shown = ", ".join(behind[:5]) + (" …" if len(behind) > 5 else "")
         raise SettingsError(
             f"{len(behind)} agents do not have generation {generation} yet: {shown}. Wait for "
-            "them, or say --force and issue their credentials again"
+            "them, or pass --force and issue their credentials again"
         )
-
-
-def _sealed_versions(there: Published) -> dict[str, dict[str, str]]:
-    """Each agent's secrets in the snapshot in force, with their versions."""
-    current = {
-        secret_id(name, path): secret.version
-        for name, entry in there.manifest.files.items()
-        for path, secret in entry.secrets.items()
-    }
-    return {
-        agent: {id: v for id, v in current.items() if v in sealed.boxes.get(id, {})}
-        for agent, (_, sealed) in there.sealed.items()
-    }
-
-
-def _values(there: Published, sealer: Sealer, generations: list[int]) -> dict[str, str]:
-    """Every sealed secret, opened by the account that sealed it."""
-    values: dict[str, str] = {}
-    for agent, wanted in _sealed_versions(there).items():
-        boxes = there.sealed[agent][1].boxes
-        for id, version in wanted.items():
-            for generation, box in boxes[id][version].items():
-                if id not in values and generation in generations:
-                    values[id] = sealer.open(agent, generation, id, version, box)
-    return values

@@ -26,10 +26,9 @@ from nacl.secret import SecretBox
 from nacl.signing import VerifyKey
 
 from holdfast.errors import SettingsError, Unreadable
-from holdfast.identity import AccountSeed
 from holdfast.identity.credentials import AgentKeys
 from holdfast.identity.framing import framed
-from holdfast.identity.seed import FIRST_GENERATION
+from holdfast.identity.seed import FIRST_GENERATION, AccountSeed
 from holdfast.model.codec import Codec
 from holdfast.settings.records import Sealed
 
@@ -152,7 +151,7 @@ class Opener:
         boxes = by_version.get(version)
         if not boxes:
             raise SettingsError(
-                f"secret {secret} is there in another version than the manifest names",
+                f"secret {secret} is stored in a different version from the one in the manifest",
                 reason="secret",
             )
         generation, box = self._choose(secret, boxes)

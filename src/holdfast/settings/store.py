@@ -18,8 +18,11 @@ from holdfast.names import (
     SETTINGS_REVISION,
     check_name,
     settings_file_key,
+    settings_history_key,
     settings_manifest_key,
+    settings_secret_key,
 )
+from holdfast.settings.document import TAG, placeholder, secret_id
 from holdfast.settings.records import (
     Manifest,
     Report,
@@ -41,16 +44,56 @@ class Published:
     revision: Revision | None = None
     sequence: int = 0
     """The expected KV revision for the next write of the revision."""
+    signed: bytes = b""
+    """The current revision as stored."""
+    history: dict[int, Revision] = field(default_factory=dict)
+    """The revisions that are kept, the current one included."""
     manifest: Manifest = field(default_factory=Manifest)
     contents: dict[str, bytes] = field(default_factory=dict)
-    """Files and manifests by key, if they match their names."""
+    """Files and manifests by key, if they match their names; sealed secrets by key."""
     stray: set[str] = field(default_factory=set)
     """Keys whose content does not match."""
     sealed: dict[str, tuple[int, Sealed]] = field(default_factory=dict)
     """By agent, with the KV revision of its record."""
 
+    def snapshot(self, hash: str) -> Manifest:
+        """A manifest that is kept."""
+        data = self.contents.get(settings_manifest_key(hash))
+        if data is None:
+            raise SettingsError("the manifest of that snapshot is missing", reason="torn")
+        return decode(Manifest, data, "the manifest")
 
-class Store:
+    def texts(self, manifest: Manifest) -> dict[str, str]:
+        """Every file of a manifest, by name."""
+        found = {}
+        for name, entry in manifest.files.items():
+            body = self.contents.get(settings_file_key(entry.sha256))
+            if body is None:
+                raise SettingsError(f"{name}.yaml of that snapshot is missing", reason="torn")
+            found[name] = body.decode("utf-8", "replace")
+        return found
+
+    def source(self, manifest: Manifest, name: str) -> str:
+        """A file as it can be pushed again: its secrets as sealed to the account."""
+        text = self.texts(Manifest({name: manifest.files[name]}))[name]
+        for path, entry in manifest.files[name].secrets.items():
+            if sealed := self.contents.get(settings_secret_key(entry.version)):
+                mark = f'"{placeholder(secret_id(name, path))}"'
+                text = text.replace(mark, f"{TAG} {sealed.decode('ascii', 'replace')}")
+        return text
+
+    def kept(self, number: int = 0) -> Revision:
+        """A revision by its number; 0 for the current one."""
+        if self.revision is None:
+            raise SettingsError("nothing is published yet: see 'holdfast settings push'")
+        found = self.history.get(number or self.revision.number)
+        if found is None:
+            kept = ", ".join(map(str, sorted(self.history)))
+            raise SettingsError(f"revision {number} is not kept; these are: {kept}")
+        return found
+
+
+class SettingsStore:
     """The three buckets."""
 
     def __init__(self, broker: Broker) -> None:
@@ -103,7 +146,7 @@ class Store:
     async def _content(self, key: str, hash: str, what: str) -> bytes:
         entry = await self.settings.peek(key)
         if entry is None:
-            raise SettingsError(f"{what} of the settings is not there", reason="torn")
+            raise SettingsError(f"{what} of the settings is missing", reason="torn")
         if sha256(entry.value) != hash:
             raise SettingsError(
                 f"{what} of the settings is not what was published: its hash is another",
@@ -118,8 +161,11 @@ class Store:
 
     # ---- for publishers and operators: everything, from the leader
 
-    async def published(self, sealer: Sealer, *, force: bool = False) -> Published:
-        """Everything published; `force` ignores a revision signed with another seed."""
+    async def published(self, sealer: Sealer | None, *, force: bool = False) -> Published:
+        """Everything published; `force` ignores a revision signed with another seed.
+
+        Without a sealer nothing is verified: for display only.
+        """
         found = Published()
         try:
             await self._read_settings(found, sealer, force)
@@ -133,23 +179,45 @@ class Store:
             return Published()
         return found
 
-    async def _read_settings(self, found: Published, sealer: Sealer, force: bool) -> None:
+    async def _read_settings(self, found: Published, sealer: Sealer | None, force: bool) -> None:
         found.sequence, entry = await self.settings.last(SETTINGS_REVISION)
         if entry is not None:
+            found.signed = entry.value
             found.revision = self._verified(entry.value, sealer, force)
         async for content in self.settings.entries():
-            kind, _, hash = content.key.partition(".")
-            if kind not in ("file", "manifest"):
+            kind, _, name = content.key.partition(".")
+            if kind == "secret":
+                found.contents[content.key] = content.value
+            elif kind == "history":
+                self._remember(found, content.key, content.value, sealer)
+            elif kind not in ("file", "manifest"):
                 continue
-            if sha256(content.value) == hash:
+            elif sha256(content.value) == name:
                 found.contents[content.key] = content.value
             else:
                 found.stray.add(content.key)
         if found.revision is not None:
+            found.history[found.revision.number] = found.revision
+        if found.revision is not None:
             data = found.contents.get(settings_manifest_key(found.revision.manifest))
             found.manifest = decode(Manifest, data, "the manifest") if data else Manifest()
 
-    def _verified(self, data: bytes, sealer: Sealer, force: bool) -> Revision | None:
+    def _remember(self, found: Published, key: str, data: bytes, sealer: Sealer | None) -> None:
+        """Note a kept revision; one that this account has not signed is as good as none."""
+        try:
+            revision = self._verified(data, sealer, force=False)
+        except SettingsError:
+            revision = None
+        if revision is None or key != settings_history_key(revision.number):
+            found.stray.add(key)
+            return
+        found.contents[key] = data
+        if found.revision and (found.revision.born, 0) < revision.order < found.revision.order:
+            found.history[revision.number] = revision
+
+    def _verified(self, data: bytes, sealer: Sealer | None, force: bool) -> Revision | None:
+        if sealer is None:
+            return claimed(data)
         try:
             keys = {g: sealer.seed.verify_key(g) for g in signers(data)}
             return verify(data, keys, self.names.namespace)

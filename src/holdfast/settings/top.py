@@ -28,7 +28,7 @@ _BASE: Final = "base"
 _FILE = re.compile(r"[A-Za-z0-9_-]{1,100}(/[A-Za-z0-9_-]{1,100}){0,9}")
 
 
-class Rule(NamedTuple):
+class TopRule(NamedTuple):
     """One line of the top."""
 
     target: Target
@@ -38,7 +38,7 @@ class Rule(NamedTuple):
 class Top:
     """The parsed top."""
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
+    def __init__(self, rules: Iterable[TopRule]) -> None:
         self.rules = tuple(rules)
 
     @classmethod
@@ -93,14 +93,14 @@ class Top:
         return found
 
 
-def _rule(expression: object, files: object) -> Rule:
+def _rule(expression: object, files: object) -> TopRule:
     try:
         target = targets.parse(expression)
     except InvalidTarget as error:
         raise SettingsError(f"top.yaml: {expression!r}: {error}") from None
     if not isinstance(files, list) or not files:
         raise SettingsError(f"top.yaml: {expression!r} must have a list of files, such as [db]")
-    return Rule(target, tuple(check_file(file) for file in files))
+    return TopRule(target, tuple(check_file(file) for file in files))
 
 
 def check_file(name: object) -> str:

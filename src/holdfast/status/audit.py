@@ -11,15 +11,16 @@ import getpass
 import logging
 import os
 import socket
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
 from holdfast.client import Client
 from holdfast.errors import BrokerError
-from holdfast.identity import RequestRefused, load_credentials
-from holdfast.identity.grants import ROLES
-from holdfast.identity.patterns import covers
+from holdfast.identity.credentials import Credentials
+from holdfast.identity.grants import ROLES, covers
+from holdfast.identity.requests import RequestRefused
 from holdfast.model.codec import Codec, Count, Instant
 from holdfast.names import H_MSG_ID, IdMaker
 from holdfast.status.messages import Kept, newest
@@ -89,15 +90,24 @@ class Audit:
     def _may_write(self, subject: str) -> bool:
         """Whether this login's role may write to the ledger; a client's or a backup's may not."""
         file = self._broker.config.credentials_file
-        grant = ROLES.get(load_credentials(file).role) if file else None
+        grant = ROLES.get(Credentials.load(file).role) if file else None
         return grant is None or any(covers(g, subject) for g in grant(self._broker.names).publish)
 
-    async def actions(self, run: str = "", most: int = 1_000) -> list[AuditLine]:
+    async def actions(
+        self, run: str = "", most: int = 1_000, since: float = 0.0
+    ) -> list[AuditLine]:
         """The newest actions, newest first; with `run`, only those that name it."""
-        return (await self.page(run, most, look=most))[0]
+        return (await self.page(run, most, look=most, since=since))[0]
 
     async def page(
-        self, run: str = "", limit: int = 50, before: int = 0, look: int = 1_000
+        self,
+        run: str = "",
+        limit: int = 50,
+        before: int = 0,
+        look: int = 1_000,
+        *,
+        since: float = 0.0,
+        matches: Callable[[AuditLine], bool] = lambda _: True,
     ) -> tuple[list[AuditLine], int]:
         """A page starting at a position in the ledger, and where the next one starts (0: no
         more)."""
@@ -105,6 +115,8 @@ class Audit:
         looked, at = 0, 0
         subject = self._broker.names.log("operator", "*")
         async for kept in newest(self._broker, self._broker.names.ledger, subject, before):
+            if kept.stored < since:
+                return found, 0
             if looked >= look or len(found) >= limit:
                 return found, at
             looked, at = looked + 1, kept.sequence
@@ -112,7 +124,8 @@ class Audit:
             place = str(kept.sequence)
             action = self._broker.unreadable.read(LINE.decode, ledger, place, kept.body)
             if action is not None and (not run or run in action.runs):
-                found.append(msgspec.structs.replace(action, who=self._named(kept, action.who)))
+                action = msgspec.structs.replace(action, who=self._named(kept, action.who))
+                found += [action] if matches(action) else []
         return found, 0
 
     def _named(self, kept: Kept, declared: str) -> str:

@@ -20,11 +20,13 @@ from holdfast.client import Client
 from holdfast.client.schedules import REFUSED
 from holdfast.config import ConnectionConfig
 from holdfast.durations import text as duration
-from holdfast.identity import load_credentials
+from holdfast.identity.credentials import Credentials
 from holdfast.model import node as nodes
 from holdfast.model.node import NodeRecord
 from holdfast.names import REFUSALS, parse_consumer
+from holdfast.status.flows import Flows
 from holdfast.status.jobs import Jobs
+from holdfast.status.limits import Limits
 from holdfast.status.probes import Finding, Jetstream, Level, Site, few, refusals
 from holdfast.status.stranded import Stranded
 from holdfast.status.unreadable import UnreadableRecords
@@ -52,7 +54,7 @@ async def login(site: Site) -> list[Finding]:
         todo = "make users with 'holdfast auth init', and start the server with its auth.conf"
         return [Finding("login", "ok" if local else "warn", text, "" if local else todo)]
     if config.credentials_file:
-        found = load_credentials(config.credentials_file)
+        found = Credentials.load(config.credentials_file)
         return [Finding("login", "ok", f"logged in as {found.user} (role {found.role})")]
     if config.user or config.token or "@" in config.nats_url:
         text = "logged in with a password or token, which the server's configuration holds as well"
@@ -75,6 +77,7 @@ FULL_WARN: Final = 0.8
 FULL_FAIL: Final = 0.95
 """Fractions of the storage limit; a full store recovers only after a restart."""
 SMALLEST_PAYLOAD: Final = 4 * ENVELOPE_BYTES
+"""Below this, headers leave little room for a body."""
 USUAL_PAYLOAD: Final = 1024 * 1024
 """The server's default `max_payload`."""
 LARGEST_PAYLOAD: Final = 8 * 1024 * 1024
@@ -317,6 +320,34 @@ async def stranded_runs(site: Site) -> list[Finding]:
     text = f"{len(cases)} runs wait for a message that is gone: {few([c.run for c in cases])}"
     todo = "a coordinator repairs them within minutes; or run 'holdfast doctor --fix'"
     return [Finding("runs", "fail", text, todo)]
+
+
+async def limits(site: Site) -> list[Finding]:
+    """Places in limits that are kept by runs which do not need them."""
+    leaked = await Limits(site.client).leaked()
+    if not leaked:
+        return [Finding("limits", "ok", "every place in a limit belongs to a run that needs it")]
+    text = f"{len(leaked)} places in limits belong to runs that are over: {few(leaked)}"
+    todo = "a coordinator frees them within a minute; or run 'holdfast doctor --fix'"
+    return [Finding("limits", "fail", text, todo)]
+
+
+async def flows(site: Site) -> list[Finding]:
+    """Flows that nobody has woken, and flows whose code does not fit their journal."""
+    if {site.client.runs.stream, site.broker.names.flows} & {*site.missing}:
+        return [Finding("flows", "ok", "there are none yet")]
+    known = Flows(site.client)
+    found = []
+    if stuck := await known.stuck():
+        text = f"{len(stuck)} flows wait although they need not: {few(stuck)}"
+        todo = "a coordinator wakes them within a minute; or run 'holdfast doctor --fix'"
+        found.append(Finding("flows", "fail", text, todo))
+    if stopped := await known.list(state="stopped"):
+        text = f"{len(stopped)} flows are stopped, because their code does not fit their journal: "
+        text += few([one.run for one in stopped])
+        todo = "'holdfast flows show RUN' says why; deploy code that fits, and they continue"
+        found.append(Finding("flows", "warn", text, todo))
+    return found or [Finding("flows", "ok", "every flow that waits has something to wait for")]
 
 
 async def subscriptions(site: Site) -> list[Finding]:

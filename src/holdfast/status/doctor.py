@@ -41,6 +41,8 @@ NAMESPACE_CHECKS: Final[dict[str, Check]] = {
     "jobs": checks.jobs,
     "records": checks.records,
     "runs": checks.stranded_runs,
+    "limits": checks.limits,
+    "flows": checks.flows,
     "schedules": checks.registrations,
     "subscriptions": checks.subscriptions,
 }

@@ -11,6 +11,7 @@ unreachable server is an error: an autoscaler must not take silence for "nothing
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import msgspec
 
 from holdfast.client import Client
+from holdfast.errors import NotFound, PermissionDenied
 from holdfast.names import kv_stream, parse_consumer
 from holdfast.retrying import repeating
 from holdfast.status.messages import subject_counts
@@ -63,16 +65,16 @@ async def lags(client: Client) -> list[JobLag]:
     """The lag of every job; for one never served by a worker, what was sent to it."""
     names = client.broker.names
     found: dict[tuple[str, str], JobLag] = {}
-    queued = set()
+    served = set()
     for stream in (names.jobs, names.events):
         for info in await client.topology.consumers(stream):
             if where := parse_consumer(info.get("name", "")):
                 found[where] = found.get(where, JobLag(*where)).plus(info)
-                queued |= {where} if stream == names.jobs else set()
-    counts = await subject_counts(client.broker, names.jobs, names.job("*", "*"))
+                served.add(info["config"].get("filter_subject", ""))
+    counts = await subject_counts(client.broker, names.jobs, *names.queues())
     for subject, count in counts.items():
         where = names.parse_job(subject)
-        if where and where not in queued:
+        if where and subject not in served:
             found[where] = found.get(where, JobLag(*where)).plus({"num_pending": count})
     return [found[where] for where in sorted(found)]
 
@@ -137,12 +139,14 @@ class Figures:
 
     async def _streams(self) -> None:
         broker, names = self._client.broker, self._client.broker.names
-        streams = [names.jobs, names.events, names.dead, names.ledger]
+        streams = [names.jobs, names.events, names.dead, names.ledger, names.run_logs]
+        streams += [names.history, names.history_index, names.flows]
         streams += [kv_stream(b) for b in (names.runs, names.schedules, names.slots, names.nodes)]
         for stream in streams:
-            state = (await broker.api(f"STREAM.INFO.{stream}"))["state"]
-            self._telemetry.stream_messages.labels(stream).set(state["messages"])
-            self._telemetry.stream_bytes.labels(stream).set(state["bytes"])
+            with contextlib.suppress(NotFound, PermissionDenied):  # an earlier version's login
+                state = (await broker.api(f"STREAM.INFO.{stream}"))["state"]
+                self._telemetry.stream_messages.labels(stream).set(state["messages"])
+                self._telemetry.stream_bytes.labels(stream).set(state["bytes"])
         account = await broker.api("INFO")
         limit = int(account.get("limits", {}).get("max_storage", -1))
         self._telemetry.storage.set(account.get("storage", 0))

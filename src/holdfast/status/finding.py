@@ -1,12 +1,13 @@
 """Finding a run by its id alone: its record, its message, its dead letter and its payload.
 
-A record is one read. A message is looked up directly where the id says where it is (a delayed or
-parked one has the run in its subject, a header-less one its sequence); otherwise its queue is
-searched, up to `SEARCH_MOST` messages: the job's queue for a keyed run, all queues for any other.
+A record is one read; once it has expired, the history says how the run ended. A message is looked
+up directly where the id says where it is (a delayed or parked one has the run in its subject, a
+header-less one its sequence); otherwise its queue is searched, up to `SEARCH_MOST` messages: the
+job's queue for a keyed run, all queues for any other.
 
-The payload travels in the run's message and is stored nowhere else: in the stream while the run
-waits or is running, in the dead letter once it was given up, and in the record of a run that starts
-at most once. A run that has ended otherwise no longer has one.
+The payload travels in the run's message: it is in the stream while the run waits or is running, in
+the dead letter once it was given up, in the record of a run that starts at most once, and in the
+history of a run that has ended, unless its job keeps none there.
 """
 
 from __future__ import annotations
@@ -21,20 +22,25 @@ from holdfast.client import Client
 from holdfast.errors import RunNotFound
 from holdfast.model import run as runs
 from holdfast.model.codec import whole_number
+from holdfast.model.history import Ended
 from holdfast.model.replay import MARK
 from holdfast.model.run import RunRecord
-from holdfast.names import DEFAULT_GROUP, H_OBJECT, check_run
+from holdfast.names import DEFAULT_GROUP, H_OBJECT, H_SUBJECT, check_run
 from holdfast.status.messages import Kept, by_sequence, last_of, newest, oldest, subject_counts
 
 SEARCH_MOST: Final = 100_000
 """Messages searched for one run before it counts as not found: bounds the time of a lookup."""
+
+FILING_SECONDS: Final = 2.0
+"""How long after its end a run may be missing in the history: its worker writes it in between."""
 
 _SEQUENCE_RUN = re.compile(r"s(\d{1,18})-[0-9A-Za-z]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """The message that carries a run: waiting in its queue, or delayed until it is due."""
+    """The message that carries a run: in its queue, delayed until it is due, or waiting for a
+    place in a limit."""
 
     kept: Kept
     group: str
@@ -53,6 +59,8 @@ class Found:
     letter: Kept | None
     group: str
     job: str
+    ended: Ended | None = None
+    """Its line in the history, if its record has expired."""
 
 
 class Finder:
@@ -73,7 +81,8 @@ class Finder:
         record, revision = await self.record(run)
         group, job = (record.group, record.job) if record else home_of(run)
         waits = record is None or record.state == "failed"
-        carrier = await self.carrier(run, group, job, hint) if waits else None
+        first = record.alias if record and record.message == 1 else ""
+        carrier = await self.carrier(first or run, group, job, hint) if waits else None
         if carrier is None and record is None and job:
             carrier = await self.carrier(run)  # the id only looked like a keyed run's
         if carrier:
@@ -83,13 +92,18 @@ class Finder:
             letter = await self.letter(run, *((group, job) if record or carrier else ()))
         if letter and not (record or carrier):
             group, job = self._names.parse_dead(letter.subject) or ("", "")
+        ended = None
+        if record is None and carrier is None:
+            ended = await self._client.history.find(run)
+        if ended:
+            record, group, job = ended.record, ended.record.group, ended.record.job
         if record is None and carrier is None and letter is None:
             raise RunNotFound(
-                f"no trace of run {run}: it ended a while ago and its record expired, it was "
+                f"no trace of run {run}: it ended longer ago than the history goes back, it was "
                 "purged, or it belongs to another namespace",
                 run=run,
             )
-        return Found(run, record, revision, carrier, letter, group, job)
+        return Found(run, record, revision, carrier, letter, group, job, ended)
 
     async def record(self, run: str) -> tuple[RunRecord | None, int]:
         """A run's record and its revision, read from the leader."""
@@ -116,7 +130,28 @@ class Finder:
             where = self._names.parse_later(subject)
             if kept and where and (best is None or kept.stamp > best.kept.stamp):
                 best = Carrier(kept, where[0], where[1], later=True)
-        return best
+        return best or await self._in_line(run) or await self._quiet(run)
+
+    async def _quiet(self, run: str) -> Carrier | None:
+        """The message of a run that waits until it is quiet; its subject names only the key."""
+        stream, pattern = self._names.jobs, self._names.quiet("*", "*", "*")
+        if not await subject_counts(self._broker, stream, pattern):
+            return None
+        async for kept in oldest(self._broker, stream, pattern):
+            where = self._names.parse_later(kept.subject)
+            if where and kept.run == run:
+                return Carrier(kept, where[0], where[1], later=True)
+        return None
+
+    async def _in_line(self, run: str) -> Carrier | None:
+        """The message of a run that waits for a place in a limit."""
+        stream, pattern = self._names.jobs, self._names.line("*", "*", run)
+        for subject in await subject_counts(self._broker, stream, pattern):
+            kept = await last_of(self._broker, stream, subject)
+            where = self._names.parse_job(kept.headers.get(H_SUBJECT, "")) if kept else None
+            if kept and where:
+                return Carrier(kept, where[0], where[1], later=True)
+        return None
 
     async def _queued(self, run: str, group: str, job: str, hint: int) -> Carrier | None:
         best: Carrier | None = None
@@ -135,13 +170,13 @@ class Finder:
             if kept and kept.run == run:
                 yield kept
                 return
-        subject = self._names.job(group or "*", job or "*")
         looked = 0
-        async for kept in oldest(self._broker, stream, subject):
-            looked += 1
-            if looked > self._search:
-                return
-            yield kept
+        for subject in self._names.queues(group or "*", job or "*"):
+            async for kept in oldest(self._broker, stream, subject):
+                looked += 1
+                if looked > self._search:
+                    return
+                yield kept
 
     async def letter(self, run: str, group: str = "", job: str = "") -> Kept | None:
         """The newest dead letter of a run."""
@@ -187,10 +222,21 @@ async def payload_of(client: Client, found: Found) -> tuple[bytes, dict[str, str
         return (await client.objects.get(name) if name else record.body), {}
     kept = await _message(client, found)
     if kept is None:
-        return None
+        return await _filed(client, found)
     name = kept.headers.get(H_OBJECT, "")
     body = await client.objects.get(name) if name else kept.body
     return body, kept.user_headers
+
+
+async def _filed(client: Client, found: Found) -> tuple[bytes, dict[str, str]] | None:
+    """The payload that the history has of an ended run."""
+    record = found.record
+    if record is None or not record.terminal:
+        return None
+    line = found.ended
+    if line is None:
+        line = await client.history.line_of(found.run, record, FILING_SECONDS)
+    return (line.payload, line.headers) if line and line.payload is not None else None
 
 
 async def _message(client: Client, found: Found) -> Kept | None:

@@ -16,6 +16,7 @@ still counts as a repeat until the server's deduplication window has passed.
 from __future__ import annotations
 
 import asyncio
+import difflib
 from collections.abc import AsyncIterator, MutableSequence, Sequence, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,11 +25,21 @@ from typing import Any, Final, Literal, cast, get_args
 import msgspec
 
 from holdfast.broker import Bucket
-from holdfast.client import Client
+from holdfast.client import Client, Request
 from holdfast.clock import rfc3339
-from holdfast.errors import BrokerError, Conflict, InvalidInput, NotFound, UnknownJob
+from holdfast.errors import (
+    BrokerError,
+    Conflict,
+    InvalidInput,
+    InvalidPayload,
+    NotFound,
+    PermissionDenied,
+    UnknownJob,
+)
 from holdfast.model import run as runs
-from holdfast.names import consumer, parse_consumer, parse_pause_key, pause_key
+from holdfast.names import QUEUES, consumer, keyed_run, parse_consumer, parse_pause_key, pause_key
+from holdfast.payload.misfit import ignored, misfit
+from holdfast.payload.published import LABEL, Published, key_in, read_label
 from holdfast.status.finding import Finder
 from holdfast.status.messages import delete, next_of, oldest, subject_counts
 
@@ -48,12 +59,15 @@ class Purger:
         self._finder = Finder(client)
 
     async def waiting(self, group: str, job: str) -> int:
-        """Remove the runs waiting in a job's queue; returns how many."""
-        subject = self._names.job(group, job)
-        async with self._paused(group, job) as info:
-            start = int(info["delivered"]["stream_seq"]) + 1 if info else 1
-            alone = info is None or not info.get("num_ack_pending")
-            return await self._remove(subject, start, whole=alone)
+        """Remove the runs waiting in a job's queues; returns how many."""
+        removed = 0
+        for queue in ("", *QUEUES):
+            subject = self._names.job(group, job, queue)
+            async with self._paused(consumer(group, job, queue=queue)) as info:
+                start = int(info["delivered"]["stream_seq"]) + 1 if info else 1
+                alone = info is None or not info.get("num_ack_pending")
+                removed += await self._remove(subject, start, whole=alone)
+        return removed
 
     async def parked(self, group: str, job: str) -> int:
         """Remove delayed runs; returns how many."""
@@ -95,14 +109,15 @@ class Purger:
             await self._client.runs.put(run, runs.encode(ended), expected=revision, ttl=ttl)
         except Conflict:
             return  # it has just changed
+        await self._client.history.try_append(run, ended)
 
     @asynccontextmanager
-    async def _paused(self, group: str, job: str) -> AsyncIterator[dict[str, Any] | None]:
-        """Pause the queue's consumer, and yield it as it is while nothing is delivered.
+    async def _paused(self, name: str) -> AsyncIterator[dict[str, Any] | None]:
+        """Pause a queue's consumer, and yield it as it is while nothing is delivered.
 
         The pause expires, so that a purge that dies blocks the job only for a while.
         """
-        topology, stream, name = self._client.topology, self._names.jobs, consumer(group, job)
+        topology, stream = self._client.topology, self._names.jobs
         try:
             info = await self._broker.api(f"CONSUMER.INFO.{stream}.{name}")
         except NotFound:
@@ -170,6 +185,10 @@ class _Consumer:
     info: dict[str, Any]
 
     @property
+    def subject(self) -> str:
+        return str(self.info["config"].get("filter_subject", ""))
+
+    @property
     def waiting(self) -> int:
         return int(self.info.get("num_pending", 0))
 
@@ -191,6 +210,7 @@ class _Counts:
     """Messages by group and job."""
 
     waiting: dict[tuple[str, str], int]
+    """In queues that no worker has served yet."""
     parked: dict[tuple[str, str], int]
     dead: dict[tuple[str, str], int]
     paused: set[tuple[str, str]]
@@ -211,7 +231,7 @@ class Jobs:
     async def list(self, job: str = "", group: str = "") -> Sequence[JobInfo]:
         """Every known job, or those with a name or in a group."""
         consumers = await self._consumers()
-        counts = await self._counts()
+        counts = await self._counts({c.subject for c in consumers})
         known = {(c.group, c.job) for c in consumers} | counts.paused
         known |= counts.waiting.keys() | counts.parked.keys() | counts.dead.keys()
         return [
@@ -224,11 +244,11 @@ class Jobs:
         self, group: str, job: str, consumers: Sequence[_Consumer], counts: _Counts
     ) -> JobInfo:
         mine = [c for c in consumers if (c.group, c.job) == (group, job)]
-        queue = next((c for c in mine if not c.event), None)
+        queues = [c for c in mine if not c.event]
         events = tuple(
             Subscription(c.event, c.waiting, c.in_flight, c.paused) for c in mine if c.event
         )
-        waiting = queue.waiting if queue else counts.waiting.get((group, job), 0)
+        waiting = sum(c.waiting for c in queues) + counts.waiting.get((group, job), 0)
         return JobInfo(
             group,
             job,
@@ -238,15 +258,20 @@ class Jobs:
             counts.dead.get((group, job), 0),
             all(c.paused for c in mine) if mine else (group, job) in counts.paused,
             bool(mine),
-            await self._oldest(group, job, queue) if waiting else None,
+            await self._oldest(group, job, queues) if waiting else None,
             events,
         )
 
-    async def _oldest(self, group: str, job: str, queue: _Consumer | None) -> float | None:
-        start = queue.delivered + 1 if queue else 1
-        subject = self._names.job(group, job)
-        kept = await next_of(self._broker, self._names.jobs, subject, start)
-        return max(0.0, round(self._broker.server_now() - kept.stored, 3)) if kept else None
+    async def _oldest(self, group: str, job: str, queues: Sequence[_Consumer]) -> float | None:
+        starts = {c.subject: c.delivered + 1 for c in queues if c.waiting}
+        if not starts:
+            starts = dict.fromkeys(self._names.queues(group, job), 1)
+        found = [
+            await next_of(self._broker, self._names.jobs, subject, start)
+            for subject, start in starts.items()
+        ]
+        stored = [kept.stored for kept in found if kept]
+        return max(0.0, round(self._broker.server_now() - min(stored), 3)) if stored else None
 
     async def _consumers(self) -> Sequence[_Consumer]:
         found = []
@@ -260,13 +285,13 @@ class Jobs:
                     found.append(_Consumer(stream, name, *where, event, info))
         return found
 
-    async def _counts(self) -> _Counts:
+    async def _counts(self, served: Set[str]) -> _Counts:
         names = self._names
-        queued = await subject_counts(self._broker, names.jobs, names.job("*", "*"))
+        queued = await subject_counts(self._broker, names.jobs, *names.queues())
         later = await subject_counts(self._broker, names.jobs, names.later("*", "*", "*", "*"))
         dead = await subject_counts(self._broker, names.dead, names.dead_letter("*", "*"))
         return _Counts(
-            _by_job({s: names.parse_job(s) for s in queued}, queued),
+            _by_job({s: names.parse_job(s) for s in queued if s not in served}, queued),
             _by_job({s: (names.parse_later(s) or ())[:2] or None for s in later}, later),
             _by_job({s: names.parse_dead(s) for s in dead}, dead),
             {
@@ -276,9 +301,57 @@ class Jobs:
             },
         )
 
-    async def groups_of(self, job: str) -> Sequence[str]:
-        """The groups in which a worker has ever served a job with this name."""
-        return sorted({c.group for c in await self._consumers() if c.job == job})
+    async def published(self, job: str, group: str) -> Published | None:
+        """What a worker has published about a job's payload; None if none has."""
+        try:
+            info = await self._broker.api(
+                f"CONSUMER.INFO.{self._names.jobs}.{consumer(group, job)}"
+            )
+        except (NotFound, PermissionDenied):
+            return None
+        return read_label((info["config"].get("metadata") or {}).get(LABEL))
+
+    async def parameters(self) -> dict[str, tuple[str, ...] | None]:
+        """The parameters of every published job, by name; None where groups differ."""
+        found: dict[str, tuple[str, ...] | None] = {}
+        for info in await self._client.topology.consumers(self._names.jobs):
+            where = parse_consumer(info.get("name", ""))
+            label = read_label((info["config"].get("metadata") or {}).get(LABEL))
+            if where and label:
+                own = label.parameters
+                found[where[1]] = own if found.get(where[1], own) == own else None
+        return found
+
+    async def check(self, job: str, group: str, body: bytes) -> Sequence[str]:
+        """Refuse a payload that no worker of the job would take; returns remarks on members that
+        the job would ignore."""
+        known = await self.published(job, group)
+        if known and (wrong := misfit(known, body)):
+            raise InvalidPayload(f"{wrong} (job {job}); nothing was sent")
+        return ignored(known, body) if known else []
+
+    async def keyed(self, request: Request) -> Request:
+        """The request under the key that its job computes, as far as workers have published it.
+
+        `InvalidInput` if it is to replace a run, or to fail if there is one, and has no key.
+        """
+        if request.keyed:
+            return request
+        known = await self.published(request.spec.name, request.group)
+        key = key_in(known, request.body) if known and known.key else ""
+        if not key and request.on_duplicate != "return":
+            raise InvalidInput(f"on_duplicate={request.on_duplicate!r} needs a key")
+        if not key:
+            return request
+        run = keyed_run(request.group, request.spec.name, key)
+        return msgspec.structs.replace(request, run=run, keyed=True)
+
+    async def computes_key(self, request: Request) -> bool:
+        """Whether the worker will give a request a key that cannot be told from outside."""
+        if request.keyed:
+            return False
+        known = await self.published(request.spec.name, request.group)
+        return bool(known and known.key) and not (known and key_in(known, request.body))
 
     async def unserved(self, job: str, group: str) -> str:
         """A hint for a sender if no worker has ever served the job; otherwise empty.
@@ -295,10 +368,13 @@ class Jobs:
             await self._broker.api(f"CONSUMER.INFO.{self._names.jobs}.{consumer(group, job)}")
             return ""
         except NotFound:
-            groups = await self.groups_of(job)
+            served = await self._consumers()
+        groups = sorted({one.group for one in served if one.job == job})
         if group in groups:
             return ""
-        elsewhere = f" (it is served in group {', '.join(groups)})" if groups else ""
+        near = difflib.get_close_matches(job, {one.job for one in served}, 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        elsewhere = f" (it is served in group {', '.join(groups)})" if groups else hint
         return (
             f"no worker has ever served job {job} of group {group}{elsewhere}: its runs wait until "
             "one does; check the name, or start that worker"

@@ -45,6 +45,8 @@ class NodeInfo(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
     trouble: str = ""
     """What is wrong with a live node, in words."""
+    runs: tuple[str, ...] = ()
+    """The fan-out runs that a dispatcher owns."""
 
     @classmethod
     def of(cls, record: NodeRecord, now: float) -> NodeInfo:
@@ -65,6 +67,7 @@ class NodeInfo(msgspec.Struct, frozen=True):
             record.jobs,
             record.metrics,
             record.trouble if record.alive else "",
+            record.runs if record.alive else (),
         )
 
 

@@ -27,15 +27,13 @@ from holdfast.broker import Broker, Received
 from holdfast.broker.streams import stream_configs
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig
-from holdfast.identity import load_credentials
-from holdfast.identity.credentials import CORE_INBOX
-from holdfast.identity.grants import PULL_INBOXES, ROLES
-from holdfast.identity.patterns import covers
+from holdfast.identity.credentials import CORE_INBOX, Credentials
+from holdfast.identity.grants import PULL_INBOXES, ROLES, covers
 from holdfast.names import CONNECTIONS, Names, pull_inbox
 
 Level = Literal["ok", "warn", "fail"]
 
-_NAMED = 4
+_NAMED = 4  # names in one line of `holdfast doctor`
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -175,7 +173,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedSubjects:
     """A family of subjects that is refused, wholly or in part."""
 
     verb: str
@@ -241,7 +239,7 @@ def _control(names: Names) -> list[Probe]:
     ]
 
 
-async def refusals(broker: Broker, records: RecordConfig) -> tuple[int, list[Refusal]]:
+async def refusals(broker: Broker, records: RecordConfig) -> tuple[int, list[RefusedSubjects]]:
     """How many subjects were tested, and the families that the server refused."""
     tried = probes(broker.names, records, broker.new_inbox())
     subscriptions = [
@@ -263,14 +261,14 @@ async def refusals(broker: Broker, records: RecordConfig) -> tuple[int, list[Ref
             key = (probe.verb, probe.family, probe.purpose, probe.optional)
             families.setdefault(key, []).append(probe.subject)
     return len(tried), [
-        Refusal(verb, family, purpose, tuple(subjects), optional)
+        RefusedSubjects(verb, family, purpose, tuple(subjects), optional)
         for (verb, family, purpose, optional), subjects in families.items()
     ]
 
 
 def _needed(config: ConnectionConfig, names: Names) -> Callable[[Probe], bool]:
     """Select what the login's role needs; everything for a login not made by `holdfast auth`."""
-    role = load_credentials(config.credentials_file).role if config.credentials_file else ""
+    role = Credentials.load(config.credentials_file).role if config.credentials_file else ""
     if role not in ROLES:
         return lambda _: True
     grants = ROLES[role](names)

@@ -24,10 +24,10 @@ from holdfast.broker.wire import header_bytes
 from holdfast.client import Client
 from holdfast.errors import Conflict, OutcomeUnknown, PayloadTooLarge
 from holdfast.model import run as runs
-from holdfast.model.message import RunMessage, next_message
+from holdfast.model.message import RunMessage, next_message, queue_of
 from holdfast.model.replay import MARK, Refused, again, decide_replay
 from holdfast.model.run import RunRecord
-from holdfast.names import H_MSG_ID, H_QUEUE, H_REASON, H_SUBJECT
+from holdfast.names import GRANTED, H_MSG_ID, H_QUEUE, H_REASON, H_SUBJECT
 from holdfast.status.finding import Finder
 from holdfast.status.messages import Kept
 
@@ -35,6 +35,8 @@ TRIES: Final = 20
 """Lost compare-and-swaps before giving up: more than operators replay one letter at once."""
 ROOMY_NUMBER: Final = 10**15
 """As long as any message number, to measure a message before its number is known."""
+REPLAY_SECONDS: Final = 3_600.0
+"""How long the record of a replayed run without a key waits for a worker, at least."""
 GONE: Final = "gone"
 """The reason of a dead letter without a payload: its run's message no longer existed."""
 PAYLOAD_GONE: Final = "its payload is gone: enqueue it again"
@@ -79,7 +81,7 @@ class Replayer:
             return foreign_refusal(self._broker, letter)
         if is_gone(letter):
             return PAYLOAD_GONE
-        record, _ = await self._finder.record(letter.run)
+        record, _ = await self._record(letter)
         decision = decide_replay(record, letter.stamp)
         return decision.why if isinstance(decision, Refused) else ""
 
@@ -91,7 +93,7 @@ class Replayer:
             return PAYLOAD_GONE
         self._check_size(self._message(letter, group, job, body, ROOMY_NUMBER, self._token))
         for _ in range(TRIES):
-            record, revision = await self._finder.record(letter.run)
+            record, revision = await self._record(letter)
             if record and (record.group, record.job) != (group, job):
                 return f"its run id belongs to job {record.job} of group {record.group}"
             decision = decide_replay(record, letter.stamp)
@@ -107,6 +109,14 @@ class Replayer:
             return ""
         return "others keep changing the run: try again"
 
+    async def _record(self, letter: Kept) -> tuple[RunRecord | None, int]:
+        """The run's record; once that has expired, the one with which it has ended since."""
+        record, revision = await self._finder.record(letter.run)
+        if record is None:
+            found = await self._client.history.find(letter.run, since=letter.stored)
+            record = found.record if found else None
+        return record, revision
+
     async def _write(
         self,
         run: str,
@@ -119,7 +129,7 @@ class Replayer:
         base = record or RunRecord("dead", group, job, keyed="/" in run)
         now = self._broker.server_now()
         body = runs.encode(again(base, message=message, token=self._token, now=now))
-        ttl = self._ttl(base) if record is None or record.state == "failed" else None
+        ttl = self._ttl(base) if not revision or base.state == "failed" else None
         try:
             await self._client.runs.put(run, body, expected=revision, ttl=ttl)
         except (Conflict, OutcomeUnknown):  # read again: an applied write has the mark
@@ -128,14 +138,25 @@ class Replayer:
 
     def _ttl(self, record: RunRecord) -> float:
         records = self._client.records
-        return records.keyed_ttl_seconds if record.keyed else records.keyless_ttl_seconds
+        if record.keyed:
+            return records.keyed_ttl_seconds
+        return max(REPLAY_SECONDS, records.keyless_ttl_seconds)
 
     def _message(
         self, letter: Kept, group: str, job: str, body: bytes, number: int, mark: str
     ) -> RunMessage:
         names, headers = self._broker.names, letter.headers
+        queue = queue_of(names, letter.subject, headers).replace(GRANTED, "")
         return next_message(
-            names, group, job, letter.run, body, headers, number=number, mark=f".{mark}"
+            names,
+            group,
+            job,
+            letter.run,
+            body,
+            headers,
+            number=number,
+            mark=f".{mark}",
+            queue=queue,
         )
 
     def _check_size(self, message: RunMessage) -> None:

@@ -1,12 +1,13 @@
-"""The records of runs in memory, kept current by the server's republished writes.
+"""Runs in memory: records, kept current by the server's republished writes, and the newest ends.
 
 For a process that lists runs often, as the web does: a filter that matches one run in 100,000 is
 answered at once and completely. It starts with the first list, loads in the background, and is used
 once complete; until then, and in every other process, lists are read from the server.
 
-Advisory only: never a basis for a decision. A record leaves when its TTL expires, as on the server.
-The index holds the newest `MOST`; older ones are read from the server. After a lost connection it
-is loaded again, because changes may have been missed.
+Advisory only: never a basis for a decision. A record leaves when its TTL expires, or soon after its
+run has ended: what has ended is in the history, of which `EndedIndex` holds the newest lines. Each
+holds `MOST`; older ones are read from the server. After a lost connection the records are loaded
+again, because changes may have been missed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import logging
 import math
 import sys
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -27,8 +29,10 @@ from holdfast.broker.wire import Headers, parse_headers
 from holdfast.client import Client
 from holdfast.errors import BrokerError
 from holdfast.names import H_KV_OPERATION, H_MARKER, H_TTL, kv_key, kv_subject
+from holdfast.ownership.history import MOST_LINES
 from holdfast.status.finding import read_record
 from holdfast.status.listing import RunFilter, RunInfo, of_record
+from holdfast.status.messages import newest
 
 log = logging.getLogger("holdfast.status")
 
@@ -40,6 +44,11 @@ SWEEP_SECONDS: Final = 30.0
 """How often expired records are removed; until then reads skip them."""
 AGAIN_SECONDS: Final = 2.0
 """Pause before loading again after a failure: pages fall back to the server meanwhile."""
+FILED_SECONDS: Final = 30.0
+"""How long the record of an ended run is kept here: by then it is in the history, which has its own
+index."""
+FOLLOW_SECONDS: Final = 1.0
+"""How often the history is read on: what has just ended is known by its record."""
 REST_SECONDS: Final = 0.005
 """The shortest pause between two pages of loading."""
 _UNITS: Final = (("ms", 0.001), ("h", 3600.0), ("m", 60.0), ("s", 1.0))
@@ -169,6 +178,16 @@ class RunIndex:
         known = self._known.get(run)
         return known is not None and known.expires >= self._broker.server_now()
 
+    def states(self) -> Counter[tuple[str, str, str]] | None:
+        """How many runs have not ended, by group, job and state; None while that is not known."""
+        if not self.complete or self.floor:
+            return None
+        return Counter(
+            (info.group, info.job, info.state)
+            for _, info, _ in self._known.values()
+            if not info.ended
+        )
+
     def select(
         self, wanted: RunFilter, limit: int, before: int = 0
     ) -> tuple[list[tuple[int, RunInfo]], int]:
@@ -192,6 +211,108 @@ class RunIndex:
         return found, looked
 
 
+class EndedIndex:
+    """The newest lines of the history, for a process that lists runs often.
+
+    Bounded by `most` lines; older ones are read from the server. It follows the stream by reading
+    what is new every second: a run that has just ended is listed by its record until then.
+    """
+
+    def __init__(self, client: Client, most: int = MOST) -> None:
+        self.complete = False
+        self.floor = 0
+        """Lines before this place were left out; 0 if none were."""
+        self._client = client
+        self._broker = client.broker
+        self._most = most
+        self._lines: deque[tuple[int, RunInfo]] = deque()
+        """Places and runs, oldest first."""
+        self._next = 1
+        self._task: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def start(self) -> None:
+        """Start loading, once; returns at once."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="holdfast-ended-index")
+
+    async def close(self) -> None:
+        self.complete = False
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                if not self.complete:
+                    await self._load()
+                await self._follow()
+            except BrokerError as error:
+                log.debug("the index of ended runs is not complete: %s", error)
+            await self._broker.clock.sleep(FOLLOW_SECONDS)
+
+    async def _load(self) -> None:
+        """Read backwards until there are enough."""
+        names = self._broker.names
+        self._lines.clear()
+        self.floor, self._next = 0, 1
+        async for kept in newest(self._broker, names.history, names.ended("*", "*", "*")):
+            self._next = max(self._next, kept.sequence + 1)
+            found = self._infos(kept.sequence, kept.body, kept.stored)
+            self._lines.extendleft(reversed(found))
+            if len(self._lines) >= self._most:
+                self.floor = self._lines[0][0]
+                break
+            await asyncio.sleep(0)  # requests go first
+        self.complete = True
+
+    async def _follow(self) -> None:
+        """Read what was appended since."""
+        names, more = self._broker.names, True
+        while more:
+            page = await direct_page(
+                self._broker, names.history, names.ended("*", "*", "*"), self._next, PAGE
+            )
+            for message in page.messages:
+                sequence = int(message.headers["Nats-Sequence"])
+                stored = parse_time(message.headers["Nats-Time-Stamp"])
+                self._lines.extend(self._infos(sequence, message.body, stored))
+                self._next = sequence + 1
+            more = page.more
+            while len(self._lines) > self._most:
+                self._lines.popleft()
+                self.floor = self._lines[0][0]
+
+    def _infos(self, sequence: int, body: bytes, stored: float) -> list[tuple[int, RunInfo]]:
+        lines = enumerate(self._client.history.read(sequence, body))
+        return [
+            (sequence * MOST_LINES + n, _shared(of_record(line.run, line.record, stored)))
+            for n, line in lines
+        ]
+
+    def select(
+        self, wanted: RunFilter, limit: int, before: int = 0
+    ) -> tuple[list[tuple[int, RunInfo]], int]:
+        """The newest matching lines before a place (0: from the end), and how many were read."""
+        below, matches = before or math.inf, wanted.predicate()
+        found: list[tuple[int, RunInfo]] = []
+        looked = 0
+        for place, info in reversed(self._lines):
+            if place >= below:
+                continue
+            if info.updated < wanted.since:
+                break
+            looked += 1
+            if matches(info):
+                found.append((place, info))
+                if len(found) >= limit:
+                    break
+        return found, looked
+
+
 def _known(broker: Broker, run: str, body: bytes, headers: Headers) -> Known | None:
     """The index entry of a write; None when it removes the record, or is not a run's."""
     if headers.get(H_KV_OPERATION) or H_MARKER in headers:
@@ -200,10 +321,11 @@ def _known(broker: Broker, run: str, body: bytes, headers: Headers) -> Known | N
     if record is None:
         return None
     stored = parse_time(headers["Nats-Time-Stamp"])
-    info = of_record(run, record, stored)
-    shared = {name: sys.intern(getattr(info, name)) for name in ("state", "group", "job", "node")}
     expires = stored + _seconds(headers.get(H_TTL, ""))
-    return Known(int(headers["Nats-Sequence"]), msgspec.structs.replace(info, **shared), expires)
+    if record.terminal and expires < math.inf:
+        expires = min(expires, stored + FILED_SECONDS)
+    info = _shared(of_record(run, record, stored))
+    return Known(int(headers["Nats-Sequence"]), info, expires)
 
 
 def _seconds(ttl: str) -> float:
@@ -213,3 +335,9 @@ def _seconds(ttl: str) -> float:
             with contextlib.suppress(ValueError):
                 return float(ttl.removesuffix(unit)) * factor
     return math.inf
+
+
+def _shared(info: RunInfo) -> RunInfo:
+    """The same, with texts that many runs have in common stored once."""
+    shared = {name: sys.intern(getattr(info, name)) for name in ("state", "group", "job", "node")}
+    return msgspec.structs.replace(info, **shared)

@@ -9,6 +9,7 @@ are written to the ledger.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,18 +19,18 @@ from holdfast import durations
 from holdfast.broker import Bucket
 from holdfast.client import Client
 from holdfast.clock import rfc3339
-from holdfast.errors import NoRecord, NotFound, RunError
+from holdfast.errors import InvalidName, NoRecord, NotFound, RunError, RunNotFound
 from holdfast.model import node as nodes
-from holdfast.model.message import next_message
+from holdfast.model.message import next_message, queue_of
 from holdfast.model.run import RunRecord
-from holdfast.names import (
-    consumer,
-)
+from holdfast.names import consumer, spelled_runs
 from holdfast.status.dead import DeadLetters
 from holdfast.status.finding import Carrier, Finder, Found, replayed
 from holdfast.status.jobs import Jobs
-from holdfast.status.listing import RunFilter, RunInfo, RunPages, of_message, of_record
+from holdfast.status.limits import Limits
+from holdfast.status.listing import RunFilter, RunInfo, first_runs, of_message, of_record
 from holdfast.status.messages import Kept, delete
+from holdfast.status.rerun import run_again
 from holdfast.status.stranded import Stranded
 
 CLAIM_SECONDS: Final = 2.0
@@ -60,18 +61,27 @@ class Runs:
 
     async def list(self, wanted: RunFilter | None = None, limit: int = 50) -> Sequence[RunInfo]:
         """The runs that match, newest change first, read page by page up to `limit`."""
-        pages, cursor = RunPages(self._client), ""
-        found: dict[str, RunInfo] = {}
-        while True:
-            page = await pages.page(wanted or RunFilter(), limit - len(found), cursor)
-            found |= {info.run: info for info in page.runs}
-            cursor = page.older
-            if not cursor or len(found) >= limit:
-                return sorted(found.values(), key=lambda info: info.updated, reverse=True)
+        return await first_runs(self._client, wanted or RunFilter(), limit)
 
     async def find(self, run: str) -> Found:
-        """Find a run; raises `RunNotFound` when there is no trace of it."""
-        return await self._finder.find(run)
+        """Find a run by its id, or by its job and key as they were given.
+
+        Raises `RunNotFound` when there is no trace of it.
+        """
+        first, *others = spelled_runs(run)
+        try:
+            return await self._finder.find(first)
+        except InvalidName:
+            if "/" in run:
+                raise
+            raise InvalidName(
+                f"{run!r} is not a run id; a run with a key is named by its job and key: JOB/{run}"
+            ) from None
+        except RunNotFound:
+            for other in others:
+                with contextlib.suppress(RunNotFound):
+                    return await self._finder.find(other)
+            raise
 
     async def show(self, run: str) -> RunDetail:
         """One run: its record and where it is."""
@@ -97,10 +107,14 @@ class Runs:
         record, carrier, letter = found.record, found.carrier, found.letter
         if record and record.state == "running":
             return f"running on {record.node}, which is {await self._how(record)}"
+        if record and record.state == "parked":
+            return f"a flow that waits for {record.waits}: 'holdfast flows show' tells its story"
         if letter and (record is None or record.terminal):
             return f"dead letter {letter.sequence}: 'holdfast runs retry' sends it again"
         if record and record.terminal:
             return f"ended {rfc3339(record.ended)}"
+        if carrier and (place := await self._place(found.run, carrier)):
+            return place + await self._hint(carrier)
         if carrier and carrier.later:
             return f"delayed until {rfc3339(carrier.kept.due)}{await self._hint(carrier)}"
         if carrier:
@@ -109,6 +123,18 @@ class Runs:
         if record and replayed(record):
             return "replayed; its message is gone: it was executed by a job that keeps no records"
         return "waiting, but its message is gone: a coordinator sends it again, or ends the run"
+
+    async def _place(self, run: str, carrier: Carrier) -> str:
+        """Why a run waits for a limit, and where in its line; empty if it does not."""
+        if self._names.parse_line(carrier.kept.subject) is None:
+            return ""
+        place = await Limits(self._client).place(run)
+        if place is None:
+            return "about to start: it has just got its place"
+        limit, key, number = place
+        of = f" for {key!r}" if key else ""
+        since = durations.text(round(max(0.0, self._broker.server_now() - carrier.kept.stored)))
+        return f"waiting for a place in limit {limit}{of}: number {number} in line, for {since}"
 
     async def _how(self, record: RunRecord) -> str:
         """The state of the node that holds a run, and what that means for the run."""
@@ -138,7 +164,8 @@ class Runs:
             raise RunError(f"run {run} has ended: it is dead letter {_id(found)}", run=run)
         if found.record is None and found.carrier and not found.carrier.later:
             await self._need_record_or_queue(run, found.carrier)
-        cancelled = await self._client.cancel(run, found.group, found.job)
+        payload = found.carrier.kept.body if found.carrier else None
+        cancelled = await self._client.cancel(run, found.group, found.job, payload)
         if cancelled and found.carrier and not found.carrier.later:
             # Jobs that keep no records do not read this one; without a message they need not.
             await delete(self._broker, self._names.jobs, found.carrier.kept.sequence)
@@ -158,24 +185,38 @@ class Runs:
             await clock.sleep(0.1)
 
     async def _handed_out(self, carrier: Carrier) -> bool:
-        name = consumer(carrier.group, carrier.job)
+        queue = self._names.parse_queue(carrier.kept.subject)
+        name = consumer(carrier.group, carrier.job, queue=queue)
         try:
             info = await self._broker.api(f"CONSUMER.INFO.{self._names.jobs}.{name}")
         except NotFound:
             return False
         return int(info["delivered"]["stream_seq"]) >= carrier.kept.sequence
 
-    async def retry(self, wanted: str | Found) -> str:
-        """Send a run again, or start its next attempt now; returns a sentence about it."""
+    async def retry(self, wanted: str | Found, edited: bytes | None = None) -> str:
+        """Send a run again, or start its next attempt now; returns a sentence about it.
+
+        `edited` is sent instead of its payload; only a run that has ended can be sent so.
+        """
         found = wanted if isinstance(wanted, Found) else await self.find(wanted)
         record, carrier = found.record, found.carrier
         state = record.state if record else ("dead" if found.letter and not carrier else "queued")
         if found.letter and (state in ("dead", "lost") or (record and replayed(record))):
-            return await self._replay(found, found.letter)
+            return await self._replay(found, found.letter, edited)
+        if edited is not None and not (record and record.terminal):
+            raise RunError(
+                f"run {found.run} has not ended: it is {state}. Cancel it before you send another "
+                "payload",
+                run=found.run,
+            )
+        if carrier and (place := await self._place(found.run, carrier)):
+            raise RunError(f"run {found.run} is {place}", run=found.run)
         if state == "failed" and carrier:
             return await self._attempt_now(found, carrier)
         if state == "failed":
             return await self._bring_back(found)
+        if record and record.terminal:
+            return await run_again(self._client, found, edited)
         raise RunError(f"run {found.run} {_refusal(state, found)}", run=found.run)
 
     async def _bring_back(self, found: Found) -> str:
@@ -194,10 +235,13 @@ class Runs:
             raise RunError(f"run {found.run} was not sent again: {record.error}", run=found.run)
         return done
 
-    async def _replay(self, found: Found, letter: Kept) -> str:
-        outcome = (await self._dead.replay([letter.sequence]))[0]
+    async def _replay(self, found: Found, letter: Kept, edited: bytes | None) -> str:
+        if edited is not None:
+            await Jobs(self._client).check(found.job, found.group, edited)
+        outcome = (await self._dead.replay([letter.sequence], edited=edited))[0]
         if outcome.result == "replayed":
-            return f"dead letter {letter.sequence} was sent again"
+            how = " with the edited payload" if edited is not None else ""
+            return f"dead letter {letter.sequence} was sent again{how}"
         raise RunError(
             f"run {found.run} was not sent again: {outcome.why or 'gone'}", run=found.run
         )
@@ -221,6 +265,7 @@ class Runs:
             number=number,
             failures=record.failures,
             created=record.created,
+            queue=queue_of(self._names, kept.subject, kept.headers),
         )
         await self._client.store_surely(*message)
         if carrier.later:
@@ -234,12 +279,11 @@ def _id(found: Found) -> int:
 
 
 def _refusal(state: str, found: Found) -> str:
-    if state == "done":
-        return "is done: enqueue it again if it should run once more"
     if state == "running":
         return f"is running on {found.record.node if found.record else '?'}"
     if state == "queued":
         return "has not run yet: it waits in the queue, or for the time it was delayed to"
-    if state == "cancelled":
-        return "was cancelled and its payload is not kept: enqueue it again"
+    if state == "parked":
+        waits = found.record.waits if found.record else ""
+        return f"is a flow that waits for {waits}: 'holdfast flows resume' calls it now"
     return "no longer has a dead letter, so its payload is gone: enqueue it again"

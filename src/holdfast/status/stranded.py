@@ -20,7 +20,7 @@ repair, and a run that changed meanwhile is left alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -31,7 +31,7 @@ from holdfast.client import Client
 from holdfast.errors import BrokerError, Conflict, HoldfastError, NotFound, Unreadable
 from holdfast.model import run as runs
 from holdfast.model import schedule as schedules
-from holdfast.model.codec import whole_number
+from holdfast.model.codec import MOST, whole_number
 from holdfast.model.dead import dead_headers
 from holdfast.model.message import next_message
 from holdfast.model.run import RunRecord
@@ -64,7 +64,7 @@ Job = tuple[str, str]
 Alive = Callable[[str], Awaitable[bool]]
 
 
-class Waiting(NamedTuple):
+class WaitingRecord(NamedTuple):
     """A record that waits for a message, as a listing showed it."""
 
     record: RunRecord
@@ -96,7 +96,7 @@ class Stranded:
         self._alive = alive
         self._created = ""
         self._next = 1
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting: dict[str, WaitingRecord] = {}
         self._known: dict[str, bool] = {}
         """Which holders are alive, as found by this search."""
 
@@ -113,10 +113,12 @@ class Stranded:
         entry = await self._client.runs.get(run)
         if entry is None or (record := runs.decode(entry.value)).terminal:
             return None
-        found = await self._judge({run: Waiting(record, entry.revision, entry.stored)})
+        if record.state == "parked":
+            return None
+        found = await self._judge({run: WaitingRecord(record, entry.revision, entry.stored)})
         return found[0] if found else None
 
-    async def _judge(self, old: dict[str, Waiting]) -> list[Case]:
+    async def _judge(self, old: dict[str, WaitingRecord]) -> list[Case]:
         self._known.clear()
         if not old:
             return []
@@ -158,17 +160,17 @@ class Stranded:
             record = runs.decode(message.body)
         except Unreadable:
             return
-        if not record.terminal:
+        if not record.terminal and record.state != "parked":  # a flow waits for no message
             revision = int(message.headers["Nats-Sequence"])
             stored = parse_time(message.headers["Nats-Time-Stamp"])
-            self._waiting[run] = Waiting(record, revision, stored)
+            self._waiting[run] = WaitingRecord(record, revision, stored)
 
     async def _is_ours(self, run: str, record: RunRecord) -> bool:
         """Whether the run waits for a message, and for one in its job's queue."""
         acked = record.once or record.body
         if record.state == "running" and (acked or await self._lives(record.node)):
             return False
-        if record.message == 1 and is_event_run(run):  # the event itself carries it
+        if record.message == 1 and is_event_run(record.alias or run):  # the event itself carries it
             return not await self._has_events(record.group, record.job)
         return True
 
@@ -194,33 +196,43 @@ class Stranded:
             number = whole_number(subject.rpartition(".")[2].partition("-")[0], -1)
             if where and number >= 0:
                 found[where[2]] = max(found.get(where[2], 0), number)
+        pattern = self._names.line("*", "*", "*")
+        for subject in await subject_counts(self._broker, self._names.jobs, pattern):
+            if (waits := self._names.parse_line(subject)) is not None:
+                found[waits[1]] = MOST  # whatever its number, it comes when its run has a place
         return found
 
-    async def _queued(self, missing: dict[str, Waiting]) -> dict[Job, dict[str, int]]:
+    async def _queued(self, missing: dict[str, WaitingRecord]) -> dict[Job, dict[str, int]]:
         """For each job that could be searched, the newest queued message of each of these runs."""
-        wanted: dict[Job, set[str]] = {}
+        wanted: dict[Job, dict[str, str]] = {}
         for run, waiting in missing.items():
-            wanted.setdefault((waiting.record.group, waiting.record.job), set()).add(run)
+            ids = wanted.setdefault((waiting.record.group, waiting.record.job), {})
+            ids[run] = ids[waiting.record.alias or run] = run
         found = {}
         for (group, job), ids in wanted.items():
-            subject = self._names.job(group, job)
-            counts = await subject_counts(self._broker, self._names.jobs, subject)
+            counts: dict[str, int] = {}
+            for subject in self._names.queues(group, job):
+                counts |= await subject_counts(self._broker, self._names.jobs, subject)
             count = sum(counts.values())
             if count > SEARCH_MOST:
                 log.info("%d runs wait for %s: too many to search for stranded ones", count, job)
                 continue
-            found[group, job] = await self._search(subject, group, job, ids) if count else {}
+            found[group, job] = await self._search(counts, group, job, ids)
         return found
 
-    async def _search(self, subject: str, group: str, job: str, ids: set[str]) -> dict[str, int]:
+    async def _search(
+        self, subjects: Iterable[str], group: str, job: str, ids: dict[str, str]
+    ) -> dict[str, int]:
         found: dict[str, int] = {}
-        async for kept in oldest(self._broker, self._names.jobs, subject):
-            for run in (kept.run, keyed_run(group, job, kept.run)):  # the latter: an id of two jobs
-                if run in ids:
-                    found[run] = max(found.get(run, 0), kept.stamp)
+        for subject in subjects:
+            async for kept in oldest(self._broker, self._names.jobs, subject):
+                # The second: an id of two jobs.
+                for id in (kept.run, keyed_run(group, job, kept.run)):
+                    if run := ids.get(id):
+                        found[run] = max(found.get(run, 0), kept.stamp)
         return found
 
-    async def _stands(self, run: str, waiting: Waiting) -> bool:
+    async def _stands(self, run: str, waiting: WaitingRecord) -> bool:
         """Whether the record, read from the leader, is still the one that was listed."""
         entry = await self._client.runs.get(run)
         return entry is not None and entry.revision == waiting.revision
@@ -230,6 +242,8 @@ class Stranded:
     async def repair(self, case: Case) -> str:
         """Repair a stranded run; returns what was done, or an empty text."""
         try:
+            if case.record.flow:
+                return await self._wake(case)
             if case.message:
                 return await self._expect(case, case.message)
             if done := await self._send_again(case):
@@ -237,6 +251,13 @@ class Stranded:
             return await self._end(case)
         except Conflict:
             return ""  # it has changed: not stranded, or repaired by another process
+
+    async def _wake(self, case: Case) -> str:
+        """A flow has its payload in its journal: any message that wakes it will do."""
+        record = case.record
+        where = record.group, record.job, case.run
+        await self._client.journals.wake(*where, f"r{case.revision}")
+        return "its flow was woken"
 
     async def _expect(self, case: Case, message: int) -> str:
         changed = msgspec.structs.replace(case.record, message=message)
@@ -296,6 +317,7 @@ class Stranded:
         letters = self._names.dead_letter(record.group, record.job)
         await self._client.store_surely(letters, b"", headers)
         await self._write(case, ended, self._client.records.keyed_ttl_seconds)
+        await self._client.history.try_append(case.run, ended)
         self._client.telemetry.dead.labels(record.group, record.job, GONE).inc()
         return "its payload is gone: it ended as dead"
 

@@ -1,28 +1,31 @@
 """A run's history from its acceptance to what it caused, as an ordered list of steps.
 
-Attempts come from the record, how it was given up from the dead-letter stream, operators' actions
-from the ledger, what it published from the events stream, and what that led to from the causes in
-other records. Expired parts are missing; nothing is guessed. Events and causes are searched only
-among the newest `SEARCH_MOST`.
+Attempts come from the record or the history, how it was given up from the dead-letter stream,
+operators' actions from the ledger, what it published from the events stream, and what that led to
+from the causes in other records. Expired parts are missing; nothing is guessed. What it led to is
+searched only among the newest `SEARCH_MOST`; `children` counts it exactly.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from typing import Final, Literal
 
 import msgspec
 
+from holdfast.broker.kv import parse_time
 from holdfast.client import Client
 from holdfast.model.run import Attempt, RunRecord
 from holdfast.names import H_CAUSE, kv_key, kv_subject
+from holdfast.ownership.history import CLOCKS_SECONDS, stored_since
 from holdfast.status.audit import Audit
 from holdfast.status.dead import DeadLetter, read_letter
 from holdfast.status.finding import Finder, Found, read_record
 from holdfast.status.messages import Kept, newest
 
 SEARCH_MOST: Final = 20_000  # bounds the time of a trace
-ACTIONS_MOST: Final = 1_000  # operators act rarely: the newest are enough
+ACTIONS_MOST: Final = 5_000  # operators act rarely: those since its acceptance are soon read
 
 What = Literal[
     "accepted",
@@ -77,18 +80,22 @@ async def trace(client: Client, run: str, search: int = SEARCH_MOST) -> Trace:
     return await story(client, await Finder(client).find(run), search)
 
 
-async def story(client: Client, found: Found, search: int = SEARCH_MOST) -> Trace:
-    """The history of a run that was found; its effects are searched among the newest `search`."""
+async def story(
+    client: Client, found: Found, search: int = SEARCH_MOST, *, caused: bool = True
+) -> Trace:
+    """The history of a run that was found; with `caused`, also the runs that it led to."""
     run, record = found.run, found.record
+    since = record.created - CLOCKS_SECONDS if record and record.created else 0.0
     steps = _from_record(record) if record else _from_message(found)
     letters = [letter async for letter in _letters(client, found, search)]
     steps += [_letter(letter) for letter in letters]
     if record is None and letters:
         steps += [s for a in letters[0].attempts for s in _attempt(a)]
-    for action in await Audit(client).actions(run, min(search, ACTIONS_MOST)):
+    for action in await Audit(client).actions(run, ACTIONS_MOST, since):
         steps.append(Step(action.at, "operator", detail=f"{action.verb} by {action.who}"))
-    steps += [s async for s in _events(client, run, search)]
-    steps += [s async for s in _caused(client, run, search)]
+    steps += [s async for s in _events(client, found, since)]
+    if caused:
+        steps += [s async for s in _caused(client, run, search)]
     state = record.state if record else ("queued" if found.carrier else "dead")
     steps.sort(key=lambda step: step.at)
     return Trace(run, state, found.group, found.job, steps, record.cause if record else "")
@@ -155,21 +162,39 @@ async def _letters(client: Client, found: Found, search: int) -> AsyncIterator[D
             yield read_letter(kept, names)
 
 
-async def _events(client: Client, run: str, search: int) -> AsyncIterator[Step]:
-    names = client.broker.names
-    async for kept in _newest(client, names.events, names.event(">"), search):
-        if kept.headers.get(H_CAUSE) == run:
-            yield Step(kept.stored, "event", event=names.parse_event(kept.subject) or "")
+async def _events(client: Client, found: Found, since: float) -> AsyncIterator[Step]:
+    """What it published: between its acceptance and its end, so that newer events do not matter."""
+    names, record, looked = client.broker.names, found.record, 0
+    if record is None or not record.attempt:
+        return
+    until = record.ended + CLOCKS_SECONDS if record.ended else math.inf
+    async for message in stored_since(client.broker, names.events, names.event(">"), since):
+        looked += 1
+        stored = parse_time(message.headers["Nats-Time-Stamp"])
+        if stored > until or looked > SEARCH_MOST:
+            return
+        if message.headers.get(H_CAUSE) == found.run:
+            event = names.parse_event(message.headers["Nats-Subject"]) or ""
+            yield Step(stored, "event", event=event)
 
 
 async def _caused(client: Client, run: str, search: int) -> AsyncIterator[Step]:
-    bucket, names = client.runs, client.broker.names
+    bucket, names, told = client.runs, client.broker.names, set[str]()
     async for kept in _newest(client, bucket.stream, kv_subject(bucket.name, ">"), search):
         name = kv_key(bucket.name, kept.subject)
         record = read_record(client.broker, name, kept.body)
         if record and record.cause == run:
+            told.add(name)
             yield Step(record.created, "caused", run=name, detail=f"{record.job}: {record.state}")
-    async for kept in _newest(client, names.jobs, names.job("*", "*"), search):
+    async for kept in _newest(client, names.history, names.ended("*", "*", "*"), search):
+        for line in client.history.read(kept.sequence, kept.body):
+            record = line.record
+            if record.cause == run and line.run not in told:
+                told.add(line.run)
+                detail = f"{record.job}: {record.state}"
+                yield Step(record.created, "caused", run=line.run, detail=detail)
+    (queues,) = names.queues()
+    async for kept in _newest(client, names.jobs, queues, search):
         if kept.headers.get(H_CAUSE) == run and await client.runs.get(kept.run) is None:
             where = names.parse_job(kept.subject)
             yield Step(

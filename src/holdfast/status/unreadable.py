@@ -1,4 +1,4 @@
-"""Records that cannot be read: finding them in every bucket and in the ledger, removing them.
+"""Records that cannot be read: finding them in every bucket, ledger, run logs and history.
 
 `decoders` says which kind of record each key of each bucket holds. Listing decodes what it finds
 and keeps nothing; removing never needs to decode. A readable record is not removed here: its own
@@ -18,16 +18,18 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.broker import Bucket
-from holdfast.client import Client
+from holdfast.client import Client, once
 from holdfast.client.schedules import REFUSED, REGISTRATION
 from holdfast.errors import InvalidInput, NotFound, SettingsError, Unavailable, Unreadable
-from holdfast.identity import load_credentials
-from holdfast.identity.grants import ROLES
-from holdfast.identity.patterns import covers
-from holdfast.model import fleet, lease, node, run, schedule, slot
+from holdfast.identity.credentials import Credentials
+from holdfast.identity.grants import ROLES, covers
+from holdfast.model import fleet, history, join, lease, limit, node, run, schedule, slot
 from holdfast.model.codec import JSON
+from holdfast.model.journal import CHILD_END, ENTRIES
+from holdfast.model.runlog import LOG_MESSAGE
 from holdfast.names import (
     APPS,
+    GATES,
     REFUSALS,
     SETTINGS_REVISION,
     Names,
@@ -54,9 +56,9 @@ class Damaged(msgspec.Struct, frozen=True):
     """A record that cannot be read."""
 
     bucket: str
-    """The bucket, or the ledger."""
+    """The bucket, or the stream."""
     key: str
-    """The key; for a message in the ledger, its sequence."""
+    """The key; for a message in a stream, its sequence."""
     reason: str
     size: int
     stored: float
@@ -76,7 +78,7 @@ class UnreadableRecords:
         self._names = client.broker.names
 
     async def list(self) -> Sequence[Damaged]:
-        """Those of every bucket and of the ledger, up to `LISTED`."""
+        """Those of every bucket and stream, up to `LISTED`."""
         found: list[Damaged] = []
         for bucket, decode in decoders(self._names).items():
             if not self._may_read(bucket):
@@ -90,22 +92,26 @@ class UnreadableRecords:
     def _may_read(self, bucket: str) -> bool:
         """Whether this login may read a bucket; an operator, for one, may not read sessions."""
         file = self._broker.config.credentials_file
-        grant = ROLES.get(load_credentials(file).role) if file else None
-        stream = bucket if bucket == self._names.ledger else kv_stream(bucket)
+        grant = ROLES.get(Credentials.load(file).role) if file else None
+        stream = bucket if self._is_stream(bucket) else kv_stream(bucket)
         asked = f"$JS.API.STREAM.INFO.{stream}"
         return grant is None or any(covers(g, asked) for g in grant(self._names).publish)
 
+    def _is_stream(self, bucket: str) -> bool:
+        names = self._names
+        return bucket in (names.ledger, names.run_logs, names.history, names.flows)
+
     async def _look(self, bucket: str, decode: Decode) -> AsyncIterator[Damaged]:
-        ledger = bucket == self._names.ledger
-        stream = bucket if ledger else kv_stream(bucket)
-        subject = ">" if ledger else kv_subject(bucket, ">")
+        plain = self._is_stream(bucket)
+        stream = bucket if plain else kv_stream(bucket)
+        subject = ">" if plain else kv_subject(bucket, ">")
         looked = 0
         try:
             async for kept in newest(self._broker, stream, subject):
-                place = kept.subject if ledger else kv_key(bucket, kept.subject)
+                place = kept.subject if plain else kv_key(bucket, kept.subject)
                 looked += 1
                 if reason := _reason(decode, place, kept.body):
-                    key = str(kept.sequence) if ledger else place
+                    key = str(kept.sequence) if plain else place
                     yield Damaged(bucket, key, reason, len(kept.body), kept.stored)
                 if looked >= LOOKED:
                     return
@@ -118,8 +124,8 @@ class UnreadableRecords:
         if decode is None:
             known = ", ".join(decoders(self._names))
             raise InvalidInput(f"{bucket!r} is none of this namespace's buckets: {known}")
-        if bucket == self._names.ledger:
-            await self._remove_message(key, decode)
+        if self._is_stream(bucket):
+            await self._remove_message(bucket, key, decode)
         else:
             await self._remove_key(Bucket(self._broker, bucket), key, decode)
 
@@ -142,15 +148,14 @@ class UnreadableRecords:
             raise NotFound(f"bucket {bucket.name} has no record {key!r}")
         await bucket.remove_stray(key)
 
-    async def _remove_message(self, key: str, decode: Decode) -> None:
-        ledger = self._names.ledger
+    async def _remove_message(self, stream: str, key: str, decode: Decode) -> None:
         kept = None
         if key.isascii() and key.isdigit() and len(key) < 19:
-            kept = await by_sequence(self._broker, ledger, int(key))
+            kept = await by_sequence(self._broker, stream, int(key))
         if kept is None:
-            raise NotFound(f"the ledger has no message {key!r}")
+            raise NotFound(f"stream {stream} has no message {key!r}")
         _refuse_readable(decode, kept.subject, kept.body)
-        await delete(self._broker, ledger, kept.sequence)
+        await delete(self._broker, stream, kept.sequence)
 
 
 def _reason(decode: Decode, key: str, body: bytes) -> str:
@@ -175,27 +180,49 @@ def _refuse_readable(decode: Decode, key: str, body: bytes) -> None:
 
 
 def decoders(names: Names) -> Mapping[str, Decode]:
-    """The decoder of each bucket's records, by bucket; the ledger is a stream."""
+    """The decoder of each bucket's records, by bucket; the last four are streams."""
     return {
         names.runs: _plain(run.decode),
         names.nodes: node.decode_at,
         names.schedules: _schedule,
         names.slots: _slot,
         names.leases: _lease,
+        names.limits: _limit,
         names.fleet: _fleet,
         names.returns: _return,
         names.facts: _plain(fleet.FACTS.decode),
         names.agents: _plain(node.decode),
+        names.joins: _join,
         names.settings: _settings,
         names.secrets: _of_settings(settings.Sealed),
         names.applied: _of_settings(settings.Report),
         names.bucket("sessions"): _plain(JSON.decode),
+        names.data(once.BUCKET): _plain(once.CODEC.decode),
         names.ledger: _ledger(names),
+        names.run_logs: _plain(LOG_MESSAGE.decode),
+        names.history: _history,
+        names.flows: _flow(names),
     }
+
+
+def _flow(names: Names) -> Decode:
+    """Journals and the ends of children; events are anybody's."""
+
+    def decode(subject: str, body: bytes) -> object:
+        if names.parse_flow(subject):
+            return ENTRIES.decode(body)
+        told = subject.startswith(names.flow("")) and not subject.endswith(".stop")
+        return CHILD_END.decode(body) if told else None
+
+    return decode
 
 
 def _plain(decode: Callable[[bytes], Any]) -> Decode:
     return lambda _, body: decode(body)
+
+
+def _history(_: str, body: bytes) -> object:
+    return [history.decode(line) for line in body.split(b"\n")]
 
 
 def _schedule(key: str, body: bytes) -> object:
@@ -218,6 +245,10 @@ def _lease(key: str, body: bytes) -> object:
     return lease.decode_term(body) if key.startswith("term.") else lease.decode_lease(body)
 
 
+def _limit(key: str, body: bytes) -> object:
+    return (limit.GATE if key.startswith(f"{GATES}.") else limit.RULE).decode(body)
+
+
 def _fleet(key: str, body: bytes) -> object:
     return fleet.decode_active(body) if key.startswith("active.") else fleet.decode(body)
 
@@ -229,8 +260,12 @@ def _return(key: str, body: bytes) -> object:
     return found
 
 
+def _join(key: str, body: bytes) -> object:
+    return join.TOKEN.decode(body) if key.startswith("token.") else join.RECORD.decode(body)
+
+
 def _settings(key: str, body: bytes) -> object:
-    if key == SETTINGS_REVISION:
+    if key == SETTINGS_REVISION or key.startswith("history."):
         return _settled(lambda: settings.claimed(body))
     if key.startswith("manifest."):
         return _settled(lambda: settings.decode(settings.Manifest, body, "the manifest"))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from holdfast.testing.eager_mode import eager
     from holdfast.testing.memory_app import Memory, memory
+    from holdfast.testing.replaying import replay_flow
     from holdfast.testing.running import RunningWorker
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "make_context",
     "make_sync_context",
     "memory",
+    "replay_flow",
 ]
 
 _MODULES = {
@@ -54,6 +56,7 @@ _MODULES = {
     "make_context": "context",
     "make_sync_context": "context",
     "memory": "memory_app",
+    "replay_flow": "replaying",
 }
 
 

@@ -43,36 +43,32 @@ class _Noted:
         self.progressed.append((fraction, note))
 
 
-class FakeContext(Context):
+class _Recorded:
+    """What both fakes show of a handler's calls."""
+
+    _execution: _Noted
+
+    @property
+    def published(self) -> list[tuple[str, Any]]:
+        """The events so far, each with its data."""
+        return self._execution.published
+
+    @property
+    def progressed(self) -> list[tuple[float | None, str]]:
+        """What the handler said of its progress so far."""
+        return self._execution.progressed
+
+
+class FakeContext(_Recorded, Context):
     """A `Context` that records its calls."""
 
     _execution: _Noted
 
-    @property
-    def published(self) -> list[tuple[str, Any]]:
-        """The events so far, each with its data."""
-        return self._execution.published
 
-    @property
-    def progressed(self) -> list[tuple[float | None, str]]:
-        """What the handler said of its progress so far."""
-        return self._execution.progressed
-
-
-class FakeSyncContext(SyncContext):
+class FakeSyncContext(_Recorded, SyncContext):
     """A `SyncContext` that records its calls, without a thread or a loop."""
 
     _execution: _Noted
-
-    @property
-    def published(self) -> list[tuple[str, Any]]:
-        """The events so far, each with its data."""
-        return self._execution.published
-
-    @property
-    def progressed(self) -> list[tuple[float | None, str]]:
-        """What the handler said of its progress so far."""
-        return self._execution.progressed
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:

@@ -18,15 +18,16 @@ Start-up and shut-down hooks are not called.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 
 from holdfast.app import Holdfast
 from holdfast.broker import Stored
-from holdfast.client import Enqueued, Request
+from holdfast.client import Enqueued, Request, RunStatus
 from holdfast.client.bucket import Data
 from holdfast.errors import HoldfastError
 from holdfast.model.run import RunRecord
+from holdfast.model.runlog import LogLine
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.memory_app import MOST_ATTEMPTS, Memory
 
@@ -74,17 +75,47 @@ class _EagerBackend:
     async def read(self, run: str) -> RunRecord | None:
         return await self._memory.backend.read(run)
 
+    async def recall(self, run: str) -> RunRecord | None:
+        return await self._memory.backend.recall(run)
+
     async def wait(self, run: str, sequence: int, timeout: float | None) -> RunRecord:
         return await self._memory.backend.wait(run, sequence, timeout)
 
     async def cancel(self, run: str, group: str, job: str) -> bool:
         return await self._memory.backend.cancel(run, group, job)
 
+    async def cancel_child(self, request: Request) -> None:
+        await self._memory.backend.cancel_child(request)
+
+    async def publish_signal(
+        self, event: str, key: str, body: bytes, headers: dict[str, str]
+    ) -> Stored:
+        stored = await self._memory.backend.publish_signal(event, key, body, headers)
+        await self._finish()
+        return stored
+
     async def queued(self, run: str, group: str, job: str, sequence: int) -> str:
         return await self._memory.backend.queued(run, group, job, sequence)
 
+    async def look(self, run: str) -> RunStatus:
+        return await self._memory.backend.look(run)
+
+    async def retry(self, run: str) -> str:
+        done = await self._memory.backend.retry(run)
+        await self._finish()
+        return done
+
+    async def list_runs(self, job: str, state: str, key: str, limit: int) -> list[RunStatus]:
+        return await self._memory.backend.list_runs(job, state, key, limit)
+
     async def result_bytes(self, record: RunRecord) -> bytes:
         return await self._memory.backend.result_bytes(record)
+
+    async def logs(self, run: str, after: int = 0) -> list[LogLine]:
+        return await self._memory.backend.logs(run, after)
+
+    def follow(self, run: str, after: int = 0) -> AsyncIterator[LogLine]:
+        return self._memory.backend.follow(run, after)
 
 
 @contextmanager

@@ -25,15 +25,17 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from holdfast.app import Holdfast, Hook, Job
+from holdfast.app import Holdfast, Hook
 from holdfast.clock import rfc3339
 from holdfast.config import RecordConfig, WorkerConfig
 from holdfast.context import Context
 from holdfast.durations import Duration, seconds
 from holdfast.errors import HoldfastError, RunError, RunNotFound, Signal
+from holdfast.job import Job
 from holdfast.model import run as runs
 from holdfast.model.dead import dead_headers
 from holdfast.model.run import RunRecord
+from holdfast.model.runlog import LOG_MESSAGE, LogLine, lines_of
 from holdfast.names import Names
 from holdfast.ownership.claims import Claim, Claims
 from holdfast.ownership.store import MemoryStore
@@ -41,33 +43,48 @@ from holdfast.payload import Bound
 from holdfast.telemetry import Telemetry
 from holdfast.testing.backend import DeadLetter, MemoryBackend, MemoryOutbox, PublishedEvent
 from holdfast.testing.clock import FakeClock
+from holdfast.testing.flows import MemoryJournals, export
+from holdfast.testing.limits import MemoryGates, MemoryLine
 from holdfast.testing.queue import MemoryDelivery, MemoryQueue, QueuedMessage
 from holdfast.worker.attempt import Call, Caller, Held
+from holdfast.worker.backlog import RANKS
 from holdfast.worker.execution import Executor
+from holdfast.worker.flows import FlowRunner
+from holdfast.worker.limiting import Limiter
+from holdfast.worker.logs import RunLogs
 
 MOST_ATTEMPTS = 10_000
 """`drain` gives up after this many: a job that enqueues itself without a delay never ends."""
 
 Moment = Literal["start", "end"]
+StepMoment = Literal["before", "called", "after"]
 
 
-class _ProcessDied(BaseException):
+class ProcessDied(BaseException):
     """The simulated end of the process: nothing may catch it and nothing is sent."""
 
 
 class _Calls(Caller):
     """Calls handlers, or simulates a crash instead; remembers what they raised."""
 
-    fatal = (KeyboardInterrupt, _ProcessDied)
+    fatal = (KeyboardInterrupt, ProcessDied)
 
     def __init__(self, app: Holdfast, telemetry: Telemetry) -> None:
         super().__init__(app.middlewares, threads=4, telemetry=telemetry)
         self.crashes: dict[str, list[Moment]] = {}
+        self.step_crashes: dict[tuple[str, str], int] = {}
+        """How often the process dies before or after each step of flows."""
         self.raised: list[BaseException] = []
+
+    def on_step(self, moment: str, step: str) -> None:
+        """A step of a flow is about to be called, or its result was stored."""
+        if self.step_crashes.get((moment, step), 0):
+            self.step_crashes[moment, step] -= 1
+            raise ProcessDied
 
     async def call(
         self,
-        job: Job[Any, Any],
+        job: Job[Any],
         run: str,
         bound: Bound,
         make_context: Callable[[], Context],
@@ -76,7 +93,7 @@ class _Calls(Caller):
         planned = self.crashes.get(job.name)
         moment = planned.pop(0) if planned else None
         if moment == "start":
-            raise _ProcessDied
+            raise ProcessDied
         try:
             value = await super().call(job, run, bound, make_context, call)
         except asyncio.CancelledError:
@@ -85,12 +102,12 @@ class _Calls(Caller):
             raise
         except BaseException as error:
             if moment == "end":
-                raise _ProcessDied from None
+                raise ProcessDied from None
             if not isinstance(error, Signal):
                 self.raised.append(error)
             raise
         if moment == "end":
-            raise _ProcessDied
+            raise ProcessDied
         return value
 
 
@@ -112,19 +129,31 @@ class Memory:
         self._config = worker or WorkerConfig()
         self._records = records or RecordConfig()
         self._names = Names("memory")
-        self._store = MemoryStore(self.clock)
+        self.store = self._store = MemoryStore(self.clock)
         self._queue = MemoryQueue(self.clock, self._names, self._records.dedup_window_seconds)
-        self._outbox = MemoryOutbox(app, self._queue, self._names)
+        self.journals = MemoryJournals(self.clock, self._queue, self._names)
+        self._outbox = MemoryOutbox(app, self._queue, self._names, self.journals)
+        self._line = MemoryLine(self._queue, self._names)
+        self._gates = MemoryGates(self._line, self.clock, app.limits)
         self._calls = _Calls(app, self.telemetry)
+        self.on_step: Callable[[str, str], None] = self._calls.on_step
+        """Called around each step of a flow; it may let the process die."""
         self._deaths = 0
+        self._logs: RunLogs | None = None
+        self.lines: dict[str, list[LogLine]] = {}
+        """What each run has logged."""
         self._attempting: dict[Held, asyncio.Task[None]] = {}
         self._executor = self._new_process()
         self.backend = MemoryBackend(
-            self, self._queue, self._names, self._store, self._outbox, self._records
+            self, self._queue, self._names, self._store, self._outbox, self._records, self._line
         )
 
     def _new_process(self) -> Executor:
         self.node = f"memory-{self._deaths}"
+        if self._logs is not None:
+            self._logs.detach()
+        self._logs = RunLogs("info", self.node, self._keep_lines, lambda _, __: None)
+        self._logs.attach()
         claims = Claims(
             self._store,
             self.node,
@@ -136,6 +165,19 @@ class Memory:
             keyed_ttl=self._records.keyed_ttl_seconds,
             keyless_ttl=self._records.keyless_ttl_seconds,
         )
+        flows = FlowRunner(
+            self.journals,
+            claims,
+            self._outbox,
+            self.clock,
+            lambda: self.backend,
+            node=self.node,
+            now=self.clock.utc,
+            kept_seconds=self._records.keyed_ttl_seconds,
+            near_seconds=0.0,
+            fatal=self._calls.fatal,
+        )
+        flows.on_step = lambda moment, step: self.on_step(moment, step)
         return Executor(
             claims,
             self._outbox,
@@ -146,7 +188,15 @@ class Memory:
             now=self.clock.utc,
             short_wait=self._config.short_wait_seconds,
             cleanup=self._config.cleanup_seconds,
+            logs=self._logs,
+            limiter=Limiter(self._gates, claims, self._names, self.telemetry),
+            flows=flows,
         )
+
+    async def _keep_lines(self, messages: Sequence[tuple[str, bytes]]) -> None:
+        for run, body in messages:
+            kept = self.lines.setdefault(run, [])
+            kept += lines_of(LOG_MESSAGE.decode(body), len(kept) + 1)
 
     async def _node_alive(self, node: str) -> bool:
         return node == self.node
@@ -163,13 +213,16 @@ class Memory:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.app.close_resources()
         await _call(self.app.shutdown_hooks)
         self.close()
         self.app.replace_backend(self._before)
 
     def close(self) -> None:
-        """Release the threads of plain handlers."""
+        """Release the threads of plain handlers, and stop listening to their log."""
         self._calls.close()
+        if self._logs is not None:
+            self._logs.detach()
 
     # ---- making things happen
 
@@ -185,7 +238,8 @@ class Memory:
     async def step(self) -> bool:
         """Execute the one message that has been due longest; False when nothing is due."""
         jobs = [job for job in self.app.jobs.values() if self._calls.has_place(job)]
-        consumers = {(job.spec.group, job.name) for job in jobs}
+        consumers = {(job.spec.group, job.name): RANKS[job.spec.priority] for job in jobs}
+        await self._gates.serve(self.clock.utc())
         message = self._queue.take(consumers)
         if message is None:
             return False
@@ -200,7 +254,9 @@ class Memory:
     async def _attempt(self, held: Held, message: QueuedMessage) -> None:
         try:
             await self._executor.execute(held)
-        except _ProcessDied:
+            if self._logs is not None:
+                await self._logs.flush_all()  # what it logged of the attempt's end
+        except ProcessDied:
             self._deaths += 1
             self._executor = self._new_process()
             self._queue.returned(message)
@@ -232,13 +288,13 @@ class Memory:
         """Let time pass and execute everything when it becomes due; returns the attempts made."""
         end = self.clock.utc() + seconds(duration, "advance")
         count = await self.drain()
-        while (due := self._queue.next_due()) is not None and due <= end:
+        while (due := self._next_due()) is not None and due <= end:
             self.clock.advance(max(0.0, due - self.clock.utc()))
             count += await self.drain()
         self.clock.advance(max(0.0, end - self.clock.utc()))
         return count + await self.drain()
 
-    def crash_next(self, job: Job[Any, Any] | str, *, times: int = 1, at: Moment = "end") -> None:
+    def crash_next(self, job: Job[Any] | str, *, times: int = 1, at: Moment = "end") -> None:
         """Let the process die at the next attempts of a job.
 
         At the `end` of the handler its effects have happened and nothing is recorded; at the
@@ -246,6 +302,21 @@ class Memory:
         """
         name = job if isinstance(job, str) else job.name
         self._calls.crashes.setdefault(name, []).extend([at] * times)
+
+    def crash_step(
+        self, step: Callable[..., Any] | str, *, times: int = 1, at: StepMoment = "called"
+    ) -> None:
+        """Let the process die around the next calls of a flow's step.
+
+        `before` it is called; when it was `called` and nothing is stored, which is the one case in
+        which it runs again; or `after` its result was stored.
+        """
+        name = step if isinstance(step, str) else step.__qualname__.rpartition("<locals>.")[2]
+        self._calls.step_crashes[at, name] = times
+
+    def journal(self, run: str) -> bytes:
+        """A flow's journal as it is stored, to be kept as a file and replayed by a test."""
+        return export(self.journals.stored.get(run, []))
 
     # ---- looking
 
@@ -262,13 +333,21 @@ class Memory:
     @property
     def next_due(self) -> datetime | None:
         """When the next delayed run or retry is due; None when nothing waits."""
-        due = self._queue.next_due()
+        due = self._next_due()
         return datetime.fromtimestamp(due, UTC) if due is not None else None
 
     @property
     def raised(self) -> list[BaseException]:
         """What handlers raised so far, signals left out."""
         return self._calls.raised
+
+    def _next_due(self) -> float | None:
+        found = [due for due in (self._queue.next_due(), self._gates.next_due()) if due is not None]
+        return min(found, default=None)
+
+    async def free(self, run: str) -> None:
+        """Free the places of a run that was cancelled while it waited for its next attempt."""
+        await self._gates.free(run)
 
     async def record(self, run: str) -> RunRecord | None:
         """A run's record with its attempts; None before the first and after its TTL."""
@@ -291,6 +370,9 @@ class Memory:
             if running := self.held(run):
                 await asyncio.shield(running[1])
             elif not await self.step():
+                left = record is None and sequence and not self._queue.has(sequence)
+                if left and (ended := self._outbox.history.get(run)):
+                    return ended
                 raise self._not_ended(run, sequence, record, patient)
 
     def _not_ended(
@@ -300,7 +382,7 @@ class Memory:
             return RunNotFound(f"run {run} is neither queued nor recorded", run=run)
         if not patient:
             return TimeoutError()
-        due = self._queue.next_due()
+        due = self._next_due()
         when = f"; the next item is due at {rfc3339(due)}" if due is not None else ""
         return RunError(
             f"run {run} has not ended and nothing is due now{when}: move the clock with "

@@ -13,15 +13,19 @@ acknowledged, given back or `returned` by the simulated crash of its process.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from dataclasses import replace as replaced
 
 from holdfast.broker import Stored
+from holdfast.client import RunStatus
 from holdfast.clock import Clock
+from holdfast.durations import NANO
 from holdfast.keeper.board import Board
-from holdfast.names import H_MSG_ID, SERVER_HEADERS, Names
+from holdfast.model.message import read_heading
+from holdfast.names import H_MSG_ID, H_RUN, SERVER_HEADERS, Names
+from holdfast.worker.backlog import RANKS
 
-NANO = 1_000_000_000
 _SAME_INSTANT = 1e-6  # sums of the same seconds in another order differ by less
 
 Headers = dict[str, str]
@@ -53,6 +57,8 @@ class Scheduled:
     body: bytes
     headers: Headers
     due: float
+    queue: str = ""
+    sequence: int = 0
 
 
 class MemoryDelivery:
@@ -118,17 +124,19 @@ class MemoryQueue:
 
     # ---- storing
 
-    def job(self, group: str, job: str, body: bytes, headers: Headers) -> Stored:
+    def job(self, group: str, job: str, body: bytes, headers: Headers, queue: str = "") -> Stored:
         """Store a run's message, unless its id is known."""
         now = self._clock.utc()
         window = self._windows[self._names.jobs]
         return window.known(headers, now) or window.remember(
-            headers, now, self._put(group, job, body, headers, now)
+            headers, now, self._put(group, job, body, headers, now, queue)
         )
 
-    def _put(self, group: str, job: str, body: bytes, headers: Headers, now: float) -> Stored:
+    def _put(
+        self, group: str, job: str, body: bytes, headers: Headers, now: float, queue: str
+    ) -> Stored:
         sequence = next(self._sequences[self._names.jobs])
-        subject = self._names.job(group, job)
+        subject = self._names.job(group, job, queue)
         message = QueuedMessage(subject, group, job, body, headers, sequence, now, now)
         self._messages[message] = None
         return Stored(self._names.jobs, sequence)
@@ -141,8 +149,8 @@ class MemoryQueue:
             return known
         if subject in self._later and not replace:
             return Stored(self._names.jobs, duplicate=True)
-        self._later[subject] = scheduled
         stored = Stored(self._names.jobs, next(self._sequences[self._names.jobs]))
+        self._later[subject] = replaced(scheduled, sequence=stored.seq)
         return window.remember(scheduled.headers, now, stored)
 
     def event(
@@ -173,8 +181,11 @@ class MemoryQueue:
 
     # ---- delivering
 
-    def take(self, consumers: set[tuple[str, str]]) -> QueuedMessage | None:
-        """The message that has been due longest, of these consumers (group and job)."""
+    def take(self, consumers: Mapping[tuple[str, str], int]) -> QueuedMessage | None:
+        """The message of the highest priority that has been due longest, of these consumers.
+
+        `consumers`: group and job, with the job's own priority.
+        """
         self._fire()
         now = self._clock.utc() + _SAME_INSTANT
         due = [
@@ -184,7 +195,11 @@ class MemoryQueue:
         ]
         if not due:
             return None
-        message = min(due, key=lambda m: m.visible)  # of equals the first stored
+        own = self._names.parse_queue
+        message = min(  # of equals the first stored
+            due,
+            key=lambda m: (RANKS.get(own(m.subject), consumers[m.group, m.job]), m.visible),
+        )
         message.held = True
         message.deliveries += 1
         return message
@@ -195,7 +210,7 @@ class MemoryQueue:
         for subject in sorted(fired, key=lambda s: self._later[s].due):
             found = self._later.pop(subject)
             kept = {k: v for k, v in found.headers.items() if not k.startswith(SERVER_HEADERS)}
-            self._put(found.group, found.job, found.body, kept, found.due)
+            self._put(found.group, found.job, found.body, kept, found.due, found.queue)
 
     def next_due(self) -> float | None:
         """When the next delayed item is due."""
@@ -215,6 +230,10 @@ class MemoryQueue:
         message.held = False
         message.visible = self._clock.utc() + delay
 
+    def scheduled(self, subject: str) -> Scheduled | None:
+        """What waits under a subject."""
+        return self._later.get(subject)
+
     def forget_later(self, subject: str) -> None:
         """Remove a scheduled message, if there is one."""
         self._later.pop(subject, None)
@@ -229,6 +248,19 @@ class MemoryQueue:
         """Whether a scheduled message waits under a subject with this prefix."""
         return any(subject.startswith(prefix) for subject in self._later)
 
+    def statuses(self) -> list[RunStatus]:
+        """Runs that wait as messages."""
+        queued = [
+            RunStatus(_run_of(m), "queued", job=m.job, group=m.group)
+            for m in self._messages
+            if not m.event
+        ]
+        later = [
+            RunStatus(s.headers.get(H_RUN, ""), "delayed", job=s.job, group=s.group)
+            for s in self._later.values()
+        ]
+        return [*queued, *later]
+
     def waits(self, subject: str) -> bool:
         """Whether a scheduled message waits under this subject."""
         return subject in self._later
@@ -236,3 +268,7 @@ class MemoryQueue:
     def waiting(self) -> int:
         """How many messages are stored in all."""
         return len(self._messages) + len(self._later)
+
+
+def _run_of(message: QueuedMessage) -> str:
+    return read_heading(message.headers, message.sequence, int(message.stored * 1e9)).run

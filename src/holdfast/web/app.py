@@ -54,7 +54,7 @@ def create_app(
         authenticate=authenticate,
         stop=stop,
     )
-    if not (services.tokens or authenticate or open_to_all):
+    if not (services.tokens or services.proxy_login or authenticate or open_to_all):
         raise ConfigError(
             "the web app would let anybody do anything: configure web.tokens (see 'holdfast web "
             "token'), or pass authenticate=, or open_to_all=True if only you can reach it"

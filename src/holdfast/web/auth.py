@@ -57,8 +57,9 @@ class User:
 
     name: str
     role: Role
-    how: Literal["local", "token", "session", "app"] = "local"
-    """How they were recognised: on this machine, by bearer token, by login, or by the host app."""
+    how: Literal["local", "token", "session", "app", "proxy"] = "local"
+    """How they were recognised: on this machine, by bearer token, by login, by the host app, or by
+    a proxy in front."""
 
     def may(self, role: Role) -> bool:
         """Whether the user has this role or a higher one."""

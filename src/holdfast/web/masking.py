@@ -12,54 +12,16 @@ once more, so a route that forgets to mask does not leak.
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, Final
+
+from holdfast.redaction import is_secret
 
 MASK: Final = "•••"
 LONGEST_BODY: Final = 1024 * 1024
 """How much of a body is masked and shown: the largest message of a server with defaults."""
-REMEMBERED_NAME: Final = 64
-"""Longer names are not cached: untrusted names must not fill the memory."""
-
-# ---- names
-
-_WORDS: Final = frozenset(
-    """pass password passwords passwd passphrase passcode passkey pwd pw secret secrets token tokens
-    apikey authorization authorisation auth cookie cookies credential credentials creds cred bearer
-    signature sig session jwt otp totp pin ssn cvv cvc""".split()  # noqa: SIM905 - as a list: 40 lines
-)
-_PAIRS: Final = re.compile(
-    r"(?:api|access|private|encryption|signing|ssh|account|shared|storage|master|license|deploy)"
-    r"keys?|cardnumber"
-)
-_PARTS: Final = re.compile(
-    r"password|passwd|passphrase|passwort|kennwort|contrase|secret(?!ar)|apikey|accesskey|privatekey|credential|authorization"
-    r"|tokens?$|(?<!com)(?<!by)(?<!tres)(?<!sur)pass$|pwd$"
-)
-_CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_SPLIT: Final = re.compile(r"[^a-z0-9]+")
-
-
-def is_secret(name: str) -> bool:
-    """Whether a member or header of this name is likely to hold a secret."""
-    return _known(name) if len(name) <= REMEMBERED_NAME else _judged(name)
-
-
-def _judged(name: str) -> bool:
-    words = [word for word in _SPLIT.split(_CAMEL.sub("_", name).lower()) if word]
-    if any(word in _WORDS or _PARTS.search(word) for word in words):
-        return True
-    pairs = ["".join(pair) for pair in itertools.pairwise(words)]
-    return any(_PAIRS.fullmatch(pair) for pair in (*words, *pairs))
-
-
-_known = lru_cache(maxsize=4096)(_judged)
-
-
 # ---- values
 
 _NAMING: Final = frozenset(

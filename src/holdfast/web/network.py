@@ -23,7 +23,6 @@ import ipaddress
 import resource
 import socket
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -44,8 +43,6 @@ WRITE_SECONDS: Final = 30.0
 PROXIES: Final = "proxies"
 SPARE_FILES: Final = 100
 """File descriptors kept free for NATS, files and the health port."""
-MOST_KEYS: Final = 10_000
-"""Users and addresses a limiter remembers: about 1 MB, however many addresses an attacker has."""
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 PORTS: Final = {"http": 80, "https": 443}
 
@@ -131,32 +128,6 @@ def same_origin(origin: str, host: str) -> bool:
         return False
 
 
-# ---- requests
-
-
-class Limiter:
-    """A token bucket per key: `burst` requests at once, then `rate` per second."""
-
-    def __init__(self, rate: float, burst: float, now: Callable[[], float]) -> None:
-        self._rate = rate
-        self._burst = burst
-        self._now = now
-        self._left: dict[str, tuple[float, float]] = {}
-
-    def wait(self, key: str) -> float:
-        """Count a request; returns 0 if it is allowed, else the seconds to wait."""
-        if not self._rate:
-            return 0.0
-        now = self._now()
-        left, at = self._left.pop(key, (self._burst, now))
-        left = min(self._burst, left + (now - at) * self._rate)
-        taken = left >= 1
-        self._left[key] = (left - 1 if taken else left, now)
-        if len(self._left) > MOST_KEYS:  # forget the key that has been quiet longest
-            del self._left[next(iter(self._left))]
-        return 0.0 if taken else (1 - left) / self._rate
-
-
 # ---- connections
 
 
@@ -183,7 +154,7 @@ class Door:
 
     def source(self, address: str) -> str:
         """The key an address is counted under; all proxies share one, which has no limit."""
-        return PROXIES if any(_is_in(address, one) for one in self._proxies) else source_of(address)
+        return PROXIES if any(is_in(address, one) for one in self._proxies) else source_of(address)
 
     def _full(self, address: str) -> bool:
         limited = bool(self.most_each) and address != PROXIES
@@ -218,7 +189,7 @@ class Door:
             self._waiting.pop(address, None)
 
 
-def _is_in(address: str, place: str) -> bool:
+def is_in(address: str, place: str) -> bool:
     """Whether an address matches an entry of `web.proxies`: an address, a network, or `*`."""
     try:
         return ipaddress.ip_address(address) in ipaddress.ip_network(place)
@@ -244,6 +215,8 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # Headers of proxies may replace the client's address; a login by proxy needs this one.
+        self.app_state = {**self.app_state, "peer": self.client[0] if self.client else ""}
         self._address = self.door.source(self.client[0] if self.client else "")
         self._inside = self.door.enter(self, self._address)
         if self._inside:

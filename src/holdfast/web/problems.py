@@ -20,6 +20,7 @@ from starlette.responses import Response
 
 from holdfast import errors
 from holdfast.client.schedules import UnknownSchedule
+from holdfast.status.limits import UnknownLimit
 from holdfast.web.masking import masked_text
 from holdfast.web.network import path_of
 
@@ -32,6 +33,7 @@ SHOWN_ERRORS: Final = 20
 
 STATUS: Final[tuple[tuple[type[Exception], int], ...]] = (
     (UnknownSchedule, 404),
+    (UnknownLimit, 404),
     (errors.UnknownJob, 404),
     (errors.RunNotFound, 404),
     (errors.NotFound, 404),

@@ -25,6 +25,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.errors import HoldfastError
+from holdfast.rates import RateLimiter
 from holdfast.web.auth import (
     CSRF_FIELD,
     CSRF_HEADER,
@@ -36,7 +37,7 @@ from holdfast.web.auth import (
     session_cookie,
     set_cookie,
 )
-from holdfast.web.network import Hosts, Limiter, path_of, same_origin, source_of
+from holdfast.web.network import Hosts, path_of, same_origin, source_of
 from holdfast.web.problems import API, Problem, answer, of_error, problem, wants_page
 from holdfast.web.services import Services, services_of
 
@@ -46,6 +47,7 @@ SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 LOGIN_BURST: Final = 10
 """Enough for a team behind one address; tokens are random, so this only limits load."""
 LOGIN_RATE: Final = 1 / 6
+"""Ten a minute, per address."""
 LOGIN_BYTES: Final = 16 * 1024
 """Logins need no authentication, and a token is short."""
 BURST_SECONDS: Final = 4
@@ -90,8 +92,8 @@ class Guard:
         self._hosts = Hosts(services.config.hosts, services.config.host)
         now = services.broker.clock.monotonic
         rate = services.config.rate_per_second
-        self._requests = Limiter(rate, max(1.0, BURST_SECONDS * rate), now)
-        self._logins = Limiter(LOGIN_RATE, LOGIN_BURST, now)
+        self._requests = RateLimiter(rate, max(1.0, BURST_SECONDS * rate), now)
+        self._logins = RateLimiter(LOGIN_RATE, LOGIN_BURST, now)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -169,11 +171,13 @@ class Guard:
             user = await services.authenticate(request)
             if user is not None or not services.tokens:
                 return user
-        if not services.tokens:
+        if not services.tokens and not services.proxy_login:
             return LOCAL
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return self._of_token(request, text.strip())
+        if (named := services.proxy_login.find(request)) is not None:
+            return named
         secret = request.cookies.get(session_cookie(services.namespace))
         return await services.sessions.find(secret) if secret else None
 
@@ -185,7 +189,7 @@ class Guard:
         return User(token.name, token.role, "token")
 
     def _check_csrf(self, request: Request, user: User) -> None:
-        if request.method in SAFE or user.how != "session":
+        if request.method in SAFE or user.how not in ("session", "proxy"):
             return
         if not csrf_fits(request, request.headers.get(CSRF_HEADER, "")):
             raise Problem(
@@ -196,7 +200,7 @@ class Guard:
 
     # ---- limits
 
-    def _take(self, limiter: Limiter, key: str, what: str) -> None:
+    def _take(self, limiter: RateLimiter, key: str, what: str) -> None:
         wait = limiter.wait(key)
         if wait:
             seconds = max(1, math.ceil(wait))

@@ -25,12 +25,13 @@ from holdfast.role import Role
 from holdfast.web.app import create_app
 from holdfast.web.auth import Tokens
 from holdfast.web.network import connection_class, is_loopback
+from holdfast.web.proxy_login import ProxyLogin
 from holdfast.web.services import Services
 
 log = logging.getLogger("holdfast.web")
 
 GRACE_SECONDS = 3  # for open requests at shutdown; streams are closed before
-BACKLOG = 512
+BACKLOG = 512  # connections that wait to be accepted: a burst of page loads
 
 
 class WebServer(Role):
@@ -135,8 +136,8 @@ def _uvicorn(config: WebConfig, app: FastAPI) -> uvicorn.Config:
 
 
 def check_reachable(config: WebConfig) -> None:
-    """Refuse an address that others can reach, unless there are tokens."""
-    if not is_loopback(config.host) and not Tokens(config):
+    """Refuse an address that others can reach, unless there are tokens or a login by proxy."""
+    if not is_loopback(config.host) and not (Tokens(config) or ProxyLogin(config)):
         raise ConfigError(
             f"others can reach {config.host}, and everybody could do everything: make a token "
             "with 'holdfast web token NAME' and put its line into web.tokens "

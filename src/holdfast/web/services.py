@@ -27,15 +27,19 @@ from holdfast.client import Client
 from holdfast.config import ConnectionConfig, RecordConfig, WebConfig
 from holdfast.errors import BrokerError
 from holdfast.model.liveness import Liveness
+from holdfast.model.runlog import LogLine
 from holdfast.ownership.membership import Membership
-from holdfast.status.actions import Action, Operator
+from holdfast.redaction import is_secret
 from holdfast.status.dead import Body, as_text
+from holdfast.status.jobs import Jobs
 from holdfast.status.listing import RunPages
-from holdfast.status.run_index import RunIndex
+from holdfast.status.operators import Action, Operator
+from holdfast.status.run_index import EndedIndex, RunIndex
 from holdfast.status.schedules import SlotHistory
 from holdfast.telemetry import Telemetry
 from holdfast.web.auth import SESSIONS, Authenticate, Role, Sessions, Tokens, User, require
-from holdfast.web.masking import masked_bytes, masked_headers, masked_text
+from holdfast.web.masking import MASK, masked, masked_bytes, masked_headers, masked_text
+from holdfast.web.proxy_login import ProxyLogin
 
 log = logging.getLogger("holdfast.web")
 
@@ -45,6 +49,8 @@ REJOIN_SECONDS: Final = 1.0
 """Pause before joining again after this node was declared lost."""
 BODY_SPARE: Final = 64 * 1024
 """Room for what a request has besides a message's payload."""
+LEARN_SECONDS: Final = 10.0
+"""How long the published parameters of jobs count: reading them lists every job's consumer."""
 LONG_BODY: Final = 16 * 1024
 """Longer bodies are masked in a thread, so that other requests are answered meanwhile."""
 
@@ -57,10 +63,29 @@ class Access(Operator):
         self.services = services
         self.user = user
 
-    def parameters(self, job: str) -> Sequence[str] | None:
-        """The names of a job's parameters; None if this process was given no app with that job."""
+    async def parameters(self, job: str) -> Sequence[str] | None:
+        """The names of a job's parameters; None if neither the app nor a worker told them."""
         found = self.services.app.jobs.get(job) if self.services.app else None
-        return found.signature.parameters if found else None
+        return found.signature.parameters if found else await self.services.published(job)
+
+    async def hides_result(self, job: str, value: Any) -> bool:
+        """Whether what a job returned is hidden from the user.
+
+        A job that takes a secret may return it under any name. A bare text has no name at all, and
+        is shown only if the names of the job and of its parameters are known to be harmless.
+        """
+        if self.user.sees_secrets:
+            return False
+        names = await self.parameters(job)
+        if names is None:
+            return isinstance(value, str) or (is_secret(job) and not isinstance(value, dict))
+        if any(is_secret(name) for name in names):
+            return value is not None
+        return is_secret(job) and not isinstance(value, dict)
+
+    async def result(self, value: Any, job: str) -> Any:
+        """What a job returned, as the user may see it; `answer` masks the rest."""
+        return MASK if await self.hides_result(job, value) else value
 
     def text(self, text: str) -> str:
         """An error or note as the user may see it."""
@@ -81,20 +106,34 @@ class Access(Operator):
         """A body as the user may see it; for a payload, name its job."""
         if self.user.sees_secrets:
             return as_text(data)
-        names = () if job is None else self.parameters(job)
+        names = () if job is None else await self.parameters(job)
         if len(data) > LONG_BODY:
             return Body("utf-8", await asyncio.to_thread(masked_bytes, data, names))
         return Body("utf-8", masked_bytes(data, names))
 
+    async def log_lines(self, run: str, after: int = 0) -> list[LogLine]:
+        """What a run has logged, as the user may see it."""
+        found = await self.client.logs(run, after)
+        if self.user.sees_secrets:
+            return found
+        return await asyncio.to_thread(lambda: [_masked_line(line) for line in found])
+
     @cached_property
     def run_pages(self) -> RunPages:
         """Lists of runs; from memory once the index is loaded."""
-        self.services.run_index.start()
-        return RunPages(self.client, index=self.services.run_index)
+        services = self.services
+        services.run_index.start()
+        services.ended_index.start()
+        return RunPages(self.client, index=services.run_index, ends=services.ended_index)
 
     @cached_property
     def slots(self) -> SlotHistory:
         return SlotHistory(self.client)
+
+
+def _masked_line(line: LogLine) -> LogLine:
+    text, extra = masked_text(line.text), masked(line.extra)
+    return msgspec.structs.replace(line, text=text, extra=extra)
 
 
 class Services:
@@ -115,11 +154,13 @@ class Services:
         self.app = app
         """The user's app, if one was given: it knows the parameters of its jobs."""
         self.tokens = Tokens(config)
+        self.proxy_login = ProxyLogin(config)
         self.authenticate = authenticate
         self.telemetry = Telemetry()
         self.broker = Broker(connection, name="holdfast web")
         self.client = Client(self.broker, records or RecordConfig(), self.telemetry)
         self.run_index = RunIndex(self.client)
+        self.ended_index = EndedIndex(self.client)
         self.sessions = Sessions(self.client, self.tokens, config.session_seconds)
         self.upkeep = Upkeep(self.client.topology, buckets=[SESSIONS])
         self.member: Membership | None = None
@@ -127,6 +168,8 @@ class Services:
         self._stop = stop or self._cannot_stop
         self.before_close: list[Callable[[], Awaitable[None]]] = []
         """What to close before the connection."""
+        self._parameters: dict[str, tuple[str, ...] | None] = {}
+        self._learned = -1e9
         self._opening = asyncio.Lock()
         self._open = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -150,6 +193,15 @@ class Services:
     def access(self, user: User) -> Access:
         """A user's access."""
         return Access(self, user)
+
+    async def published(self, job: str) -> Sequence[str] | None:
+        """The parameters of a job that its workers have published, as of the last seconds."""
+        now = self.broker.clock.monotonic()
+        if now - self._learned > LEARN_SECONDS:
+            with contextlib.suppress(BrokerError):
+                self._parameters = await Jobs(self.client).parameters()
+                self._learned = now
+        return self._parameters.get(job)
 
     # ---- life
 
@@ -183,6 +235,7 @@ class Services:
         for end in self.before_close:
             await end()
         await self.run_index.close()
+        await self.ended_index.close()
         if self.member:
             await self.member.stop()
         await self.broker.close()

@@ -23,7 +23,7 @@ from holdfast.clock import rfc3339
 from holdfast.durations import instant, seconds
 from holdfast.errors import InvalidInput
 from holdfast.names import check_run
-from holdfast.status.actions import Action
+from holdfast.status.operators import Action
 from holdfast.web.masking import masked
 from holdfast.web.problems import MEDIA_TYPE, Details, Problem
 

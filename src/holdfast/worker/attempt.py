@@ -15,28 +15,49 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import math
+import time
 from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
-from typing import Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from holdfast import threads, tracing
-from holdfast.app import Job, Middleware
+from holdfast.app import Middleware
 from holdfast.clock import Clock
 from holdfast.context import Context, SyncContext, current_run
-from holdfast.errors import ClaimLost, NoRecord
+from holdfast.errors import ClaimLost, InvalidPayload, NoRecord
+from holdfast.flow import Flow
+from holdfast.job import Job
 from holdfast.keeper.board import Board
+from holdfast.log_lines import Attempted, current_attempt
+from holdfast.model.journal import FlowJournal, parent_of
 from holdfast.model.message import cause_of, count_of, read_heading
 from holdfast.model.run import Progress
-from holdfast.names import H_CAUSE, H_CRASHES, H_MSG_ID, event_message_id, keyed_run
+from holdfast.names import (
+    H_CAUSE,
+    H_CRASHES,
+    H_MSG_ID,
+    H_PARENT,
+    H_RUN,
+    H_WAKE,
+    event_message_id,
+    is_keyed_by_sender,
+    is_slot_or_trigger,
+    keyed_run,
+)
 from holdfast.ownership.claims import Claim, Claims
-from holdfast.payload import Bound, encode_value
+from holdfast.ownership.gates import GateKey
+from holdfast.payload import Bound, KeyRule, encode_value
 from holdfast.process import HANDLER_TASK
-from holdfast.redaction import told
+from holdfast.redaction import Redactor, of_payload, told
 from holdfast.telemetry import Telemetry
-from holdfast.threads import Outcome
+from holdfast.threads import Outcome, Threads, Work
+from holdfast.worker.backlog import NORMAL
 from holdfast.worker.pool import ProcessDied, ProcessPool
 from holdfast.worker.settling import Outbox
+
+if TYPE_CHECKING:
+    from holdfast.worker.flows import FlowCall
 
 PROGRESS_SECONDS: Final = 0.5
 """The shortest interval between two writes of progress: it is for people, and each is a write."""
@@ -44,6 +65,8 @@ NOTE_CHARS: Final = 500
 """Kept short: every later write of the record repeats the note."""
 TRUSTED_SECONDS: Final = 1.0
 """A claim checked within this time is not checked again before an event: saves a read per event."""
+NOTHING_PRINTED: Final[dict[str, str]] = {}
+"""Shared by all attempts that have not printed part of a line."""
 
 
 # ---- the message
@@ -79,13 +102,16 @@ class Interrupt(Enum):
     CANCEL = "cancel"
     CLAIM_LOST = "claim lost"
     SHUTDOWN = "shutdown"
+    CROWDED = "no thread became free"
 
 
 class Held:
     """A message that this process holds, from its delivery until it is settled or given back."""
 
     __slots__ = (
+        "alias",
         "attempt",
+        "broken",
         "call",
         "cause",
         "claim",
@@ -93,39 +119,71 @@ class Held:
         "event",
         "extended",
         "failures",
+        "flow",
         "job",
+        "journal",
         "keyed",
+        "limited",
         "message",
+        "node",
         "patience",
+        "places",
+        "printed",
+        "rank",
         "run",
         "running",
+        "secrets",
         "since",
         "stamp",
+        "unkeyed",
         "waiter",
+        "wake",
     )
 
     patience: float
     waiter: asyncio.Future[None]
 
-    def __init__(self, message: Message, job: Job[Any, Any], since: float, event: str = "") -> None:
+    def __init__(
+        self, message: Message, job: Job[Any], since: float, event: str = "", rank: int = NORMAL
+    ) -> None:
         self.message = message
         self.job = job
         self.since = since
         self.extended = since
         """When the server was last told that we are working on the message."""
         self.event = event
+        self.rank = rank
+        """Its priority among what waits in this process."""
         self.run = ""
         self.stamp = 1
         """The number of this message among those that carry its run."""
         self.failures = 0
+        self.alias = ""
+        """The id that the message gave, where the job's key has replaced it."""
+        self.unkeyed = ""
+        """Why the job's key could not be computed."""
         self.attempt = 1
         self.created = 0.0
         self.keyed = False
+        self.places: tuple[GateKey, ...] = ()
+        """The limits in which its run has a place while it runs."""
+        self.limited = ""
+        """The run's id when it took them."""
         self.claim: Claim | None = None
         self.cause: Interrupt | None = None
         self.call: Call | None = None
         """The call of its handler, once started."""
         self.running = False
+        self.node = ""
+        self.printed = NOTHING_PRINTED
+        self.secrets: Redactor | None = None
+        self.wake = ""
+        """Why the message wakes a flow; empty if it carries a payload."""
+        self.journal: FlowJournal | None = None
+        """The journal of a flow, as it was read before the claim."""
+        self.flow: FlowCall | None = None
+        self.broken = ""
+        """Why the journal cannot be read."""
 
     @property
     def lost(self) -> bool:
@@ -145,6 +203,30 @@ class Held:
             message.headers, message.sequence, message.stored_ns, subscriber
         )
         self.attempt = self.failures + 1
+        if self.job.spec.flow:
+            self.wake = message.headers.get(H_WAKE, "") if H_RUN in message.headers else ""
+        if self.job.key is not None and H_RUN not in message.headers:
+            self._use_key(self.job.key)
+
+    def _use_key(self, rule: KeyRule) -> None:
+        """Compute the run's key, unless the sender chose one, or a schedule sent it."""
+        spec = self.job.spec
+        if is_slot_or_trigger(self.run) or is_keyed_by_sender(self.run, spec.group, spec.name):
+            return
+        try:
+            key = rule.of(self.job.signature.decode(self.message.body))
+        except Exception as error:  # noqa: BLE001 - the attempt decodes it again, and says so
+            self.unkeyed = str(error)
+        else:
+            self.alias, self.run = self.run, keyed_run(spec.group, spec.name, key)
+            self.keyed = True
+
+    def decode(self) -> Bound:
+        """The arguments of the call; `InvalidPayload` if they do not fit, or have no key."""
+        found = self.job.signature.decode(self.message.body)
+        if self.unkeyed:
+            raise InvalidPayload(self.unkeyed)
+        return found
 
     def scope(self) -> None:
         """Qualify the run's id, because another job uses the same one."""
@@ -175,15 +257,29 @@ class Held:
         """The run that sent this one, if any."""
         return cause_of(self.message.headers)
 
-    def log_fields(self, node: str) -> dict[str, Any]:
+    @property
+    def parent(self) -> str:
+        """The flow that waits for the end of this run, if the header names one."""
+        found = self.message.headers.get(H_PARENT, "")
+        return found if found and parent_of(found) else ""
+
+    # ---- its log
+
+    def log_fields(self) -> dict[str, Any]:
         """Fields for every log line of a run."""
         return {
             "run": self.run,
             "job": self.job.name,
             "attempt": self.attempt,
-            "node": node,
+            "node": self.node,
             "epoch": self.claim.epoch if self.claim else 0,
         }
+
+    def conceal(self, text: str) -> str:
+        """A text of its handler without the payload's secrets; the payload is read once."""
+        if self.secrets is None:
+            self.secrets = of_payload(self.message.body, self.job.signature.parameters)
+        return self.secrets.scrub(text)
 
     def show(self) -> None:
         """Name the run on the keeper's board: its handler is about to start."""
@@ -202,7 +298,7 @@ class Held:
         self.call = call
         self.running = True
         self.patience = patience
-        self.waiter = asyncio.get_running_loop().create_future()
+        self.waiter = call.task.get_loop().create_future()
         call.task.add_done_callback(self._wake)
         return self.waiter
 
@@ -218,6 +314,21 @@ class Held:
                 self.call.task.cancel()
                 asyncio.get_running_loop().call_later(self.patience, self._wake)
 
+    @property
+    def quick(self) -> bool:
+        """Whether its run may be claimed a moment before its handler can start.
+
+        Not one that must not start again once it was claimed.
+        """
+        spec = self.job.spec
+        return spec.restart == "immediately" and spec.delivery != "at_most_once"
+
+    def withdraw(self, before: float) -> None:
+        """Give it back if it has waited for a thread since before an instant."""
+        work = self.call.work if self.call is not None and self.running else None
+        if work is not None and self.since < before and work.withdraw():
+            self.interrupt(Interrupt.CROWDED)
+
     def over(self) -> None:
         """End the attempt: it cannot be interrupted, and its context refuses everything."""
         self.running = False
@@ -231,13 +342,14 @@ class Deadlines:
     """
 
     def __init__(self) -> None:
-        self._due: dict[Held, float] = {}
+        self._due: dict[Held, tuple[float, float]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, held: Held, seconds: float) -> None:
-        """Interrupt the attempt after `seconds`, unless it has ended."""
+        """Interrupt the attempt `seconds` after its handler began, unless it has ended."""
         loop = asyncio.get_running_loop()
-        due = self._due[held] = loop.time() + seconds
+        due = loop.time() + seconds
+        self._due[held] = due, seconds
         if self._timer is None or due < self._timer.when():
             self._set(loop, due)
 
@@ -253,11 +365,15 @@ class Deadlines:
     def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
         now = loop.time()
-        for held in [held for held, due in self._due.items() if due <= now]:
+        for held, seconds in [(h, limit) for h, (due, limit) in self._due.items() if due <= now]:
+            left = seconds - held.call.seconds if held.call else 0.0
+            if left > 0:  # it waited for a thread
+                self._due[held] = now + left, seconds
+                continue
             del self._due[held]
             held.interrupt(Interrupt.TIMEOUT)
         if self._due:
-            self._set(loop, min(self._due.values()))
+            self._set(loop, min(due for due, _ in self._due.values()))
 
 
 # ---- the call
@@ -266,14 +382,24 @@ class Deadlines:
 class Call:
     """One call of a handler: its task, and threads it left behind."""
 
-    __slots__ = ("behind", "started", "task")
+    __slots__ = ("attempt", "behind", "started", "task", "work")
 
     task: asyncio.Task[Outcome]
 
-    def __init__(self) -> None:
+    def __init__(self, attempt: Attempted | None = None) -> None:
+        self.attempt = attempt
         self.started = True
         """False if it was stopped before a thread was free for the handler."""
+        self.work: Work | None = None
+        """The call of a plain handler, once it was given to the threads."""
         self.behind: tuple[asyncio.Future[Any], ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """How long a handler in a thread has run; one on the loop has always begun at once."""
+        if self.work is None:
+            return math.inf
+        return time.monotonic() - self.work.began if self.work.began else 0.0
 
     @property
     def leftovers(self) -> list[asyncio.Future[Any]]:
@@ -296,18 +422,17 @@ class Caller:
     ) -> None:
         self.threads = threads
         self.processes = processes
-        self.busy_threads = 0
         self._processes: ProcessPool | None = None
         self._middlewares = middlewares
-        self._pool: ThreadPoolExecutor | None = None
+        self._threads: Threads | None = None
         self._telemetry = telemetry
 
-    def lanes(self, jobs: Iterable[Job[Any, Any]]) -> dict[str, int]:
+    def lanes(self, jobs: Iterable[Job[Any]]) -> dict[str, int]:
         """How many handlers of these jobs can run at once, by lane; the loop has no limit."""
         most = {"thread": self.threads, "process": self.processes}
         return {job.lane: most[job.lane] for job in jobs if job.lane in most}
 
-    async def prepare(self, job: Job[Any, Any]) -> None:
+    async def prepare(self, job: Job[Any]) -> None:
         """Start a process for a job that needs one, outside the time limit of the attempt."""
         with contextlib.suppress(ProcessDied, OSError):  # the call retries, and reports the error
             await self._pool_of_processes().prepare(job)
@@ -317,22 +442,32 @@ class Caller:
             self._processes = ProcessPool(self.processes)
         return self._processes
 
-    def has_place(self, job: Job[Any, Any]) -> bool:
+    @property
+    def busy_threads(self) -> int:
+        """Handlers that run in a thread or wait for one."""
+        return self._threads.busy if self._threads else 0
+
+    def has_place(self, job: Job[Any]) -> bool:
         """Whether a handler of this job could start at once."""
         return job.lane != "thread" or self.busy_threads < self.threads
 
     def start(
-        self, job: Job[Any, Any], run: str, bound: Bound, make_context: Callable[[], Context]
+        self,
+        job: Job[Any],
+        run: str,
+        bound: Bound,
+        make_context: Callable[[], Context],
+        attempt: Attempted | None = None,
     ) -> Call:
         """Begin one attempt; the context is created only if somebody uses it."""
-        call = Call()
+        call = Call(attempt)
         body = self._outcome(job, run, bound, make_context, call)
-        call.task = asyncio.get_running_loop().create_task(body, name=HANDLER_TASK)
+        call.task = asyncio.create_task(body, name=HANDLER_TASK)
         return call
 
     async def _outcome(
         self,
-        job: Job[Any, Any],
+        job: Job[Any],
         run: str,
         bound: Bound,
         make_context: Callable[[], Context],
@@ -349,7 +484,7 @@ class Caller:
 
     def call(
         self,
-        job: Job[Any, Any],
+        job: Job[Any],
         run: str,
         bound: Bound,
         make_context: Callable[[], Context],
@@ -357,6 +492,31 @@ class Caller:
     ) -> Coroutine[Any, Any, Any]:
         """The attempt itself, inside its task."""
         current_run.set(run)
+        current_attempt.set(call.attempt)
+        if job.signature.resources:
+            return self._with_resources(job, run, bound, make_context, call)
+        return self._plainly(job, run, bound, make_context, call)
+
+    async def _with_resources(
+        self,
+        job: Job[Any],
+        run: str,
+        bound: Bound,
+        make_context: Callable[[], Context],
+        call: Call,
+    ) -> Any:
+        opened = {name: await one() for name, one in job.signature.resources.items()}
+        bound = bound._replace(kwargs=bound.kwargs | opened)
+        return await self._plainly(job, run, bound, make_context, call)
+
+    def _plainly(
+        self,
+        job: Job[Any],
+        run: str,
+        bound: Bound,
+        make_context: Callable[[], Context],
+        call: Call,
+    ) -> Coroutine[Any, Any, Any]:
         traced = tracing.on()
         if not (job.signature.contexts or self._middlewares or traced):
             return self._handler(job, bound, call, run)
@@ -365,7 +525,7 @@ class Caller:
         return _traced(ctx, chain) if traced else chain
 
     def _chain(
-        self, job: Job[Any, Any], ctx: Context, bound: Bound, call: Call
+        self, job: Job[Any], ctx: Context, bound: Bound, call: Call
     ) -> Coroutine[Any, Any, Any]:
         if job.signature.contexts and job.lane != "process":
             own = ctx if job.is_async else SyncContext.beside(ctx, asyncio.get_running_loop())
@@ -379,36 +539,32 @@ class Caller:
         return chained
 
     def _handler(
-        self, job: Job[Any, Any], bound: Bound, call: Call, run: str, ctx: Context | None = None
+        self, job: Job[Any], bound: Bound, call: Call, run: str, ctx: Context | None = None
     ) -> Coroutine[Any, Any, Any]:
         if job.is_async:
             coroutine: Coroutine[Any, Any, Any] = job.func(*bound.args, **bound.kwargs)
+            if job.spec.flow and isinstance(ctx, Flow):
+                return ctx.flowing.drive(coroutine)
             return coroutine
         if job.lane == "process":
-            return self._pool_of_processes().run(job, bound, run, ctx)
+            return self._pool_of_processes().run(job, bound, run, ctx, call.attempt)
         return self._in_thread(functools.partial(job.func, *bound.args, **bound.kwargs), call)
 
     async def _in_thread(self, function: functools.partial[Any], call: Call) -> Any:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.threads, HANDLER_TASK)
+        if self._threads is None:
+            self._threads = Threads(self.threads, HANDLER_TASK)
         inside = functools.partial(contextvars.copy_context().run, function)
-        working = self._pool.submit(threads.caught, inside)
-        future = asyncio.wrap_future(working)
-        self.busy_threads += 1
-        future.add_done_callback(self._thread_freed)
+        work = call.work = self._threads.submit(inside)
         try:
-            outcome = await asyncio.shield(future)
+            outcome = await work.future
         except asyncio.CancelledError:
-            if working.cancel():
+            if work.withdraw():
                 call.started = False
-            elif not future.done():
-                self._leave_behind(call, future)
+            elif work.future.cancelled():
+                self._leave_behind(call, work.outlived())
             raise
         result = threads.given(outcome)
         return await result if asyncio.iscoroutine(result) else result
-
-    def _thread_freed(self, _: object) -> None:
-        self.busy_threads -= 1
 
     def _leave_behind(self, call: Call, future: asyncio.Future[Any]) -> None:
         call.behind += (future,)
@@ -417,8 +573,8 @@ class Caller:
 
     def close(self) -> None:
         """Release threads and processes; busy threads end with the process."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._threads is not None:
+            self._threads.close()
         if self._processes is not None:
             self._processes.close()
 

@@ -25,11 +25,11 @@ from typing import Any
 from holdfast.app import Holdfast
 from holdfast.config import LogConfig, RecordConfig, WorkerConfig, load
 from holdfast.context import Context, SyncContext
+from holdfast.log_lines import configure_logging
 from holdfast.process import run_role
-from holdfast.telemetry import configure_logging
 from holdfast.worker.worker import Worker
 
-HEALTH_PORT = 8080
+HEALTH_PORT = 8080  # the usual port of a container that serves one thing
 
 
 def consumer_app(handler: Callable[..., Any], job_name: str, **contract: Any) -> Holdfast:

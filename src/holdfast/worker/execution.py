@@ -1,6 +1,6 @@
 """Executes one held message, from its delivery to its last acknowledgement.
 
-    claim ──► decode ──► handler, with its events ──► one of the ends in `settling`
+    [limits] ──► claim ──► decode ──► handler, with its events ──► one of the ends in `settling`
 
 The one rule of acknowledgement: ack or nak only after our own settle succeeded. Once the claim is
 lost nothing is sent, because the reply subject of an old delivery acts on the new one.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -28,6 +29,7 @@ from holdfast.errors import (
     BrokerError,
     ClaimLost,
     Discard,
+    FlowMismatch,
     InvalidInput,
     InvalidPayload,
     Retry,
@@ -37,6 +39,7 @@ from holdfast.errors import (
     UnknownMember,
     Unreadable,
 )
+from holdfast.flow import Flow, Unwound
 from holdfast.model import run as runs
 from holdfast.model.run import Outcome, RunRecord, State, Verdict
 from holdfast.model.settings import Settings
@@ -45,8 +48,12 @@ from holdfast.ownership.claims import Claim, Claims
 from holdfast.payload import Bound
 from holdfast.telemetry import Telemetry
 from holdfast.worker.attempt import Call, Caller, CurrentAttempt, Deadlines, Held, Interrupt
+from holdfast.worker.debouncing import Debouncer
+from holdfast.worker.flows import FlowCall, FlowRunner, Park, busy_delay
+from holdfast.worker.limiting import Limiter
+from holdfast.worker.logs import RunLogs, finish_lines
 from holdfast.worker.pool import ResultRefused
-from holdfast.worker.settling import Outbox, Settler, error_line, traceback_of
+from holdfast.worker.settling import Outbox, Settler, error_line, story_of, traceback_of
 
 log = logging.getLogger("holdfast.worker")
 
@@ -85,10 +92,17 @@ class Executor:
         now: Callable[[], float],
         short_wait: float = 10.0,
         unknown_seconds: float = 0.0,
+        ack_wait: float = math.inf,
         cleanup: float = 10.0,
         settings: Callable[[], Settings] | None = None,
+        logs: RunLogs | None = None,
+        limiter: Limiter | None = None,
+        flows: FlowRunner | None = None,
     ) -> None:
+        self._limiter = limiter
+        self._flows = flows
         self.claims = claims
+        self._logs = logs
         self._clock = clock
         self._outbox = outbox
         self._caller = caller
@@ -99,11 +113,22 @@ class Executor:
         self._now = now
         self._cleanup = cleanup
         self._unknown_seconds = unknown_seconds
+        self._ack_wait = ack_wait
         self._foreign: dict[str, float] = {}
         self._deadlines = Deadlines()
+        self._debouncer = Debouncer(outbox, claims, telemetry)
         self._settle = Settler(
-            claims, outbox, clock, telemetry, node=node, now=now, short_wait=short_wait
+            claims,
+            outbox,
+            clock,
+            telemetry,
+            node=node,
+            now=now,
+            short_wait=short_wait,
+            limiter=limiter,
         )
+        if limiter is not None:
+            limiter.file = self._settle.file
 
     async def execute(self, held: Held) -> Sequence[asyncio.Future[Any]]:
         """Process one message completely; after a broker error the message is redelivered.
@@ -111,12 +136,14 @@ class Executor:
         Returns what its handler has left running.
         """
         held.identify()
+        held.node = self._node
         kept = ""
         try:
             if await self._obtain(held):
                 held.show()
                 kept = held.claim.record.body_object if held.claim else ""
-                await self._attempt(held)
+                if held.flow is None or not await self._flow_is_over(held, held.flow):
+                    await self._attempt(held)
         except ClaimLost as error:
             log.warning("%s: its result was refused", error)
         except (BrokerError, Unreadable) as error:
@@ -134,7 +161,7 @@ class Executor:
     # ---- obtaining the claim
 
     async def _obtain(self, held: Held) -> bool:
-        spec = held.job.spec
+        spec, began = held.job.spec, self._clock.monotonic()
         redelivered = held.message.deliveries > 1
         if not held.is_recorded and not await self._is_expected(held):
             return True
@@ -148,19 +175,16 @@ class Executor:
             failures=held.failures,
             crashes=held.crashes,
             cause=held.sender,
+            alias=held.alias,
+            flow=spec.flow,
+            parent=held.parent,
         )
+        special = spec.debounce or spec.flow or spec.limits
+        if special and not await self._admit(held, fresh):
+            return False
         if spec.delivery == "at_most_once":
             fresh = await self._with_body(held, fresh)
-        found: Claim | Verdict | None = await self.claims.claim(
-            held.run, fresh, message=held.stamp, reply=held.message.reply, careful=redelivered
-        )
-        if found is Verdict.FOREIGN:
-            held.scope()
-            found = await self.claims.claim(
-                held.run, fresh, message=held.stamp, reply=held.message.reply
-            )
-        if found is Verdict.SUPERSEDED:
-            found = await self._superseded(held, fresh)
+        found = await self._claim(held, fresh, redelivered or held.wake != "")
         if not isinstance(found, Claim):
             if fresh.body_object:
                 await self._outbox.forget(fresh.body_object)
@@ -169,10 +193,78 @@ class Executor:
             return False
         self._won.inc()
         held.adopt(found)
+        late = self._clock.monotonic() - began > self._ack_wait
+        if (redelivered or late) and await self._had_ended(held, found):
+            return False
         counted = found.record.failures and not found.record.attempts  # before it had a record
         if spec.delivery == "at_most_once" and counted:
             await self._settle.dead(held, "failed", HAS_BEGUN, "")
             return False
+        if spec.flow:
+            held.flow = await self._flow.begin(held)
+        return True
+
+    async def _admit(self, held: Held, fresh: RunRecord) -> bool:
+        """Debounce, read a flow's journal, and take a place in each limit; False: the message was
+        dealt with.
+
+        A flow whose journal cannot be read is only parked: it needs no place.
+        """
+        spec = held.job.spec
+        if spec.debounce and self._debouncer.applies(held):
+            await self._debouncer.take(held, spec.debounce, fresh)
+            return False
+        if spec.flow and not await self._flow.found(held):
+            return False
+        if not spec.limits or self._limiter is None or held.broken:
+            return True
+        return await self._limiter.admit(held, fresh)
+
+    @property
+    def _flow(self) -> FlowRunner:
+        if self._flows is None:
+            raise BrokerError("this worker was started without flows")
+        return self._flows
+
+    async def _claim(self, held: Held, fresh: RunRecord, careful: bool) -> Claim | Verdict | None:
+        found: Claim | Verdict | None = await self.claims.claim(
+            held.run, fresh, message=held.stamp, reply=held.message.reply, careful=careful
+        )
+        if found is Verdict.FOREIGN:
+            held.scope()
+            found = await self.claims.claim(
+                held.run, fresh, message=held.stamp, reply=held.message.reply
+            )
+        if found is Verdict.SUPERSEDED:
+            found = await self._superseded(held, fresh)
+        return found
+
+    async def _had_ended(self, held: Held, claim: Claim) -> bool:
+        """Whether a run that was just claimed has ended before, and its record has expired since.
+
+        TTLs run on while NATS is down, and while this process is frozen. The history knows; if it
+        cannot answer, the message is given back. A younger message cannot have an expired record,
+        and a run that waits for its next attempt has one.
+        """
+        stored, attempts = held.message.stored_ns / 1e9, claim.record.attempts
+        young = self._now() - stored < self.claims.ttl_of(claim.record)
+        if young or (attempts and attempts[-1].outcome != "crashed"):
+            return False
+        spec = held.job.spec
+        try:
+            found = await self._outbox.recall(held.run, spec.group, spec.name, stored)
+        except BrokerError as error:
+            why = f"it may have ended before, and the history cannot be read: {error}"
+            await self._settle.left(held, why, LEFT_SECONDS)
+            return True
+        if found is None or found.record.vacant:
+            return False
+        log.info("run %s has ended before: its message is dropped", held.run)
+        kept = claim.record.body_object
+        await self.claims.put_back(claim, found.record)
+        if kept:
+            await self._outbox.forget(kept)
+        await self._settle.over(held)
         return True
 
     async def _unknown(self, held: Held, error: str) -> None:
@@ -271,7 +363,16 @@ class Executor:
         if verdict in (Verdict.DUPLICATE, Verdict.SUPERSEDED):
             self._telemetry.duplicates.labels("claim").inc()
             log.info("run %s: %s", held.run, verdict.value)
-            await held.message.ack()
+            if verdict is Verdict.DUPLICATE and held.message.deliveries > 1:
+                found = await self.claims.read(held.run)
+                if found and found[0].terminal:
+                    await self._settle.filed_again(held, found[0])
+            if verdict is Verdict.DUPLICATE and held.parent:
+                await self._tell_parent(held)
+            # A newer message has the place of an ordered run, even if it is not there yet.
+            await self._settle.over(held, again=verdict is Verdict.SUPERSEDED)
+        elif verdict is Verdict.HELD and held.wake:
+            await held.message.nak(busy_delay(held.message.deliveries))
         elif verdict is Verdict.HELD:
             await held.message.nak(HELD_ELSEWHERE_SECONDS)
         elif verdict is Verdict.CROWDED:
@@ -280,6 +381,13 @@ class Executor:
             await held.message.nak(UNREADABLE_SECONDS)
         else:
             await self._abandon(held, verdict)
+
+    async def _tell_parent(self, held: Held) -> None:
+        """A child was cancelled before it had a record: only its message knows its flow."""
+        found = await self.claims.read(held.run)
+        if found and found[0].terminal and not found[0].parent:
+            record = msgspec.structs.replace(found[0], parent=held.parent)
+            await self._outbox.tell(held.run, record)
 
     async def _abandon(self, held: Held, verdict: Verdict) -> None:
         found = await self.claims.read(held.run)
@@ -292,8 +400,9 @@ class Executor:
         running = record.state == "running"
         told = runs.close_crashed(record, self._now()) if running else record
         letter = await self._settle.write_letter(held, reason, error, "", told)
-        if await self.claims.give_up(held.run, record, revision, state=state, error=error):
-            await held.message.ack()
+        if ended := await self.claims.give_up(held.run, record, revision, state=state, error=error):
+            await self._settle.file(held, ended)
+            await self._settle.over(held)
         else:
             await self._outbox.withdraw(letter)
             await held.message.nak(HELD_ELSEWHERE_SECONDS)
@@ -309,17 +418,17 @@ class Executor:
             )
             return
         try:
-            bound = held.job.signature.decode(held.message.body)
+            bound = held.decode()
         except UnknownMember as error:
-            await self._unknown(held, f"InvalidPayload: {error}")
+            await self._unknown(held, held.conceal(f"InvalidPayload: {error}"))
             return
         except InvalidPayload as error:
-            await self._settle.dead(held, "invalid", f"InvalidPayload: {error}", "")
+            await self._settle.dead(held, "invalid", held.conceal(f"InvalidPayload: {error}"), "")
             return
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - the user's own types are made here
-            await self._settle.dead(held, "invalid", error_line(error), traceback_of(error))
+            await self._settle.dead(held, "invalid", *story_of(error, held))
             return
         if spec.delivery == "at_most_once" and not await self._ack_first(held):
             return
@@ -329,6 +438,10 @@ class Executor:
             tally.waited.observe(max(0.0, self._now() - held.created))
         began = self._clock.monotonic()
         await self._run(held, bound, deadline)
+        if held.printed:
+            finish_lines(held)
+        if self._logs is not None:
+            await self._logs.flush_attempt(held.run, held.attempt)
         outcome = await self._ended(held)
         tally.finish(outcome, self._clock.monotonic() - began)
 
@@ -338,7 +451,9 @@ class Executor:
             await self._caller.prepare(held.job)
         if held.interrupted:
             return
-        call = self._caller.start(held.job, held.run, bound, lambda: self._context(held, limit))
+        call = self._caller.start(
+            held.job, held.run, bound, lambda: self._context(held, limit), held
+        )
         waiter = held.begin(call, self._cleanup)
         if limit:
             self._deadlines.begin(held, limit)
@@ -352,9 +467,14 @@ class Executor:
             held.over()
 
     def _deadline(self, held: Held) -> float | None:
-        """The time limit of this attempt in seconds, or None."""
+        """The time limit of this attempt in seconds, or None.
+
+        A flow that has to end gets the time to undo what it did.
+        """
         spec = held.job.spec
         limit = spec.timeout_seconds
+        if held.flow is not None and (held.flow.unwinding or held.flow.deadline <= self._now()):
+            return None
         if spec.run_timeout_seconds is not None:
             left = held.created + spec.run_timeout_seconds - self._now()
             limit = left if limit is None else min(limit, left)
@@ -362,7 +482,8 @@ class Executor:
 
     def _context(self, held: Held, limit: float | None) -> Context:
         spec = held.job.spec
-        return Context(
+        made = Context if held.flow is None else Flow
+        found = made(
             CurrentAttempt(held, self.claims, self._outbox, self._clock, self._telemetry),
             run=held.run,
             spec=spec,
@@ -374,6 +495,52 @@ class Executor:
             deadline=self._clock.utc() + limit if limit else None,
             settings=self._settings,
         )
+        if isinstance(found, Flow) and held.flow is not None:
+            found.flowing = held.flow
+        return found
+
+    # ---- flows
+
+    async def _flow_is_over(self, held: Held, flow: FlowCall) -> bool:
+        """Whether a flow needs no call: it had ended, or its journal cannot be read."""
+        if held.broken:
+            await self._settle.parked(held, flow.stopped(held.broken))
+            return True
+        end = flow.journal.end
+        if end is None or not flow.ended_before:
+            return False
+        await self._settle.ended_before(held, end)
+        return True
+
+    async def _flow_ended(self, held: Held, flow: FlowCall, error: BaseException) -> Outcome | None:
+        """How a call of a flow's function has ended; None: as that of any job."""
+        if flow.lost is not None:
+            raise flow.lost
+        if flow.again:
+            return await self._settle.parked(held, Park("its next call"), back=True)
+        if flow.park is not None:
+            return await self._settle.parked(held, flow.park)
+        if isinstance(error, (FlowMismatch, Unreadable)):
+            log.error("flow %s is stopped: %s", held.run, error)
+            return await self._settle.parked(held, flow.stopped(error))
+        undone = flow.story_of_undo()
+        if isinstance(error, Unwound):
+            if error.reason == "cancelled" and flow.unwound_as != "failed":
+                return await self._settle.cancelled(held, f"{error}{undone}")
+            reason = "timeout" if error.reason == "timeout" else "failed"
+            await self._settle.dead(held, reason, f"{error}{undone}", "")
+            return "timeout" if reason == "timeout" else "failed"
+        if held.cause is None and not isinstance(error, (Discard, ResultRefused)):
+            line, trace = story_of(error, held)
+            await self._settle.dead(held, "failed", line + undone, trace)
+            return "failed"
+        return None
+
+    async def _flow_interrupted(self, held: Held) -> Outcome:
+        """A flow was cancelled, or its time is over, while it ran: its next call unwinds it."""
+        if held.cause is Interrupt.CANCEL:
+            await self._flow.stop(held)
+        return await self._settle.parked(held, Park("its end"), back=True)
 
     # ---- the end
 
@@ -382,6 +549,10 @@ class Executor:
         if call is None or not call.task.done() or call.task.cancelled():
             return await self._interrupted(held)
         value, error = call.task.result()
+        if error is not None and held.flow is not None:
+            outcome = await self._flow_ended(held, held.flow, error)
+            if outcome is not None:
+                return outcome
         if error is not None:
             return await self._raised(held, error)
         return await self._settle.done(held, value)
@@ -391,7 +562,7 @@ class Executor:
         spec = held.job.spec
         if call.task.done():
             return call.leftovers
-        fields = held.log_fields(self._node)
+        fields = held.log_fields()
         gauge = self._telemetry.stuck_handlers.labels(spec.group, spec.name)
         log.warning(
             "the handler of run %s (job %s) still runs %s after it was cancelled (%s): its attempt "
@@ -417,8 +588,11 @@ class Executor:
             return await self._settle.failed(
                 held, "CancelledError: the handler cancelled itself", ""
             )
-        if held.cause is Interrupt.TIMEOUT and held.call and not held.call.started:
-            return await self._settle.returned(held)
+        if held.cause is Interrupt.CROWDED:
+            await self._settle.left(held, "", 0.0)
+            return "given_back"
+        if held.flow is not None and held.cause in (Interrupt.TIMEOUT, Interrupt.CANCEL):
+            return await self._flow_interrupted(held)
         if held.cause is Interrupt.TIMEOUT:
             limit = spec.timeout_seconds or spec.run_timeout_seconds or 0.0
             error = f"TimeoutError: the attempt took longer than {durations.text(limit)}"
@@ -436,26 +610,26 @@ class Executor:
 
     async def _raised(self, held: Held, error: BaseException) -> Outcome:
         if isinstance(error, ResultRefused):
-            await self._settle.dead(held, "invalid", f"InvalidPayload: {error}", error.story)
+            line = held.conceal(f"InvalidPayload: {error}")
+            await self._settle.dead(held, "invalid", line, held.conceal(error.story))
             return "failed"
         steers = isinstance(error, Signal) and held.cause is Interrupt.TIMEOUT
         if held.cause is not None and not steers:  # its reaction to being stopped
-            return await self._interrupted(held, traceback_of(error))
+            return await self._interrupted(held, traceback_of(error, held))
         if isinstance(error, Discard):
             return await self._settle.cancelled(
-                held, error_line(error).replace("Discard", "discarded", 1)
+                held, error_line(error, held).replace("Discard", "discarded", 1)
             )
         delay = None
         try:
             if isinstance(error, (Retry, Snooze)) and error.delay is not None:
                 delay = durations.seconds(error.delay, f"{type(error).__name__} delay")
         except InvalidInput as wrong:
-            return await self._settle.failed(held, error_line(wrong), traceback_of(error))
+            line = error_line(wrong, held)
+            return await self._settle.failed(held, line, traceback_of(error, held))
         if isinstance(error, Snooze) and held.job.spec.delivery != "at_most_once":
             return await self._settle.snoozed(held, delay or 0.0)
-        return await self._settle.failed(
-            held, error_line(error), traceback_of(error), "failed", delay
-        )
+        return await self._settle.failed(held, *story_of(error, held), "failed", delay)
 
     def _closing(self, held: Held) -> None:
         """The worker is closing: settle what was interrupted, leave everything else."""

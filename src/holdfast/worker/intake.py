@@ -21,16 +21,20 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from holdfast import errors
-from holdfast.app import Job
 from holdfast.broker import Bucket, Delivery, Pull
-from holdfast.broker.streams import APP_LABEL, NANO
+from holdfast.broker.pull import SLOW_HEARTBEAT_SECONDS
+from holdfast.broker.streams import APP_LABEL
 from holdfast.client import Client
 from holdfast.config import WorkerConfig
+from holdfast.durations import NANO
+from holdfast.job import Job
 from holdfast.keeper.board import LOOP, QUICK, Board
 from holdfast.model import node as nodes
-from holdfast.names import H_TTL, consumer, parse_consumer
+from holdfast.names import GRANTED, H_TTL, consumer, parse_consumer
+from holdfast.payload.published import LABEL, published
 from holdfast.retrying import repeating
 from holdfast.worker.attempt import Held
+from holdfast.worker.backlog import NORMAL, RANKS, shares
 from holdfast.worker.execution import Executor
 from holdfast.worker.places import SPEED_SECONDS, Lane, Left, Places
 from holdfast.worker.settling import quietly
@@ -54,6 +58,9 @@ CANARY_KEPT_SECONDS: Final = 60
 """How long canaries and their consumer outlive a dead worker."""
 MOVED_SECONDS: Final = 10.0
 """Groups rarely move, and listing consumers costs the server little at this rate."""
+SENTINELS: Final = 24
+"""How many consumers have quick heartbeats. In a cluster, the leaders of consumers are spread over
+the servers: when one dies, some of these fall silent, and then all consumers ask again."""
 PLACES: Final = {"loop": "places", "thread": "threads", "process": "processes"}
 """The word for a lane's places in messages."""
 
@@ -65,7 +72,7 @@ class Intake:
         self,
         client: Client,
         config: WorkerConfig,
-        jobs: Iterable[Job[Any, Any]],
+        jobs: Iterable[Job[Any]],
         places: Places,
         executor: Executor,
         canary: Canary,
@@ -87,21 +94,46 @@ class Intake:
         self._enough = enough
         self._blocked: set[str] = set()
         self._unsure: asyncio.Task[None] | None = None
+        self._shares = shares(config.low_share)
+        self._ranks: dict[str, int] = {}
+        """The priority of each consumer, unless all of them are normal."""
         self.pulls = [pull for job in jobs for pull in self._pulls_of(job)]
+        for pull in self.pulls[SENTINELS:]:
+            pull.heartbeat = SLOW_HEARTBEAT_SECONDS
         events = self._broker.names.events
         self._to_subscribe = {p.consumer for p in self.pulls if p.stream == events}
         places.open(self._start, self._freed)
 
     # ---- pulling
 
-    def _pulls_of(self, job: Job[Any, Any]) -> list[Pull]:
+    def _pulls_of(self, job: Job[Any]) -> list[Pull]:
         names, spec = self._broker.names, job.spec
-        found = [self._pull(job, names.jobs, names.job(spec.group, spec.name), "")]
+        found = [self._queue(job, "")]
         found += [self._pull(job, names.events, names.event(event), event) for event in spec.on]
-        return found
+        return found + ([self._queue(job, GRANTED)] if spec.ordered else [])
 
-    def _pull(self, job: Job[Any, Any], stream: str, subject: str, event: str) -> Pull:
-        name = consumer(job.spec.group, job.spec.name, event)
+    def _queue(self, job: Job[Any], queue: str) -> Pull:
+        names, spec = self._broker.names, job.spec
+        return self._pull(job, names.jobs, names.job(spec.group, spec.name, queue), "", queue)
+
+    def open(self, job: Job[Any], queue: str) -> Pull | None:
+        """The pull of one more of a job's queues, to be run by the caller; None: it has one."""
+        name = consumer(job.spec.group, job.spec.name, queue=queue)
+        if any(pull.consumer == name for pull in self.pulls):
+            return None
+        pull = self._queue(job, queue)
+        pull.heartbeat = SLOW_HEARTBEAT_SECONDS if len(self.pulls) >= SENTINELS else pull.heartbeat
+        self.pulls.append(pull)
+        return pull
+
+    def _pull(self, job: Job[Any], stream: str, subject: str, event: str, queue: str = "") -> Pull:
+        name = consumer(job.spec.group, job.spec.name, event, queue)
+        labels = {APP_LABEL: self._app} | (
+            {} if event or queue else {LABEL: published(job.signature, job.key, job.spec)}
+        )
+        rank = RANKS.get(queue, RANKS[job.spec.priority])
+        if rank != NORMAL or self._ranks:
+            self._ranks[name] = rank
 
         async def ensure() -> None:
             await self._client.topology.ensure_consumer(
@@ -111,20 +143,22 @@ class Intake:
                 self._config.ack_wait_seconds,
                 new=bool(event),
                 since=self._missed_since(pull),
-                app=self._app,
+                labels=labels,
+                in_order=job.spec.ordered and queue != GRANTED,
             )
             self._exists(name)
 
-        pull = self.pull_for(job, event, stream, name, ensure)
+        pull = self.pull_for(job, event, stream, name, ensure, rank)
         return pull
 
     def pull_for(
         self,
-        job: Job[Any, Any],
+        job: Job[Any],
         event: str,
         stream: str,
         name: str,
         ensure: Callable[[], Awaitable[None]],
+        rank: int = NORMAL,
     ) -> Pull:
         """A pull whose messages are executed by a job."""
         pull = Pull(
@@ -132,10 +166,16 @@ class Intake:
             stream,
             name,
             ensure=ensure,
-            deliver=lambda delivery: self._delivered(delivery, job, event),
-            want=lambda: self._wanted(pull, job.lane),
+            deliver=lambda delivery: self._delivered(delivery, job, event, rank),
+            want=lambda: self._wanted(pull, job.lane, rank),
+            on_silent=self._ask_again,
         )
         return pull
+
+    def _ask_again(self) -> None:
+        """A consumer's leader seems to be gone, perhaps with its server: ask all of them again."""
+        for pull in self.pulls:
+            pull.ask_again()
 
     def _exists(self, name: str) -> None:
         """A consumer exists; after the last subscription, pulling may start."""
@@ -159,19 +199,33 @@ class Intake:
         away = self._broker.clock.monotonic() - pull.known
         return self._broker.server_now() - away - UNDER_WAY_SECONDS
 
-    def _wanted(self, pull: Pull, lane_name: str) -> int:
+    def _wanted(self, pull: Pull, lane_name: str, rank: int) -> int:
         """How many messages a consumer may have in flight: one if idle, else its share."""
         places = self._places
         if self.draining or self._to_subscribe or places.reserved:
             return 0
         room = places.limit + int(places.speed * AHEAD_SECONDS) - places.busy - places.stuck
-        room = min(room - places.waiting, self._lane_room(places.lanes[lane_name]))
+        lane = places.lanes[lane_name]
+        room = min(room - places.waiting, self._lane_room(lane))
         if room <= 0:
-            return 0
+            return self._at_hand(pull, lane, rank) if self._ranks else 0
         if not pull.active:
             return 1
+        if self._ranks:
+            others = (self._ranks.get(p.consumer, NORMAL) for p in self.pulls if p.active)
+            return max(1, int(room * self._shares[rank] / sum(self._shares[r] for r in others)))
         busy = sum(1 for p in self.pulls if p.active)
         return max(1, room // max(1, busy))
+
+    def _at_hand(self, pull: Pull, lane: Lane, rank: int) -> int:
+        """While no place is free: some messages of each priority, so that the lane can choose.
+
+        As many as the lane starts of that priority in a moment, at least one.
+        """
+        if lane.blocked or (rank == NORMAL and not pull.active):
+            return 0
+        soon = int(lane.speed * AHEAD_SECONDS * self._shares[rank])
+        return max(0, max(1, soon) - lane.backlog.waiting(rank))
 
     def _lane_room(self, lane: Lane) -> int:
         if lane.blocked:
@@ -181,11 +235,11 @@ class Intake:
 
     # ---- a message
 
-    def _delivered(self, delivery: Delivery, job: Job[Any, Any], event: str) -> None:
+    def _delivered(self, delivery: Delivery, job: Job[Any], event: str, rank: int) -> None:
         now = self._broker.clock.monotonic()
         if self._may_be_old(now):
             return  # if it is ours, the server delivers it again
-        held = Held(delivery, job, now, event)
+        held = Held(delivery, job, now, event, rank)
         if self.draining or self._places.reserved or self._places.lanes[job.lane].blocked:
             self._give_back_soon(held)
             return
@@ -310,6 +364,7 @@ class Canary:
             ensure=self._ensure,
             deliver=self._deliver,
             want=lambda: 1,
+            heartbeat=SLOW_HEARTBEAT_SECONDS,  # its messages themselves come more often
         )
 
     @property
@@ -380,9 +435,7 @@ class Moved:
     Not prevented: while workers of both groups run, each group executes every event.
     """
 
-    def __init__(
-        self, client: Client, intake: Intake, app: str, jobs: Iterable[Job[Any, Any]]
-    ) -> None:
+    def __init__(self, client: Client, intake: Intake, app: str, jobs: Iterable[Job[Any]]) -> None:
         self._client = client
         self._broker = client.broker
         self._stream = client.broker.names.events

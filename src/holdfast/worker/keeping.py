@@ -38,7 +38,8 @@ from holdfast.forks import closed_in_children
 from holdfast.keeper import board as words
 from holdfast.keeper.board import Board
 from holdfast.keeper.vitals import Blockage
-from holdfast.telemetry import JsonFormatter, Telemetry
+from holdfast.log_lines import JsonFormatter
+from holdfast.telemetry import Telemetry
 
 log = logging.getLogger("holdfast.keeper")
 

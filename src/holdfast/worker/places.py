@@ -3,7 +3,8 @@
 A place is a long-lived task that executes one message after another. Places are created on demand
 and stay. Besides a place, a job needs its lane: the event loop, a thread, or a process. A lane has
 a limit too; a message waits in its lane's backlog until it can start, so nothing is claimed before
-its handler can run at once.
+its handler can run at once. Threads are the exception while handlers are short: claims of the next
+hundredth of a second are made meanwhile, and given back if the handlers before them take longer.
 
 A handler that was given up and still runs keeps its place until it ends: it is *stuck*. A lane with
 only stuck places is *blocked*: it takes nothing, and its worker is not ready.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from holdfast.model.node import HeldRun
 from holdfast.ownership.claims import Company
 from holdfast.process import PLACE_TASK
 from holdfast.worker.attempt import Held, Interrupt
+from holdfast.worker.backlog import LOW_SHARE, Backlog
 
 YIELD_EVERY: Final = 32
 """Runs after which a place yields to the loop: short handlers may never wait for anything, and
@@ -31,6 +33,9 @@ CLOSE_SECONDS: Final = 2.0
 """How long `close` waits for interrupted runs to be settled."""
 SPEED_SECONDS: Final = 0.25
 """How often the speed of each lane is measured."""
+CLAIM_AHEAD_SECONDS: Final = 0.01
+"""How much work of threads is claimed ahead: twice the interval at which Python switches threads,
+so that a thread has enough to do while the event loop works on the next claims."""
 INDEX_SECONDS: Final = 0.2
 """Runs held for less are not in the index: most end before anyone could read it."""
 INDEX_UNCLAIMED: Final = 500
@@ -43,9 +48,19 @@ Left = Sequence[asyncio.Future[Any]]
 class Lane:
     """The places for handlers of one kind."""
 
-    __slots__ = ("backlog", "busy", "executed", "limit", "measured", "name", "speed", "stuck")
+    __slots__ = (
+        "ahead",
+        "backlog",
+        "busy",
+        "executed",
+        "limit",
+        "measured",
+        "name",
+        "speed",
+        "stuck",
+    )
 
-    def __init__(self, name: str, limit: int) -> None:
+    def __init__(self, name: str, limit: int, low_share: float = LOW_SHARE) -> None:
         self.name = name
         self.limit = limit
         self.busy = 0
@@ -54,7 +69,9 @@ class Lane:
         self.measured = 0
         self.speed = 0.0
         """Recent runs per second."""
-        self.backlog: deque[Held] = deque()
+        self.ahead = 0
+        """How many runs more than `limit` may be claimed, to wait for a thread."""
+        self.backlog = Backlog(low_share)
         """Messages delivered and not started."""
 
     @property
@@ -65,24 +82,39 @@ class Lane:
     def blocked(self) -> bool:
         return self.stuck >= self.limit
 
+    @property
+    def startable(self) -> bool:
+        """Whether the first message of the backlog can start now, or nearly so."""
+        if not self.backlog or self.blocked:
+            return False
+        taken = self.busy + self.stuck
+        return taken < self.limit or (taken < self.limit + self.ahead and self.backlog.first.quick)
+
     def measure(self) -> float:
         """The speed since the last measurement; it rises at once and falls slowly."""
         speed = (self.executed - self.measured) / SPEED_SECONDS
         self.speed = speed if speed > self.speed else (self.speed + speed) / 2
         self.measured = self.executed
+        if self.name == "thread":
+            self.ahead = int(self.speed * CLAIM_AHEAD_SECONDS)
         return self.speed
 
 
 class Places(Company):
-    """Executes each submitted message, in order of arrival within its lane."""
+    """Executes each submitted message, by priority and order of arrival within its lane."""
 
-    def __init__(self, limit: int, lanes: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        lanes: Mapping[str, int] | None = None,
+        low_share: float = LOW_SHARE,
+    ) -> None:
         self.limit = limit
         self.busy = 0
         self.executed = 0
         self.speed = 0.0
-        self.lanes = {n: Lane(n, min(most, limit)) for n, most in (lanes or {}).items()}
-        self.lanes.setdefault("loop", Lane("loop", limit))
+        widths = {"loop": limit, **(lanes or {})}
+        self.lanes = {n: Lane(n, min(most, limit), low_share) for n, most in widths.items()}
         self.held: dict[str, Held] = {}
         """Everything delivered and not yet settled or given back, by reply subject."""
         self.reserved = False
@@ -118,7 +150,11 @@ class Places(Company):
         """Execute the message as soon as a place is free."""
         lane = self.lanes[held.job.lane]
         lane.backlog.append(held)
-        if lane.free > 0:
+        if lane.startable:
+            self._wake_one()
+
+    def _wake(self, places: int) -> None:
+        for _ in range(places):
             self._wake_one()
 
     def _wake_one(self) -> None:
@@ -151,8 +187,8 @@ class Places(Company):
                 self._idle.append(waiter)
                 await waiter
                 continue
-            held = lane.backlog.popleft()
-            if last is not None and last is not lane and last.backlog and last.free > 0:
+            held = lane.backlog.pop()
+            if last is not None and last is not lane and last.startable:
                 self._wake_one()  # this place leaves a lane in which something could start
             last = lane
             left: Left = ()
@@ -185,7 +221,7 @@ class Places(Company):
         if self.reserved:
             return None
         for lane in self.lanes.values():
-            if lane.backlog and lane.busy + lane.stuck < lane.limit:
+            if lane.startable:
                 return lane
         return None
 
@@ -199,6 +235,9 @@ class Places(Company):
     def measure(self) -> None:
         """Measure the recent speed, which decides how much to take in advance."""
         self.speed = sum(lane.measure() for lane in self.lanes.values())
+        for lane in self.lanes.values():
+            if lane.ahead:
+                self._wake(min(len(lane.backlog), lane.ahead))
 
     # ---- one run alone (`ownership.claims`)
 
@@ -214,8 +253,7 @@ class Places(Company):
     def join(self) -> None:
         """Start runs again."""
         self.reserved = False
-        for _ in range(min(self.waiting, self.limit)):
-            self._wake_one()
+        self._wake(min(self.waiting, self.limit))
 
     # ---- held messages
 
@@ -261,12 +299,14 @@ class Places(Company):
     def given_back(self, before: float) -> Iterator[Held]:
         """Remove from backlogs what arrived before an instant; everything if nothing can start.
 
-        Lanes keep the order of arrival, so the oldest is always first.
+        Backlogs keep the order of arrival, so the oldest of a priority is always first.
         """
         for lane in self.lanes.values():
             hopeless = lane.blocked or self.reserved
-            while lane.backlog and (hopeless or lane.backlog[0].since < before):
-                yield lane.backlog.popleft()
+            yield from lane.backlog.late(math.inf if hopeless else before)
+            if lane.busy + lane.stuck > lane.limit:  # some of them wait for a thread
+                for held in list(self.held.values()):
+                    held.withdraw(before)
 
     # ---- the end
 

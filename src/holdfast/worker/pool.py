@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import functools
 import importlib
+import json
 import logging
 import os
 import runpy
@@ -32,7 +33,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast import errors
-from holdfast.app import Job
 from holdfast.child import Child
 from holdfast.context import Context, SyncContext, current_run
 from holdfast.durations import seconds
@@ -46,10 +46,19 @@ from holdfast.errors import (
     Signal,
     Snooze,
 )
+from holdfast.job import Job
+from holdfast.log_lines import (
+    Attempted,
+    JsonFormatter,
+    configure_logging,
+    current_attempt,
+    extra_fields,
+    traceback_in,
+)
 from holdfast.model.job import JobSpec
 from holdfast.model.settings import Settings
 from holdfast.payload import Bound, Signature, encode_result, encode_value
-from holdfast.telemetry import JsonFormatter, configure_logging
+from holdfast.worker.logs import Printed, catching_prints, finish_lines
 from holdfast.worker.settling import traceback_of
 
 T = TypeVar("T")
@@ -85,16 +94,24 @@ class ProcessPool:
         self._idle: list[_Process] = []
         self._all: set[_Process] = set()
 
-    async def prepare(self, job: Job[Any, Any]) -> None:
+    async def prepare(self, job: Job[Any]) -> None:
         """Have a process ready that has imported a job's handler, which takes a second or more."""
         self._idle.append(self._alive() or await self._start(job))
 
-    async def run(self, job: Job[Any, Any], bound: Bound, run: str, ctx: Context | None) -> Any:
+    async def run(
+        self,
+        job: Job[Any],
+        bound: Bound,
+        run: str,
+        ctx: Context | None,
+        attempt: Attempted | None = None,
+    ) -> Any:
         """Call a job's handler in a process; returns its result as JSON values."""
+        fields = attempt.log_fields() if attempt else {}
         async with self._free:
             process = self._alive() or await self._start(job)
             try:
-                value = await process.call(_request(job, bound, run, ctx), ctx)
+                value = await process.call(_request(job, bound, run, ctx, fields), ctx)
             except (HandlerError, errors.Signal, ResultRefused):
                 self._idle.append(process)
                 raise
@@ -115,7 +132,7 @@ class ProcessPool:
             process.kill()
         return None
 
-    async def _start(self, job: Job[Any, Any]) -> _Process:
+    async def _start(self, job: Job[Any]) -> _Process:
         process = _Process()
         self._all.add(process)
         try:
@@ -147,7 +164,7 @@ class _Process:
     def gone(self) -> bool:
         return self._child.exited.is_set()
 
-    async def open(self, job: Job[Any, Any]) -> None:
+    async def open(self, job: Job[Any]) -> None:
         self._reader, self._writer = await asyncio.open_unix_connection(sock=self._ours)
         self._send({"path": sys.path, "log": _log_settings(), **_where(job)})
         await self._receive()
@@ -160,9 +177,12 @@ class _Process:
         self._send(request)
         while True:
             frame = await self._receive()
-            if "call" not in frame:
+            if "logged" in frame:
+                _log_again(frame["logged"])
+            elif "call" in frame:
+                self._send(await _answer(frame, ctx))
+            else:
                 return _outcome(frame)
-            self._send(await _answer(frame, ctx))
 
     async def _receive(self) -> dict[str, Any]:
         try:
@@ -191,7 +211,7 @@ class _Process:
             self._ours.close()
 
 
-def _where(job: Job[Any, Any]) -> dict[str, str]:
+def _where(job: Job[Any]) -> dict[str, str]:
     """Where another process finds a job's handler."""
     module, file = job.func.__module__, ""
     if module == "__main__":
@@ -201,8 +221,11 @@ def _where(job: Job[Any, Any]) -> dict[str, str]:
     return {"module": module, "file": file, "name": job.func.__qualname__}
 
 
-def _request(job: Job[Any, Any], bound: Bound, run: str, ctx: Context | None) -> dict[str, Any]:
+def _request(
+    job: Job[Any], bound: Bound, run: str, ctx: Context | None, fields: dict[str, Any]
+) -> dict[str, Any]:
     return {
+        "fields": fields,
         **_where(job),
         "body": job.signature.encode(bound.args, bound.kwargs),
         "run": run,
@@ -255,7 +278,19 @@ def _log_settings() -> dict[str, Any]:
     """How this process logs, so that its children do the same."""
     root = logging.getLogger()
     styles = [isinstance(handler.formatter, JsonFormatter) for handler in root.handlers]
-    return {"level": logging.getLevelName(root.level), "style": "json" if any(styles) else "text"}
+    return {
+        "level": logging.getLevelName(root.level),
+        "style": "json" if any(styles) else "text",
+        "prints": isinstance(sys.stdout, Printed),
+    }
+
+
+def _log_again(line: dict[str, Any]) -> None:
+    """Log what a handler logged in its process, in the context of its attempt."""
+    facts = {**msgspec.json.decode(line.pop("extra")), **line}
+    record = logging.makeLogRecord(facts)
+    record.msecs = (record.created % 1) * 1000
+    logging.getLogger(record.name).handle(record)
 
 
 # ---- inside a process of the pool
@@ -267,10 +302,12 @@ class _Worker:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._turn = threading.Lock()
+        self._sending = threading.Lock()
 
     def send(self, frame: dict[str, Any]) -> None:
         body = _encode(frame)
-        self._connection.sendall(len(body).to_bytes(4, "big") + body)
+        with self._sending:  # a thread may log while another one asks
+            self._connection.sendall(len(body).to_bytes(4, "big") + body)
 
     def receive(self) -> dict[str, Any]:
         frame: dict[str, Any] = _decode(self._read(int.from_bytes(self._read(4), "big")))
@@ -309,6 +346,51 @@ class _Worker:
         self.ask("progress", fraction, note)
 
 
+class _Attempt:
+    """The attempt of a process of the pool; the worker conceals what it logs."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.printed: dict[str, str] = {}
+        self._fields = fields
+
+    def log_fields(self) -> dict[str, Any]:
+        return self._fields
+
+    def conceal(self, text: str) -> str:
+        return text
+
+
+class _Forward(logging.Handler):
+    """Gives the lines of an attempt to the worker; lets other lines pass."""
+
+    def __init__(self, worker: _Worker) -> None:
+        super().__init__()
+        self._worker = worker
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if current_attempt.get() is not None:
+            with contextlib.suppress(Exception):  # a line that cannot be given away is lost
+                self._forward(record)
+
+    def _forward(self, record: logging.LogRecord) -> None:
+        extra = json.dumps(extra_fields(record), default=str, skipkeys=True)
+        line = {
+            "name": record.name,
+            "levelno": record.levelno,
+            "levelname": record.levelname,
+            "msg": record.getMessage().encode("utf-8", "backslashreplace").decode(),
+            "exc_text": traceback_in(record).encode("utf-8", "backslashreplace").decode(),
+            "created": record.created,
+            "extra": extra,
+        }
+        self._worker.send({"logged": line})
+
+
+def _is_outside(_: logging.LogRecord) -> bool:
+    """For the process's own handlers: the worker logs the lines of attempts."""
+    return current_attempt.get() is None
+
+
 class PooledContext(SyncContext):
     """A plain handler's context in a process of the pool."""
 
@@ -330,9 +412,14 @@ def main() -> None:
     configure_logging(setup["log"]["level"], setup["log"]["style"])
     with contextlib.suppress(BaseException):  # raised again when the handler is called
         _find(setup["module"], setup["file"], setup["name"])
+    root = logging.getLogger()
+    for handler in root.handlers:
+        handler.addFilter(_is_outside)
+    root.addHandler(_Forward(worker))
     worker.send({"ready": True})
-    while True:
-        worker.send(_executed(worker, worker.receive()))
+    with catching_prints() if setup["log"]["prints"] else contextlib.nullcontext():
+        while True:
+            worker.send(_executed(worker, worker.receive()))
 
 
 def _executed(worker: _Worker, request: dict[str, Any]) -> dict[str, Any]:
@@ -385,11 +472,15 @@ def _call(function: Callable[..., Any], worker: _Worker, request: dict[str, Any]
             settings=_settings_of(facts["settings"]),
         )
         kwargs |= dict.fromkeys(signature.contexts, ctx)
-    token = current_run.set(request["run"])
+    attempt = _Attempt(request["fields"])
+    tokens = current_run.set(request["run"]), current_attempt.set(attempt)
     try:
         return function(*bound.args, **kwargs)
     finally:
-        current_run.reset(token)
+        if attempt.printed:
+            finish_lines(attempt)
+        current_run.reset(tokens[0])
+        current_attempt.reset(tokens[1])
 
 
 def _settings_of(path: str) -> Callable[[], Settings] | None:

@@ -1,14 +1,16 @@
 """How an attempt ends: each outcome, and the order of its steps.
 
-    done        large result ──► settle done ──► ack
+    done        large result ──► settle done ──► history ──► ack
     failed      short wait: settle failed ──► nak(delay)
                 long wait:  park the next message ──► settle failed ──► ack
-    exhausted   dead letter ──► settle dead ──► ack
+    exhausted   dead letter ──► settle dead ──► history ──► ack
     shut down   settle failed, nothing counted ──► nak
 
 Each step that must not be lost is stored before the step that forgets it; a crash between two steps
 repeats an attempt and never loses a run. Nothing is acknowledged before our own settle succeeded;
-`ClaimLost` leaves the message alone.
+`ClaimLost` leaves the message alone. The line in the history comes after the settle, which alone
+decides who ended the run; after a crash in between, the redelivery finds the ended record and
+writes the line (`filed_again`).
 
 What is stored before the settle is not fenced by it, so its name contains the epoch: a replaced
 holder overwrites nothing of its successor's, and what it wrote is removed, or expires if that
@@ -17,6 +19,7 @@ fails. Only the record decides which of them counts.
 
 from __future__ import annotations
 
+import base64
 import logging
 import traceback
 from collections.abc import Awaitable, Callable
@@ -24,8 +27,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 from holdfast import durations
+from holdfast.broker.wire import parse_headers
 from holdfast.client import Client
 from holdfast.clock import Clock
+from holdfast.durations import DAY
 from holdfast.errors import (
     BrokerError,
     ClaimLost,
@@ -37,17 +42,21 @@ from holdfast.errors import (
 )
 from holdfast.model import run as runs
 from holdfast.model.dead import dead_headers
+from holdfast.model.history import Ended
 from holdfast.model.job import JobSpec
 from holdfast.model.message import RunMessage, delayed, next_message, user_headers
 from holdfast.model.run import ERROR_CHARS, Outcome, RunRecord, State
-from holdfast.names import H_MSG_ID, H_OBJECT, Names, dead_object, result_object
+from holdfast.names import H_EXPECTED, H_MSG_ID, H_OBJECT, Names, dead_object, result_object
 from holdfast.ownership.claims import Claim, Claims
 from holdfast.payload import encode_result
 from holdfast.redaction import told
 from holdfast.telemetry import Telemetry
 
 if TYPE_CHECKING:
+    from holdfast.model.journal import JournalEntry
     from holdfast.worker.attempt import Held
+    from holdfast.worker.flows import Park
+    from holdfast.worker.limiting import Limiter
 
 log = logging.getLogger("holdfast.worker")
 
@@ -55,9 +64,12 @@ T = TypeVar("T")
 
 TRACE_CHARS: Final = 20_000
 """Characters kept of a traceback, from its end; a dead letter keeps fewer."""
+RESULT_SECONDS: Final = 3_600.0
+"""A large result is kept at least this long, for callers that come back later for it."""
 SETTLE_SECONDS: Final = 60.0
 """A large result is stored before the record that names it: it must not expire before that does."""
-DAY_SECONDS: Final = 86_400.0
+CHILD_RESULT_SECONDS: Final = 30 * DAY
+"""The same of a flow's child: its siblings may take as long as flows usually live."""
 STORE_PAUSES: Final = (0.1, 5.0)
 """First and longest pause between attempts to store something that must be stored."""
 
@@ -67,6 +79,14 @@ class Letter(NamedTuple):
 
     sequence: int = 0
     object: str = ""
+
+
+class Quiet(NamedTuple):
+    """The last run of a burst, which waits until it is quiet (`worker.debouncing`)."""
+
+    sequence: int
+    body: bytes
+    headers: dict[str, str]
 
 
 class Outbox(Protocol):
@@ -85,6 +105,16 @@ class Outbox(Protocol):
 
     async def is_parked(self, group: str, job: str, run: str) -> bool:
         """Whether a message of a run is parked."""
+        ...
+
+    async def quiet(self, subject: str) -> Quiet | None:
+        """The run that waits under a subject until it is quiet."""
+        ...
+
+    async def make_quiet(
+        self, message: RunMessage, subject: str, due: float, expected: int
+    ) -> None:
+        """Let a run wait until it is quiet, instead of the one with a sequence."""
         ...
 
     async def event(self, event: str, body: bytes, headers: dict[str, str]) -> bool:
@@ -109,6 +139,32 @@ class Outbox(Protocol):
         """Remove a large value that nothing refers to. Best effort."""
         ...
 
+    def file(
+        self, run: str, record: RunRecord, payload: bytes | None, headers: dict[str, str]
+    ) -> Awaitable[None]:
+        """Append an ended run to the history, however long that takes."""
+        ...
+
+    async def is_filed(self, run: str, record: RunRecord) -> bool:
+        """Whether the history has the line of an ended record."""
+        ...
+
+    async def recall(self, run: str, group: str, job: str, since: float) -> Ended | None:
+        """A run's newest end in the history that was stored at or after `since`."""
+        ...
+
+    async def tell(self, run: str, record: RunRecord) -> None:
+        """Tell the flow whose child has ended, however long that takes."""
+        ...
+
+    async def fetch(self, name: str) -> bytes:
+        """A large value from the object store."""
+        ...
+
+    async def wake(self, spec: JobSpec, run: str, mark: str, due: float) -> None:
+        """Wake a flow when it is due."""
+        ...
+
 
 class Settler:
     """Ends attempts for one node."""
@@ -123,7 +179,9 @@ class Settler:
         node: str,
         now: Callable[[], float],
         short_wait: float,
+        limiter: Limiter | None = None,
     ) -> None:
+        self._limiter = limiter
         self._claims = claims
         self._outbox = outbox
         self._clock = clock
@@ -132,6 +190,15 @@ class Settler:
         self._now = now
         self._short_wait = short_wait
 
+    async def over(self, held: Held, *, again: bool = False) -> None:
+        """Give the run's places back, then acknowledge: a crash in between repeats both.
+
+        `again`: there will be another attempt.
+        """
+        if held.places and self._limiter is not None:
+            await self._limiter.leave(held, again=again)
+        await held.message.ack()
+
     async def done(self, held: Held, value: Any) -> Outcome:
         """The handler returned."""
         try:
@@ -139,18 +206,42 @@ class Settler:
             if held.claim and len(body) > self._outbox.largest_result:
                 await self._settle_large(held, held.claim, body)
             elif held.claim:
+                if held.flow is not None:
+                    await held.flow.fold("done", value=body)
                 await self._claims.settle(held.claim, "done", "done", result=body)
         except InvalidInput as error:  # its record could not be read again
-            await self.dead(held, "invalid", error_line(error), traceback_of(error))
+            await self.dead(held, "invalid", *story_of(error, held))
             return "failed"
-        await quietly(held.message.ack())
+        if held.claim:
+            await self.file(held, held.claim.record)
+        await quietly(self.over(held) if held.places else held.message.ack())
         return "done"
+
+    def file(self, held: Held, record: RunRecord) -> Awaitable[None]:
+        """Append an ended record to the history, with what its message carries.
+
+        The settle comes before it, and the ack after it.
+        """
+        message, keeps = held.message, held.job.spec.keep_payload
+        headers = user_headers(message.headers) if keeps else {}
+        return self._outbox.file(held.run, record, message.body if keeps else None, headers)
+
+    async def filed_again(self, held: Held, record: RunRecord) -> None:
+        """Append a run that has ended, unless that was done: its worker may have died before."""
+        if not await self._outbox.is_filed(held.run, record):
+            await self.file(held, record)
+        elif record.parent:
+            await self._outbox.tell(held.run, record)
 
     async def _settle_large(self, held: Held, claim: Claim, body: bytes) -> None:
         name = result_object(held.run, claim.epoch)
-        ttl = self._claims.ttl_of(claim.record) + SETTLE_SECONDS
+        ttl = max(RESULT_SECONDS, self._claims.ttl_of(claim.record)) + SETTLE_SECONDS
+        if claim.record.parent:
+            ttl = max(ttl, CHILD_RESULT_SECONDS)
         try:
             await self._surely(held, lambda: self._outbox.keep(name, body, ttl))
+            if held.flow is not None:
+                await held.flow.fold("done", stored=name)
             await self._claims.settle(claim, "done", "done", result_object=name)
         except ClaimLost:
             await self._outbox.forget(name)
@@ -159,9 +250,48 @@ class Settler:
     async def cancelled(self, held: Held, why: str) -> Outcome:
         """It was cancelled, or discarded itself."""
         if held.claim:
+            if held.flow is not None:
+                await held.flow.fold("cancelled", error=why)
             await self._claims.settle(held.claim, "cancelled", "cancelled", error=why)
-        await quietly(held.message.ack())
+            await self.file(held, held.claim.record)
+        await quietly(self.over(held))
         return "cancelled"
+
+    async def parked(self, held: Held, park: Park, *, back: bool = False) -> Outcome:
+        """A flow waits: what wakes it is stored. `back`: its message is given back at once."""
+        assert held.claim is not None
+        if park.error:
+            spec, mark = held.job.spec, "tstopped"
+            await self._surely(held, lambda: self._outbox.wake(spec, held.run, mark, park.due))
+        number = held.stamp + 1 if held.places and not back else None
+        await self._claims.settle(
+            held.claim,
+            "parked",
+            "parked",
+            error=park.error,
+            due=park.due,
+            message=number,
+            begun=False,
+            waits=park.waits,
+        )
+        await quietly(held.message.nak() if back else self.over(held))
+        return "parked"
+
+    async def ended_before(self, held: Held, end: JournalEntry) -> None:
+        """A flow had ended, and its holder died before it settled the record."""
+        assert held.claim is not None
+        state: State = "dead"
+        outcome: Outcome = "failed"
+        if end.state == "done":
+            state, outcome = "done", "done"
+        elif end.state == "cancelled":
+            state, outcome = "cancelled", "cancelled"
+        body = b"" if end.value == runs.NO_RESULT else bytes(end.value)
+        await self._claims.settle(
+            held.claim, state, outcome, error=end.error, result=body, result_object=end.object
+        )
+        await self.file(held, held.claim.record)
+        await quietly(self.over(held))
 
     async def returned(self, held: Held) -> Outcome:
         """Give it back; the attempt does not count."""
@@ -207,7 +337,7 @@ class Settler:
             held.run,
             durations.text(wait),
             trace.rstrip() or error,
-            extra=held.log_fields(self._node),
+            extra=held.log_fields(),
         )
         held.failures = failures
         await self._again(held, wait, outcome, error)
@@ -216,10 +346,12 @@ class Settler:
     async def _again(self, held: Held, wait: float, outcome: Outcome, error: str) -> None:
         """Run it again after `wait`: a short wait keeps the message, a long one parks a new one.
 
-        A subscriber's next attempt always goes through its own job's subject.
+        A subscriber's next attempt always goes through its own job's subject. That of a job with
+        limits is always a new message: the run gives its places back while it waits.
         """
         due = self._now() + wait
         short = held.claim is not None and not held.event and wait <= self._short_wait
+        short = short and not held.places  # its next message asks for a place again
         stamp = held.stamp
         if not short:
             await self._check_owner(held)
@@ -230,7 +362,7 @@ class Settler:
             )
         parked = stamp != held.stamp
         self._telemetry.retries.labels("parked" if parked else "nak").inc()
-        await quietly(held.message.ack() if parked else held.message.nak(wait))
+        await quietly(self.over(held, again=True) if parked else held.message.nak(wait))
 
     async def _park(self, held: Held, due: float) -> int:
         """Store the message of the next attempt and return its stamp.
@@ -253,6 +385,7 @@ class Settler:
             failures=held.failures,
             crashes=held.claim.record.crashes if held.claim and not spec.recorded else None,
             created=held.created,
+            queue=self._outbox.names.parse_queue(held.message.subject),
         )
         waiting = self._outbox.names.later(spec.group, spec.name, held.run, f"{stamp}{mark}")
         try:
@@ -280,11 +413,14 @@ class Settler:
         letter = await self.write_letter(held, reason, error, trace, record)
         if claim:
             try:
+                if held.flow is not None:
+                    await held.flow.fold("dead", error=error)
                 await self._claims.settle(claim, state, outcome, error=error)
             except ClaimLost:
                 await self._outbox.withdraw(letter)
                 raise
-        await quietly(held.message.ack())
+            await self.file(held, claim.record)
+        await quietly(self.over(held))
 
     async def _check_owner(self, held: Held) -> None:
         """Check the claim before a write that no epoch fences; a replaced holder stops here."""
@@ -307,7 +443,7 @@ class Settler:
             held.run,
             reason,
             trace.rstrip() or error,
-            extra=held.log_fields(self._node),
+            extra=held.log_fields(),
         )
         return letter
 
@@ -375,6 +511,23 @@ class NatsOutbox:
             return False
         return True
 
+    async def quiet(self, subject: str) -> Quiet | None:
+        get = f"STREAM.MSG.GET.{self.names.jobs}"
+        try:
+            found = (await self._client.broker.api(get, {"last_by_subj": subject}))["message"]
+        except NotFound:
+            return None
+        headers = parse_headers(base64.b64decode(found.get("hdrs", "")))
+        return Quiet(int(found["seq"]), base64.b64decode(found.get("data", "")), headers)
+
+    async def make_quiet(
+        self, message: RunMessage, subject: str, due: float, expected: int
+    ) -> None:
+        waiting = delayed(message, subject, due)
+        await self._client.broker.store(
+            subject, waiting.body, waiting.headers | {H_EXPECTED: str(expected)}
+        )
+
     async def event(self, event: str, body: bytes, headers: dict[str, str]) -> bool:
         await self._client.store_event(event, body, headers)
         return await self._client.has_subscriber(event)
@@ -387,7 +540,7 @@ class NatsOutbox:
         try:
             stored = await self._client.store_surely(subject, body, headers)
         except PayloadTooLarge:
-            ttl = self._client.records.dead_days * DAY_SECONDS
+            ttl = self._client.records.dead_days * DAY
             name = await self.keep(dead_object(headers[H_MSG_ID]), body, ttl)
             stored = await self._client.store_surely(subject, b"", {**headers, H_OBJECT: name})
         return Letter(0 if stored.duplicate else stored.seq, name)
@@ -404,28 +557,61 @@ class NatsOutbox:
     async def forget(self, name: str) -> None:
         await self._client.objects.delete(name)
 
+    def file(
+        self, run: str, record: RunRecord, payload: bytes | None, headers: dict[str, str]
+    ) -> Awaitable[None]:
+        return self._client.history.append(run, record, payload, headers)
 
-def error_line(error: BaseException) -> str:
+    async def is_filed(self, run: str, record: RunRecord) -> bool:
+        return await self._client.history.line_of(run, record) is not None
+
+    async def recall(self, run: str, group: str, job: str, since: float) -> Ended | None:
+        return await self._client.history.find(run, group, job, since)
+
+    async def tell(self, run: str, record: RunRecord) -> None:
+        await self._client.history.tell(run, record)
+
+    async def fetch(self, name: str) -> bytes:
+        return await self._client.objects.get(name)
+
+    async def wake(self, spec: JobSpec, run: str, mark: str, due: float) -> None:
+        await self._client.journals.wake(spec.group, spec.name, run, mark, due)
+
+
+class Concealing(Protocol):
+    """What hides the secrets of a payload: an attempt."""
+
+    def conceal(self, text: str) -> str: ...
+
+
+def story_of(error: BaseException, held: Concealing) -> tuple[str, str]:
+    """What a handler raised, for records and letters: one line, and the traceback."""
+    return error_line(error, held), traceback_of(error, held)
+
+
+def error_line(error: BaseException, held: Concealing | None = None) -> str:
     """An error in one line that any record can hold, even if its `__str__` fails."""
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - the user's own __str__ may do anything
         text = f"{type(error).__name__} (which cannot be shown)"
-    return told(text, ERROR_CHARS)
+    return told(held.conceal(text) if held else text, ERROR_CHARS)
 
 
-def traceback_of(error: BaseException) -> str:
+def traceback_of(error: BaseException, held: Concealing | None = None) -> str:
     """The traceback, starting at the user's first frame."""
     if isinstance(error, HandlerError):
-        return told(error.story, TRACE_CHARS, end=True)
-    try:
-        frames = error.__traceback__
-        while frames and _is_ours(frames):
-            frames = frames.tb_next
-        lines = traceback.format_exception(type(error), error, frames or error.__traceback__)
-    except Exception:  # noqa: BLE001 - an exception's members are its author's
-        return error_line(error)
-    return told("".join(lines), TRACE_CHARS, end=True)
+        text = error.story
+    else:
+        try:
+            frames = error.__traceback__
+            while frames and _is_ours(frames):
+                frames = frames.tb_next
+            shown = frames or error.__traceback__
+            text = "".join(traceback.format_exception(type(error), error, shown))
+        except Exception:  # noqa: BLE001 - an exception's members are its author's
+            return error_line(error, held)
+    return told(held.conceal(text) if held else text, TRACE_CHARS, end=True)
 
 
 def _is_ours(frame: TracebackType) -> bool:

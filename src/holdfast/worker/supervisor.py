@@ -91,7 +91,7 @@ class Restarts:
         return min(wait, LONGEST_WAIT_SECONDS)
 
 
-class Keeper:
+class KeptProcess:
     """Keeps one process running while `run` runs."""
 
     def __init__(
@@ -199,7 +199,7 @@ class Supervisor:
         self, specs: Sequence[Spec], *, stop_seconds: float, output: IO[bytes] | None = None
     ) -> None:
         """A process that has not ended `stop_seconds` after it was asked to is killed."""
-        self.keepers = [Keeper(spec, output=output) for spec in specs]
+        self.keepers = [KeptProcess(spec, output=output) for spec in specs]
         self._stop_seconds = stop_seconds
         self._stopping = asyncio.Event()
 
@@ -267,7 +267,7 @@ class Merged:
     series are left out; it never fails the whole answer.
     """
 
-    def __init__(self, keepers: Sequence[Keeper]) -> None:
+    def __init__(self, keepers: Sequence[KeptProcess]) -> None:
         self._keepers = keepers
 
     async def health(self) -> Health:
@@ -285,7 +285,7 @@ class Merged:
         texts = await asyncio.gather(*(self._metrics(keeper) for keeper in self._keepers))
         return merge(enumerate(texts))
 
-    async def _ready(self, keeper: Keeper) -> Answer:
+    async def _ready(self, keeper: KeptProcess) -> Answer:
         name = keeper.spec.name
         if keeper.trouble or keeper.child is None:
             return Answer(name, False, [f"does not run ({keeper.trouble})"], {})
@@ -299,7 +299,7 @@ class Merged:
         ready, problems = bool(found.pop("ready")), list(found.pop("problems"))
         return Answer(name, ready, problems, {"pid": pid, **found})
 
-    async def _metrics(self, keeper: Keeper) -> str:
+    async def _metrics(self, keeper: KeptProcess) -> str:
         if not keeper.up.is_set():
             return ""
         try:

@@ -17,39 +17,50 @@ import contextlib
 import dataclasses
 import inspect
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from holdfast import errors
-from holdfast.app import Holdfast, Hook, Job
+from holdfast.app import Holdfast, Hook
 from holdfast.broker import Broker, Received
 from holdfast.broker.grouped import GroupedBucket
 from holdfast.broker.pull import IN_PROGRESS, NAK
 from holdfast.broker.upkeep import Upkeep
 from holdfast.client import Client
 from holdfast.config import ConnectionConfig, LivenessConfig, RecordConfig, WorkerConfig, load
-from holdfast.identity import RequestRefused
-from holdfast.identity.sparse import Sparse
+from holdfast.identity.requests import RequestRefused
+from holdfast.job import Job
 from holdfast.keeper.board import Board
 from holdfast.model.liveness import Liveness, from_config
 from holdfast.model.node import HeldRun
 from holdfast.model.settings import Settings
-from holdfast.names import consumer
+from holdfast.names import QUEUES, consumer
 from holdfast.ownership.claims import Claims
+from holdfast.ownership.gates import Gates
 from holdfast.ownership.heartbeat import ENDED_TTL_SECONDS, new_node_id
+from holdfast.ownership.line import NatsLine
 from holdfast.ownership.membership import Membership
+from holdfast.ownership.rules import Rules
 from holdfast.process import cores
+from holdfast.rates import Sparse
+from holdfast.resources import Resource
+from holdfast.retrying import repeating
 from holdfast.role import Role
 from holdfast.telemetry import Telemetry
 from holdfast.worker.attempt import Caller, Interrupt
 from holdfast.worker.execution import Executor
+from holdfast.worker.flows import FlowRunner
 from holdfast.worker.intake import Canary, Intake, Moved
 from holdfast.worker.keeping import SPARE_PLACES, Keeping, login_of
+from holdfast.worker.limiting import Limiter
+from holdfast.worker.logs import FLUSH_SECONDS, RunLogs
 from holdfast.worker.places import Places
+from holdfast.worker.queues import Queues
 from holdfast.worker.settling import NatsOutbox
+from holdfast.worker.signals import SignalWatch
 
 log = logging.getLogger("holdfast.worker")
 
@@ -57,6 +68,8 @@ SETTLE_SECONDS: Final = 5.0
 """How long settling interrupted runs may take, which is a few writes."""
 GAUGE_SECONDS: Final = 0.5
 """How often gauges are set; they are scraped every few seconds."""
+RESOURCE_SECONDS: Final = 5.0
+"""How often the health of resources is checked: a probe asks about as often."""
 BACK_SECONDS: Final = 0.2
 """How often a worker that was cut off checks whether NATS is back."""
 
@@ -147,6 +160,8 @@ class WorkerNode(Role):
     def __init__(self, worker: Worker, node: str) -> None:
         self.app, self.config, self.jobs = worker.app, worker.config, worker.jobs
         self.node = node
+        self._broken: list[str] = []
+        """What the health checks of its resources said last."""
         self.cut_off = asyncio.Event()
         """It could not reach NATS for its timeout, and is configured to stop then."""
         self._worker = worker
@@ -156,14 +171,17 @@ class WorkerNode(Role):
         super().__init__(broker, worker.telemetry, config, health_path=worker.health_path)
         self._refusals = Sparse(log, broker.clock)
         self._client = Client(broker, records, self.telemetry)
-        self.upkeep = Upkeep(self._client.topology, on_made=self._made_again)
+        limited = {one.name: one for job in self.jobs.values() for one in job.spec.limits}
+        buckets = ("limits",) if limited else ()
+        self.upkeep = Upkeep(self._client.topology, buckets=buckets, on_made=self._made_again)
         self._caller = Caller(
             self.app.middlewares,
             config.threads or cores(),
             self.telemetry,
             config.pool_processes or cores(),
         )
-        self._places = Places(config.concurrency, self._caller.lanes(self.jobs.values()))
+        lanes = self._caller.lanes(self.jobs.values())
+        self._places = Places(config.concurrency, lanes, config.low_share)
         self.member = Membership(
             broker,
             self.role,
@@ -196,9 +214,14 @@ class WorkerNode(Role):
             keyless_ttl=records.keyless_ttl_seconds,
         )
         self._claims.company = self._places
+        self._logs = self._run_logs(config.run_log)
+        self._rules = Rules(broker, limited) if limited else None
+        self._limiter = self._make_limiter() if limited else None
+        outbox = NatsOutbox(self._client)
+        self._flows = self._make_flows(outbox) if self._has_flows else None
         executor = Executor(
             self._claims,
-            NatsOutbox(self._client),
+            outbox,
             self._caller,
             broker.clock,
             self.telemetry,
@@ -206,8 +229,12 @@ class WorkerNode(Role):
             now=broker.server_now,
             short_wait=config.short_wait_seconds,
             unknown_seconds=config.unknown_payload_seconds,
+            ack_wait=config.ack_wait_seconds,
             cleanup=config.cleanup_seconds,
             settings=_settings_of(config),
+            logs=self._logs,
+            limiter=self._limiter,
+            flows=self._flows,
         )
         board = Board.create(config.concurrency + SPARE_PLACES)
         self.canary = Canary(self._client, config, node)
@@ -222,6 +249,7 @@ class WorkerNode(Role):
             app=self.app.name,
             enough=worker.stop,
         )
+        self._queues = Queues(broker, self._intake, config.group, self.jobs)
         self._moved = Moved(self._client, self._intake, self.app.name, self.jobs.values())
         self._keeping = Keeping(
             broker,
@@ -240,11 +268,22 @@ class WorkerNode(Role):
         self.member.heartbeat.deputy = self._keeping
         ending.push_async_callback(self._keeping.stop)
         self._keeping.start()
+        if self._rules is not None:
+            await self._register_limits(self._rules)
         ending.enter_context(self.app.bound(self._client))
         await self.broker.subscribe(self.broker.names.cancel("*"), self._on_cancel)
         await _call_hooks(self.app.startup_hooks)
         ending.push_async_callback(_call_hooks, self.app.shutdown_hooks)
+        if self._logs is not None:
+            ending.callback(self._logs.detach)
+            ending.push_async_callback(self._logs.flush_all)
+
+        ending.push_async_callback(self.app.close_resources)
+        for resource in self._resources():
+            await resource()
         ending.callback(self._caller.close)
+        if self._limiter is not None:
+            ending.push_async_callback(self._limiter.gates.close)
         ending.push_async_callback(self._places.close)
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
@@ -262,11 +301,49 @@ class WorkerNode(Role):
             "adjust": self._intake.adjust(),
             "gauges": self._set_gauges(),
             "canary": self.canary.run(),
+            **({"run-logs": self._send_logs(self._logs)} if self._logs else {}),
             "moved": self._moved.run(),
+            "queues": self._queues.run(),
+            "resources": self._check_resources(),
             "places": self._until_failed(),
             "cut-off": self._until_cut_off(),
+            **({"limits": self._rules.run()} if self._rules else {}),
+            **({"signals": self._signals()} if self._has_flows else {}),
             **{pull.consumer: pull.run() for pull in self._intake.pulls},
         }
+
+    def _run_logs(self, level: str) -> RunLogs | None:
+        if level == "off":
+            return None
+        counter = self.telemetry.log_lines
+        return RunLogs(level, self.node, self._publish_logs, lambda o, n: counter.labels(o).inc(n))
+
+    async def _publish_logs(self, messages: Sequence[tuple[str, bytes]]) -> None:
+        """Fire and forget; nothing is kept for a connection that is away."""
+        if not self.broker.connected:
+            raise errors.NotConnected("log lines are not kept while NATS is away")
+        names = self.broker.names
+        await self.broker.publish_all([(names.run_log(run), body, {}) for run, body in messages])
+
+    async def _send_logs(self, logs: RunLogs) -> None:
+        while True:
+            logs.attach()
+            await self.broker.clock.sleep(FLUSH_SECONDS)
+            await logs.flush_all()
+
+    def _resources(self) -> list[Resource[Any]]:
+        """What the handlers of this worker share, in the order of their definition."""
+        used = {id(r) for job in self.jobs.values() for r in job.signature.resources.values()}
+        return [r for r in self.app.resources.values() if id(r) in used]
+
+    async def _check_resources(self) -> None:
+        async def look() -> None:
+            problems = [await resource.problem() for resource in self._resources()]
+            self._broken = [problem for problem in problems if problem]
+
+        await repeating(
+            look, clock=self.broker.clock, every=RESOURCE_SECONDS, what="checking resources"
+        )
 
     async def _until_failed(self) -> None:
         await self._places.failure
@@ -279,7 +356,7 @@ class WorkerNode(Role):
         self._intake.draining = True
         with contextlib.suppress(errors.HoldfastError):
             await self.member.heartbeat.move("TERMINATING")
-        await self.cancel(*(pull.consumer for pull in self._intake.pulls))
+        await self.cancel("queues", *self.running.keys() & {p.consumer for p in self._intake.pulls})
         await self._intake.return_waiting()
         places, grace = self._places, self._liveness.grace_seconds
         if places.busy:
@@ -309,15 +386,75 @@ class WorkerNode(Role):
                 held.interrupt(Interrupt.CLAIM_LOST)
 
     def _made_again(self, stream: str) -> None:
-        """A stream was deleted: if it held the run records, write ours again."""
-        if stream == self._runs.stream:
-            self._restoring = asyncio.create_task(self._restore_claims(), name="holdfast-restore")
+        """A stream was deleted: if it had our claims or places, write them again."""
+        limits = self._rules is not None and stream == self._rules.bucket.stream
+        if stream == self._runs.stream or limits:
+            self._restoring = asyncio.create_task(
+                self._restore_places() if limits else self._restore_claims(),
+                name="holdfast-restore",
+            )
 
     async def _restore_claims(self) -> None:
         """Write our claims again: our messages are extended, so nobody else received them."""
         for held in list(self._places.held.values()):
             if held.claim and not held.lost and self._is_trusted():
                 await self._claims.restore(held.claim)
+
+    # ---- flows
+
+    @property
+    def _has_flows(self) -> bool:
+        return any(job.spec.flow for job in self.jobs.values())
+
+    def _signals(self) -> Coroutine[Any, Any, None]:
+        """Wake the flows that wait for an event; the workers with flows take turns."""
+        return SignalWatch(self._client, self.config.ack_wait_seconds).run()
+
+    def _make_flows(self, outbox: NatsOutbox) -> FlowRunner:
+        return FlowRunner(
+            self._client.journals,
+            self._claims,
+            outbox,
+            self.broker.clock,
+            lambda: self._client,
+            node=self.node,
+            now=self.broker.server_now,
+            kept_seconds=self._worker.records.keyed_ttl_seconds,
+        )
+
+    # ---- limits
+
+    def _make_limiter(self) -> Limiter:
+        broker = self.broker
+        assert self._rules is not None
+        gates = Gates(
+            self._rules.bucket,
+            NatsLine(broker),
+            broker.clock,
+            now=broker.server_now,
+            rules=self._rules,
+        )
+        return Limiter(gates, self._claims, broker.names, self.telemetry)
+
+    async def _register_limits(self, rules: Rules) -> None:
+        """Say what our code allows."""
+        by_limit: dict[str, list[str]] = {}
+        for job in self.app.jobs.values():
+            for limit in job.spec.limits:
+                by_limit.setdefault(limit.name, []).append(job.name)
+        for name, jobs in by_limit.items():
+            limit = self.app.limits[name]
+            await rules.register(limit, self.app.name, self.config.release, tuple(sorted(jobs)))
+
+    async def _restore_places(self) -> None:
+        """The gates were deleted: register our limits again, and name what we run."""
+        assert self._rules is not None
+        assert self._limiter is not None
+        self._limiter.gates.forget()
+        await self._register_limits(self._rules)
+        for held in list(self._places.held.values()):
+            if held.claim and not held.lost and self._is_trusted():
+                await self._limiter.restore(held)
 
     async def _on_cancel(self, message: Received) -> None:
         run = self.broker.names.parse_cancel(message.subject)
@@ -410,6 +547,7 @@ class WorkerNode(Role):
         if not self.canary.fresh:
             found.append(f"no message has travelled for {self.canary.age:.0f} s")
         found += self._intake.blocked
+        found += self._broken
         if self.cut_off.is_set():
             found.append("DISCONNECTED: NATS could not be reached for its timeout; it stops")
         return found
@@ -426,14 +564,17 @@ class WorkerNode(Role):
         }
 
 
-def _job_of(job: Job[Any, Any]) -> dict[str, Any]:
+def _job_of(job: Job[Any]) -> dict[str, Any]:
     """How a keeper finds a job in a stack, and its runs among the held messages."""
     spec, code = job.spec, getattr(inspect.unwrap(job.func), "__code__", None)
     return {
         "name": spec.name,
         "file": code.co_filename if code else "",
         "function": code.co_name if code else "",
-        "consumers": [consumer(spec.group, spec.name, event) for event in ("", *spec.on)],
+        "consumers": [
+            *(consumer(spec.group, spec.name, event) for event in ("", *spec.on)),
+            *(consumer(spec.group, spec.name, queue=queue) for queue in QUEUES),
+        ],
     }
 
 

@@ -15,18 +15,9 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, sync_playwright
 
 from holdfast.server import Server
+from tests.browser import CHROMIUM, FLAGS
 from tests.integration.pages.world import World
 
-CHROMIUM = "/usr/bin/chromium"
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 SHOTS = Path(__file__).parents[3] / "build" / "screenshots"
 EXPECTED = "Failed to load resource: the server responded with a status of 4"
 """What Chromium logs for a page that is meant to be refused."""

@@ -17,10 +17,12 @@ from holdfast.model.job import JobSpec
 from holdfast.model.schedule import Schedule, define
 from holdfast.status.fleet import Agents, FleetStatus
 from holdfast.status.jobs import Jobs
+from holdfast.status.totals import counted
 from holdfast.web import create_app
 from tests.integration.pages.checks import check_contrast, check_fits, check_page, told, wait_live
 from tests.integration.pages.conftest import Open, shoot
-from tests.integration.pages.world import Site, World
+from tests.integration.pages.world import WebServer, World
+from tests.support import until
 
 
 def schedules(world: World) -> dict[str, Schedule]:
@@ -222,6 +224,70 @@ def test_schedule_is_added_for_one_time_and_for_an_interval_without_scripts(
     assert found["once"].rule == "at 2060-01-31T00:00:00.000Z"
 
 
+# ---- one job
+
+
+def test_job_is_run_from_its_page(world: World, tab: Page) -> None:
+    """The form starts from the job's parameters, says what is wrong, and shows the run it sent."""
+    tab.goto(f"{world.site.url}/jobs")
+    tab.get_by_role("link", name="tidy", exact=True).click()
+    expect(tab.locator("main")).to_contain_text("effectively_once")
+    tab.get_by_label("what (optional)").fill("shelves")
+    check_page(tab)
+    tab.get_by_role("button", name="Run it", exact=True).click()
+    told(tab, "was sent")
+    expect(tab.locator("pre[aria-label=Payload]")).to_have_text('"shelves"')
+
+
+def test_job_is_run_with_a_payload_as_json(world: World, tab: Page) -> None:
+    """Whoever prefers JSON writes it; what is wrong with it is told beside it."""
+    tab.goto(f"{world.site.url}/jobs/default/tidy")
+    tab.get_by_text("With a payload as JSON").click()
+    payload = tab.get_by_label("Payload (JSON): what")
+    expect(payload).to_have_value("")  # its parameter has a default
+    payload.fill('{"what": ')
+    send = tab.get_by_role("button", name="Run it with this payload")
+    send.click()
+    expect(tab.get_by_role("alert")).to_contain_text("the payload must be JSON")
+    payload.fill("5")
+    send.click()
+    expect(tab.get_by_role("alert")).to_contain_text("what: expected string")
+    expect(payload).to_have_value("5")
+    check_page(tab)
+    payload.fill('"boxes"')
+    send.click()
+    told(tab, "was sent")
+    expect(tab.locator("pre[aria-label=Payload]")).to_have_text('"boxes"')
+
+
+def test_history_of_a_job_outlives_the_web(world: World, open_tab: Open) -> None:
+    """Another web process, just started, shows the same charts, from what the server counted."""
+
+    async def all_counted() -> bool:
+        found = await counted(await world.client(), 3600, "charge")
+        return found.ends()["done"] >= 30
+
+    world.call(until(all_counted, what="30 runs in the history"))
+    web: Any = create_app(connection=world.connection(), config=WebConfig(), open_to_all=True)
+    site = WebServer(world.thread, web)
+    tab = open_tab()
+    try:
+        for range in ("1h", "24h", "7d", "30d"):
+            tab.goto(f"{site.url}/jobs/default/charge?range={range}")
+            ended = tab.locator(".tile", has_text="Runs ended").locator(".value")
+            assert int(ended.inner_text()) >= 30
+            done = tab.locator("svg[aria-label*='by outcome'] rect.fill-done")
+            expect(done.first).to_be_attached()
+            expect(tab.locator("svg[aria-label*='took'] polyline.p99").first).to_be_attached()
+            tab.goto(f"{site.url}/?range={range}")
+            expect(done.first).to_be_attached()
+        tab.goto(f"{site.url}/jobs/default/nosuch")
+        expect(tab.locator("main")).to_contain_text("nobody has served it or sent to it")
+    finally:
+        tab.goto("about:blank")
+        site.close()
+
+
 # ---- hints
 
 
@@ -261,7 +327,7 @@ def test_charts_say_what_they_do_not_count(world: World, open_tab: Open) -> None
     async def tidy() -> None: ...
 
     web: Any = create_app(app, connection=world.connection(), config=WebConfig(), open_to_all=True)
-    site = Site(world.thread, web)
+    site = WebServer(world.thread, web)
     try:
         tab.goto(f"{site.url}/")
         expect(note).to_contain_text("which keep no records (tidy)")
@@ -269,3 +335,34 @@ def test_charts_say_what_they_do_not_count(world: World, open_tab: Open) -> None
     finally:
         tab.goto("about:blank")
         site.close()
+
+
+def test_ended_run_is_edited_and_copied(world: World, tab: Page) -> None:
+    """Its payload starts another run, on the page or elsewhere; a viewer is offered neither."""
+
+    async def send() -> str:
+        run = await world.app.jobs["tidy"].enqueue("the attic")
+        await run.result(60)
+        return run.id
+
+    run = world.call(send())
+    tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    tab.goto(f"{world.site.url}/runs/{run}")
+    wait_live(tab)
+    tab.locator("#copy-run summary").click()
+    expect(tab.get_by_label("Command line")).to_have_text("holdfast enqueue tidy '\"the attic\"'")
+    expect(tab.get_by_label("curl")).to_contain_text(f"{world.site.url}/api/v1/runs")
+    tab.locator("#copy-run button").first.click()
+    expect(tab.locator("#copy-run button").first).to_have_text("Copied")
+    assert tab.evaluate("navigator.clipboard.readText()").startswith("holdfast enqueue tidy")
+    tab.locator("#edit-run summary").click()
+    look_everywhere(tab, "run-edit")
+    tab.locator("#edit-run textarea").fill("5")
+    tab.get_by_role("button", name="Run with this payload").click()
+    expect(tab.get_by_role("alert")).to_contain_text("what: expected string, not an integer")
+    expect(tab.locator("#edit-run textarea")).to_have_value("5")
+    tab.locator("#edit-run textarea").fill('"the cellar"')
+    tab.get_by_role("button", name="Run with this payload").click()
+    expect(tab.locator("main")).to_contain_text("Run it with this payload?")
+    tab.get_by_role("button", name="Run it again").click()
+    told(tab, "The edited payload was sent, as run")

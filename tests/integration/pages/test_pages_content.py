@@ -20,10 +20,14 @@ from tests.integration.pages.world import PROBE, World
 PAGES = {
     "overview": ("/", ["Overview", "Throughput", "Next runs", "every-second", "no running worker"]),
     "jobs": ("/jobs", ["Jobs and queues", "charge", "order-paid", "no worker"]),
+    "job": (
+        "/jobs/default/charge",
+        ["charge", "Throughput", "Slowest runs", "Latest runs", "Served by", "Run it"],
+    ),
     "runs": ("/runs", ["Runs", "every-second"]),
     "run-done": (
         "/runs/{done}",
-        ["charge/order-0", "done", "Result", "receipt", "This one is gone"],
+        ["charge/order-0", "done", "Result", "receipt", "Payload"],
     ),
     "run-dead": (
         "/runs/{dead}",
@@ -35,10 +39,16 @@ PAGES = {
     "run-delayed": ("/runs/{delayed}", ["delayed", "Delayed until", "Due"]),
     "schedules": ("/schedules", ["every-second", "nightly", "Europe/Paris", "paused", "Run now"]),
     "schedule": ("/schedules/every-second", ["every 1s", "Latest slots", "Next", "X-Note", "done"]),
-    "dead": ("/dead", ["Dead letters", "broken", "page -N cannot be read"]),
+    "dead": ("/dead", ["Dead letters", "broken", "cannot be read"]),
     "letter": ("/dead/1", ["Dead letter 1", "Traceback", "Attempts", "X-Note", "Replay"]),
-    "cluster": ("/cluster", ["Cluster", "worker", "scheduler", "coordinator", "heartbeat 2.5s"]),
+    "cluster": (
+        "/cluster",
+        ["Cluster", "worker", "scheduler", "coordinator", "Versions", "NATS", "_HISTORY"],
+    ),
     "node": ("/cluster/{node}", ["CREATED", "RUNNING", "Liveness", "timeout", "Drain"]),
+    "alerts": ("/alerts", ["Alerts", "No rules yet"]),
+    "audit": ("/audit", ["Audit", "Who"]),
+    "search": ("/search?q=charge", ["Jobs", "Runs", "charge"]),
     "fleet": ("/fleet", ["Fleet", "web1", "2 of 2 online", "mark", "failed", "No settings"]),
     "agent": ("/fleet/agents/web1", ["web1", "online", "rack", "a, b", "mark", "note"]),
     "fleet-run": ("/fleet/runs/{command}", ["mark", "2 of 2", "ann", "does not like it", "label"]),
@@ -58,7 +68,7 @@ def test_page_shows_its_things_accessibly(world: World, open_tab: Open, name: st
     assert answer.status == 200
     for text in PAGES[name][1]:
         expect(tab.locator("main")).to_contain_text(text)
-    if name not in ("letter", "fleet-run"):  # they change no more
+    if name not in ("letter", "fleet-run", "search"):  # they change no more
         wait_live(tab)
     check_page(tab)
     check_fits(tab)
@@ -94,10 +104,10 @@ def test_probe_is_shown_as_text_wherever_others_write(world: World, open_tab: Op
     """Payload, result, error, header, progress: the probe stands there, letter by letter."""
     tab = open_tab()
     seen = {
-        "run-dead": ["pre[aria-label=Payload]", ".error-text >> nth=0", "dd:has-text('img')"],
-        "run-done": ["pre[aria-label=Result]"],
+        "run-dead": ["[aria-label=Payload]", ".error-text >> nth=0", "dd:has-text('img')"],
+        "run-done": ["[aria-label=Result]"],
         "run-running": ["progress + span"],
-        "run-delayed": ["pre[aria-label=Payload]"],
+        "run-delayed": ["[aria-label=Payload]"],
         "agent": [".facts"],
         "fleet-run": ["tbody .error-text", "pre.inline"],
         "letter": ["textarea", "pre[aria-label=Traceback]"],
@@ -131,17 +141,23 @@ def test_runs_are_filtered_while_one_types(world: World, open_tab: Open) -> None
     tab = open_tab()
     tab.goto(f"{world.site.url}/runs")
     wait_live(tab)
-    tab.get_by_label("State").select_option("dead")
+    tabs = tab.get_by_role("navigation", name="State")
+    expect(tabs.get_by_role("link", name="dead")).to_have_text(re.compile(r"dead \d+"))
+    tabs.get_by_role("link", name="dead").click()
     expect(tab.locator("#runs tbody tr")).to_have_count(3)
     tab.wait_for_url(re.compile(r"state=dead"))
-    tab.get_by_label("State").select_option("")
-    tab.get_by_label("Run or key").fill("order-7")
+    tabs.get_by_role("link", name="all", exact=True).click()
+    expect(tabs.get_by_role("link", name="all", exact=True)).to_have_attribute(
+        "aria-current", "true"
+    )
+    wait_live(tab)
+    tab.get_by_label("Search", exact=True).fill("order-7")
     expect(tab.locator("#runs")).to_contain_text("charge/order-7")
-    expect(tab.locator("#runs tbody tr")).to_have_count(1)
-    tab.get_by_label("Job").fill("no such job!")
+    expect(tab.locator("#runs tbody tr")).to_have_count(2)  # with the shipment that it led to
+    tab.get_by_label("Job", exact=True).fill("no such job!")
     expect(tab.locator("#runs")).to_contain_text("is not usable")
-    tab.get_by_label("Job").fill("charge")
-    tab.get_by_label("Run or key").fill("")
+    tab.get_by_label("Job", exact=True).fill("charge")
+    tab.get_by_label("Search", exact=True).fill("")
     expect(tab.locator("#runs tbody tr")).to_have_count(30)
     tab.reload()
     expect(tab.locator("#runs tbody tr")).to_have_count(30)

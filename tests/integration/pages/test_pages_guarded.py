@@ -22,7 +22,7 @@ from holdfast.web import create_app, mount
 from holdfast.web.auth import make_token
 from tests.integration.pages.checks import check_page, told, wait_live
 from tests.integration.pages.conftest import Open, shoot
-from tests.integration.pages.world import PROBE, Site, World
+from tests.integration.pages.world import PROBE, WebServer, World
 
 ACTIONS = re.compile("Pause|Resume|Purge|Cancel|Replay|Drop|Drain|Run now|Remove|Run it again|New")
 
@@ -32,8 +32,8 @@ def site(world: World) -> Iterator[Any]:
     """Makes further sites in the same world."""
     made = []
 
-    def make(app: Any, feed_of: Any = None) -> Site:
-        made.append(Site(world.thread, app))
+    def make(app: Any, feed_of: Any = None) -> WebServer:
+        made.append(WebServer(world.thread, app))
         return made[-1]
 
     yield make

@@ -12,6 +12,7 @@ from holdfast import Worker
 from holdfast.config import WorkerConfig
 from holdfast.status.dead import DeadLetters
 from holdfast.status.jobs import Jobs
+from holdfast.status.totals import counted
 from tests.integration.pages.checks import check_page, told, wait_live
 from tests.integration.pages.conftest import Open, shoot
 from tests.integration.pages.world import World
@@ -77,18 +78,18 @@ def test_overview_counts_what_ends(world: World, tab: Page) -> None:
     tab.goto(f"{world.site.url}/")
     wait_live(tab)
     stays(tab)
-    before = world.site.app.state.feed.rates.totals(
-        world.site.app.state.feed._broker.server_now(), 600
-    )
+
+    async def done() -> int:
+        return (await counted(await world.client(), 900)).ends()["done"]
+
+    before = world.call(done())
     for n in range(5):
         send(world, "charge", n, key=f"count-{n}")
-    feed = world.site.app.state.feed
 
-    async def counted() -> bool:
-        now = feed.rates.totals(feed._broker.server_now(), 600)
-        return bool(now["done"] >= before["done"] + 10)  # each of them leads to a shipment
+    async def grown() -> bool:
+        return await done() >= before + 10  # each of them leads to a shipment
 
-    world.call(until(counted, 20, "ten more runs counted"))
+    world.call(until(grown, 20, "ten more runs counted"))
     expect(tab.locator(".chart .fill-done").first).to_be_visible()
     expect(tab.locator(".chart title", has_text=re.compile(r"\d+ done")).first).to_be_attached()
     assert same(tab)
@@ -334,10 +335,10 @@ def test_everything_is_reached_by_keyboard(world: World, tab: Page) -> None:
     tab.wait_for_url(re.compile(r"/runs/"))
     tab.goto(f"{world.site.url}/runs")
     tab.wait_for_load_state()
-    tab.keyboard.press("/")
-    expect(tab.get_by_label("Run or key")).to_be_focused()
+    tab.keyboard.press("f")
+    expect(tab.get_by_label("Search", exact=True)).to_be_focused()
     tab.keyboard.type("gj?")
-    expect(tab.get_by_label("Run or key")).to_have_value("gj?")
+    expect(tab.get_by_label("Search", exact=True)).to_have_value("gj?")
 
 
 def test_shortcuts_are_explained_and_can_be_switched_off(world: World, tab: Page) -> None:

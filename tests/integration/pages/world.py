@@ -40,6 +40,7 @@ from holdfast.scheduler import Scheduler
 from holdfast.status.fleet import Agents
 from holdfast.status.listing import RunFilter, RunPages
 from holdfast.web import create_app
+from tests.integration.support import client_of
 from tests.support import until
 
 T = TypeVar("T")
@@ -65,7 +66,7 @@ class Thread:
         self.loop.close()
 
 
-class Site:
+class WebServer:
     """The web app on a free port."""
 
     def __init__(self, thread: Thread, app: Any) -> None:
@@ -92,7 +93,7 @@ def make_app(url: str, namespace: str, gate: asyncio.Event) -> Holdfast:
     app = Holdfast("shop", nats_url=url, namespace=namespace)
 
     @app.job
-    async def charge(order: int, ctx: Context) -> dict[str, Any]:
+    async def charge(ctx: Context, order: int) -> dict[str, Any]:
         await ctx.publish("order-paid", {"order": order})
         return {"receipt": f"no {order}", "note": PROBE}
 
@@ -110,7 +111,7 @@ def make_app(url: str, namespace: str, gate: asyncio.Event) -> Holdfast:
         return n
 
     @app.job
-    async def hold(n: int, ctx: Context) -> int:
+    async def hold(ctx: Context, n: int) -> int:
         await ctx.progress(0.4, note=f"halfway {PROBE}")
         await gate.wait()
         return n
@@ -137,10 +138,12 @@ class World:
         self._agent_list: list[Agent] = []
         self._folder = Path(tempfile.mkdtemp(prefix="holdfast-"))
         self.thread.call(self._start())
-        self.site = Site(
-            self.thread,
-            create_app(connection=self.connection(), config=WebConfig(), open_to_all=True),
-        )
+        self.site = self.another_site()
+
+    def another_site(self) -> WebServer:
+        """A web process that has just started."""
+        app = create_app(connection=self.connection(), config=WebConfig(), open_to_all=True)
+        return WebServer(self.thread, app)
 
     def connection(self) -> ConnectionConfig:
         return ConnectionConfig(nats_url=self.url, namespace=self.namespace)
@@ -226,9 +229,7 @@ class World:
         return role
 
     async def client(self) -> Client:
-        backend = await self.app.backend()
-        assert isinstance(backend, Client)
-        return backend
+        return await client_of(self.app)
 
     async def _schedules(self) -> None:
         schedules = Schedules(await self.client())

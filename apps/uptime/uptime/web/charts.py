@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any
 
 from uptime.record import Day
@@ -13,6 +14,8 @@ WIDTH, HEIGHT = 720, 180
 LEFT, BOTTOM, TOP = 52, 24, 10
 MAJOR_SHARE = 0.05
 FEW_SPANS = 6
+SPAN_SECONDS = 600
+"""A span is ten minutes; one that is missing had no answers."""
 _NICE = (1, 2, 5)
 
 
@@ -37,9 +40,12 @@ def response_times(detail: dict[str, Any]) -> dict[str, Any] | None:
     """The line of response times: ten-minute means of a day, or single results at first."""
     if len(detail["spans"]) >= FEW_SPANS:
         pairs = [(at, mean) for at, mean, _ in detail["spans"]]
+        breaks = {b for (a, _), (b, _) in pairwise(pairs) if b - a > SPAN_SECONDS}
         words = "mean of each ten minutes"
     else:
-        pairs = [(at, ms) for at, ms, verdict in detail["points"] if verdict != "failed"]
+        points = detail["points"]
+        pairs = [(at, ms) for at, ms, verdict in points if verdict != "failed"]
+        breaks = {b[0] for a, b in pairwise(points) if a[2] == "failed"}
         words = "each check"
     if len(pairs) < 2:
         return None
@@ -51,12 +57,14 @@ def response_times(detail: dict[str, Any]) -> dict[str, Any] | None:
         y = TOP + (HEIGHT - TOP - BOTTOM) * (1 - ms / top)
         return f"{x:.1f},{y:.1f}"
 
-    line = [place(at, ms) for at, ms in pairs]
-    floor = [place(last, 0), place(first, 0)]
+    pieces: list[list[tuple[float, float]]] = []
+    for at, ms in pairs:
+        if at in breaks or not pieces:
+            pieces.append([])
+        pieces[-1].append((at, ms))
     times = (first, (first + last) // 2, last)
     return {
-        "line": " ".join(line),
-        "area": " ".join([*line, *floor]),
+        "pieces": [_piece(piece, place) for piece in pieces],
         "rows": [_row(top * part / 4, place) for part in (0, 2, 4)],
         "times": [
             {"x": place(at, 0).partition(",")[0], "words": clock(at, last - first)} for at in times
@@ -64,6 +72,16 @@ def response_times(detail: dict[str, Any]) -> dict[str, Any] | None:
         "words": f"Response time, {words}: from {min(m for _, m in pairs)} ms "
         f"to {max(m for _, m in pairs)} ms",
     }
+
+
+def _piece(pairs: Sequence[tuple[float, float]], place: Any) -> dict[str, str]:
+    """An unbroken part of the line; an outage lies between two of them."""
+    line = [place(at, ms) for at, ms in pairs]
+    if len(line) == 1:  # a single answer between outages would be invisible as a line
+        x, _, y = line[0].partition(",")
+        line.append(f"{float(x) + 1:.1f},{y}")
+    floor = [place(pairs[-1][0], 0), place(pairs[0][0], 0)]
+    return {"line": " ".join(line), "area": " ".join([*line, *floor])}
 
 
 def _row(ms: float, place: Any) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from holdfast.deploy.inventory import Inventory, Item, Problem, Resource
+from holdfast.deploy.inventory import ONCE, Inventory, Item, Problem, Resource
 
 ROLES = ("Role", "ClusterRole")
 _TELLING = ("PASSWORD", "TOKEN", "TOKENS", "SEED", "SECRET")
@@ -101,12 +101,14 @@ def references(inventory: Inventory) -> Iterator[Problem]:
 def _of_workload(inventory: Inventory, item: Item) -> Iterator[Problem]:
     name = item.pod.get("serviceAccountName")
     if not name or inventory.named("ServiceAccount", str(name)) is None:
-        yield item.problem(f"its service account {name!r} is not there")
+        yield item.problem(f"its service account {name!r} does not exist")
     for wanted in sorted(_config_maps(item.pod)):
         if inventory.named("ConfigMap", wanted) is None:
-            yield item.problem(f"the ConfigMap {wanted!r} is not there")
+            yield item.problem(f"the ConfigMap {wanted!r} does not exist")
     chosen = (item.spec.get("selector") or {}).get("matchLabels")
-    if item.kind != "Job" and (not chosen or item not in inventory.selected(item.spec["selector"])):
+    if item.kind not in ONCE and (
+        not chosen or item not in inventory.selected(item.spec["selector"])
+    ):
         yield item.problem("its selector does not pick its own pods")
     volumes = {volume.get("name") for volume in item.pod.get("volumes") or []}
     volumes |= {c["metadata"]["name"] for c in item.spec.get("volumeClaimTemplates") or []}
@@ -140,7 +142,7 @@ def _config_maps(pod: Resource) -> set[str]:
 
 def _of_service(inventory: Inventory, item: Item) -> Iterator[Problem]:
     picked = inventory.selected({"matchLabels": item.spec.get("selector") or {}})
-    picked = [one for one in picked if one.kind != "Job"]
+    picked = [one for one in picked if one.kind not in ONCE]
     if not picked:
         yield item.problem("its selector picks no pod")
     for port in item.spec.get("ports") or []:

@@ -15,10 +15,13 @@ DISK_REASON = "holdfast.dev/disk-because"
 HOST = ("hostNetwork", "hostPID", "hostIPC")
 OWN = ("control", "worker", "web", "agent")
 """Our containers, by name."""
+LIVENESS_SECONDS = 5
+"""Least patience of a liveness probe: busy threads at a fifth of a core answer after 1 to 3 s."""
 PLATFORM_SECRETS = frozenset(
     {
         "holdfast-agents",
         "holdfast-backup",
+        "holdfast-backup-store",
         "holdfast-control",
         "holdfast-web",
         "holdfast-web-tokens",
@@ -26,7 +29,7 @@ PLATFORM_SECRETS = frozenset(
         "nats-tls",
     }
 )
-"""Secrets no job may read. The admission policy in `base.yaml` has the same list."""
+"""Secrets no job may read, by `check` and by the admission policy in `base.yaml`."""
 QUANTITY = re.compile(r"\d+(\.\d*)?([eE][+-]?\d+|[numkMGTPE]|[KMGTPE]i)?")
 """A Kubernetes quantity."""
 
@@ -123,6 +126,11 @@ def probed(inventory: Inventory) -> Iterator[Problem]:
             )
         elif ready == live or _asks_only_for_life(container):
             yield item.problem("its readinessProbe only asks whether it lives: use /health/ready")
+        if live and int(live.get("timeoutSeconds") or 1) < LIVENESS_SECONDS:
+            yield item.problem(
+                f"its livenessProbe waits less than {LIVENESS_SECONDS} s for an answer: a pod that "
+                "is busy would be killed; set timeoutSeconds"
+            )
 
 
 def _asks_only_for_life(container: Resource) -> bool:

@@ -74,7 +74,7 @@ def targeted(inventory: Inventory) -> Iterator[Problem]:
         name = str((item.spec.get("scaleTargetRef") or {}).get("name", ""))
         target = inventory.named("Deployment", name)
         if target is None or target.namespace != item.namespace:
-            yield item.problem(f"its target, the Deployment {name!r}, is not there")
+            yield item.problem(f"its target, the Deployment {name!r}, does not exist")
         if name in seen:
             yield item.problem(f"{seen[name].where} scales {name!r} too: they would fight")
         seen[name] = item
@@ -110,7 +110,7 @@ def endpoint(inventory: Inventory) -> Iterator[Problem]:
             host = address.removeprefix("http://").removeprefix("https://").split(":")[0]
             service = inventory.named("Service", host.split(".")[0])
             if address and inventory.of("Service") and service is None:
-                yield item.problem(f"{address} names a service that is not there")
+                yield item.problem(f"{address} names a service that does not exist")
 
 
 RULES = (complete, targeted, registered, endpoint)

@@ -8,7 +8,7 @@
     LeaderElection                 what these build on, usable alone
     DeadLetters                    what the broker gave up: list, send again, drop
 
-Needs `pip install holdfast[taskiq]`.
+Needs `pip install holdfast-jobs[taskiq]`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ try:
     import taskiq as _taskiq  # noqa: F401
 except ImportError as missing:
     raise ImportError(
-        "holdfast.integrations.taskiq needs taskiq: pip install 'holdfast[taskiq]'"
+        "holdfast.integrations.taskiq needs taskiq: pip install 'holdfast-jobs[taskiq]'"
     ) from missing
 
 from holdfast.integrations.taskiq.dead import DeadLetter, DeadLetters

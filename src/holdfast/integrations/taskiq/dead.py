@@ -18,8 +18,9 @@ from taskiq.message import TaskiqMessage
 
 from holdfast.broker import Broker, Delivery
 from holdfast.broker.objects import Objects
-from holdfast.broker.streams import DAY, Topology, stream_configs
+from holdfast.broker.streams import Topology, stream_configs
 from holdfast.config import RecordConfig
+from holdfast.durations import DAY
 from holdfast.errors import NotFound, PayloadTooLarge
 from holdfast.integrations.taskiq.connection import Connected, Servers, connect, plain_name, surely
 from holdfast.model.dead import dead_headers

@@ -41,7 +41,7 @@ from holdfast.broker.pull import ACK, IN_PROGRESS, nak_body
 from holdfast.errors import BrokerError, NotConnected
 from holdfast.integrations.taskiq.connection import plain_name, surely
 from holdfast.integrations.taskiq.dead import DeadLetterStore
-from holdfast.integrations.taskiq.queue import Queue
+from holdfast.integrations.taskiq.queue import TaskiqQueue
 from holdfast.model.backoff import Backoff
 from holdfast.model.message import user_headers
 from holdfast.names import H_MSG_ID, sequence_run
@@ -66,7 +66,7 @@ Place = tuple[int, int]
 """Where and when the stream stored a message: unique forever."""
 
 
-class Held:
+class HeldDelivery:
     """A message that was delivered to this process and has not ended."""
 
     __slots__ = (
@@ -128,7 +128,7 @@ class Deliveries:
     def __init__(
         self,
         broker: Broker,
-        queue: Queue,
+        queue: TaskiqQueue,
         retry: Backoff,
         dead: DeadLetterStore,
         telemetry: Telemetry,
@@ -139,8 +139,8 @@ class Deliveries:
         self._dead = dead
         self._telemetry = telemetry
         self._tallies: dict[str, Tally] = {}
-        self._held: dict[Place, Held] = {}
-        self._handled: dict[asyncio.Task[Any], Held] = {}
+        self._held: dict[Place, HeldDelivery] = {}
+        self._handled: dict[asyncio.Task[Any], HeldDelivery] = {}
         self._finished: dict[Place, None] = {}
         self._unsent: dict[str, bytes] = {}
         """Answers by reply subject, to be sent soon, or once reconnected."""
@@ -156,7 +156,7 @@ class Deliveries:
 
     def hold(self, delivery: Delivery) -> None:
         """Note an arrived message: from now on it is extended."""
-        held = Held(delivery)
+        held = HeldDelivery(delivery)
         known = self._held.get(held.place)
         if known is not None:
             known.delivery = delivery
@@ -179,7 +179,7 @@ class Deliveries:
             return None
         return HeldMessage.of(delivery.body, lambda: self._bind(held))
 
-    def _bind(self, held: Held) -> Any:
+    def _bind(self, held: HeldDelivery) -> Any:
         """The receiver has started: note its asyncio task, and watch for its end."""
         task = asyncio.current_task()
         if task is not None and task not in self._handled:
@@ -187,14 +187,14 @@ class Deliveries:
             task.add_done_callback(self._ended)
         return lambda: self.settle(held)
 
-    def current(self) -> Held | None:
+    def current(self) -> HeldDelivery | None:
         """The message that the calling asyncio task handles."""
         task = asyncio.current_task()
         return self._handled.get(task) if task is not None else None
 
     # ---- attempts
 
-    async def _crashes(self, held: Held) -> bool:
+    async def _crashes(self, held: HeldDelivery) -> bool:
         """Whether it was started too often without ever ending."""
         try:
             _, found = await self._queue.attempts(*held.place)
@@ -203,14 +203,14 @@ class Deliveries:
             return False
         return found.started - found.failed > CRASHES
 
-    async def start(self, held: Held) -> None:
+    async def start(self, held: HeldDelivery) -> None:
         """Count the start of a function for a redelivered message."""
         try:
             await self._queue.count(held.delivery, failed=False)
         except BrokerError as error:
             log.debug("a start was not counted: %s", error)
 
-    async def fail(self, held: Held) -> None:
+    async def fail(self, held: HeldDelivery) -> None:
         """Count a failed attempt, once."""
         if held.failed:
             return
@@ -224,7 +224,7 @@ class Deliveries:
             log.warning("a failed attempt was not counted: %s", error)
             held.failed = 1
 
-    def wait(self, held: Held) -> float | None:
+    def wait(self, held: HeldDelivery) -> float | None:
         """Seconds until the next attempt; None when there is none."""
         if held.final or self._is_last(held.delivery):
             return None
@@ -243,14 +243,14 @@ class Deliveries:
             found = self._tallies[name] = self._telemetry.tally(group, plain_name(name))
         return found
 
-    def _tell(self, held: Held, outcome: str) -> None:
+    def _tell(self, held: HeldDelivery, outcome: str) -> None:
         if held.message is not None and held.began:
             seconds = self._broker.clock.monotonic() - held.began
             self.tally(held.message).finish(outcome, seconds)
 
     # ---- ending
 
-    async def settle(self, held: Held) -> None:
+    async def settle(self, held: HeldDelivery) -> None:
         """taskiq says "ack": find out what it means."""
         if held.place not in self._held:
             return
@@ -266,7 +266,7 @@ class Deliveries:
             self._tell(held, "done")
             await self._say(held.delivery.reply, ACK)
 
-    async def _failed(self, held: Held, error: BaseException) -> None:
+    async def _failed(self, held: HeldDelivery, error: BaseException) -> None:
         await self.fail(held)
         self._tell(held, "failed")
         wait = self.wait(held)
@@ -276,7 +276,7 @@ class Deliveries:
             await self._give_back(held, wait)
 
     async def _give_up(
-        self, held: Held, reason: str, why: str, error: BaseException | None = None
+        self, held: HeldDelivery, reason: str, why: str, error: BaseException | None = None
     ) -> None:
         """Store a dead letter, then ack; if it cannot be stored, the message comes back later."""
         self._forget(held, finished=True)
@@ -287,7 +287,7 @@ class Deliveries:
             await self._say(held.delivery.reply, nak_body(UNSTORED_SECONDS))
 
     async def keep_copy(
-        self, held: Held, reason: str, why: str, error: BaseException | None = None
+        self, held: HeldDelivery, reason: str, why: str, error: BaseException | None = None
     ) -> bool:
         """Store a dead letter; False when that failed."""
         delivery = held.delivery
@@ -300,7 +300,7 @@ class Deliveries:
 
     async def server_gave_up(self, delivery: Delivery, message: TaskiqMessage | None) -> None:
         """The server will not deliver it again, and its last holder never ended it."""
-        held = Held(delivery)
+        held = HeldDelivery(delivery)
         if any(delivery.sequence == known for known, _ in (*self._held, *self._finished)):
             return
         held.message = message
@@ -315,14 +315,14 @@ class Deliveries:
         if held is not None and not held.taken and not self._is_last(delivery):
             await self._give_back(held)
 
-    async def _give_back(self, held: Held, wait: float = 0.0) -> None:
+    async def _give_back(self, held: HeldDelivery, wait: float = 0.0) -> None:
         if self._is_last(held.delivery):
             await self._hand_over(held)
             return
         self._forget(held)
         await self._say(held.delivery.reply, nak_body(wait))
 
-    async def _hand_over(self, held: Held) -> None:
+    async def _hand_over(self, held: HeldDelivery) -> None:
         """On the last delivery: send it as a new message if not started, else give it up."""
         delivery = held.delivery
         if held.executing:
@@ -338,14 +338,14 @@ class Deliveries:
         )
         await self._say(delivery.reply, ACK)
 
-    def _forget(self, held: Held, *, finished: bool = False) -> None:
+    def _forget(self, held: HeldDelivery, *, finished: bool = False) -> None:
         self._held.pop(held.place, None)
         if finished:
             self._finished[held.place] = None
             if len(self._finished) > REMEMBERED:
                 del self._finished[next(iter(self._finished))]
 
-    def is_held(self, held: Held) -> bool:
+    def is_held(self, held: HeldDelivery) -> bool:
         """Whether the server has had no answer for it yet."""
         return held.place in self._held
 

@@ -38,7 +38,7 @@ from holdfast.errors import BrokerError, ConfigError
 from holdfast.integrations.taskiq.connection import surely
 from holdfast.integrations.taskiq.election import LeaderElection
 from holdfast.integrations.taskiq.pull_broker import ResilientPullBroker, message_id
-from holdfast.integrations.taskiq.slots import Progress, Slot, identities, slot_of, unsent
+from holdfast.integrations.taskiq.slots import SentSlots, TaskiqSlot, identities, slot_of, unsent
 from holdfast.names import encode
 from holdfast.retrying import repeating
 
@@ -62,7 +62,7 @@ class _Due:
     """The newest due slot of a schedule; older ones are found by what was sent last."""
 
     task: ScheduledTask
-    slot: Slot
+    slot: TaskiqSlot
     since: float
     """When it started to wait, on the monotonic clock; reset when the leader makes progress."""
     sent: float = 0.0
@@ -71,7 +71,7 @@ class _Due:
 
 @dataclass
 class _Sending:
-    slot: Slot
+    slot: TaskiqSlot
     is_sent: bool = False
 
 
@@ -110,7 +110,7 @@ class HAScheduleSource(ScheduleSource):
         self._due: dict[str, _Due] = {}
         self._sent: dict[str, float] = {}
         """What this process sent last, in case the record is lost."""
-        self._marking: dict[str, tuple[ScheduledTask, Slot]] = {}
+        self._marking: dict[str, tuple[ScheduledTask, TaskiqSlot]] = {}
         """Slots being marked before sending: if the answer is lost, they may be ours to send."""
         self._at_work: dict[str, asyncio.Task[None]] = {}
         self._trouble = ""
@@ -157,7 +157,7 @@ class HAScheduleSource(ScheduleSource):
         topology = Topology(broker, RecordConfig())
         await topology.ensure_buckets("taskiq_slots")
         node, key = self.election.node, self.election.leader_key
-        self._progress = Progress(broker, key, node, kept=self._by_content)
+        self._progress = SentSlots(broker, key, node, kept=self._by_content)
         self._upkeep = Upkeep(topology, core=False, buckets=["taskiq_slots"])
         self._wake = asyncio.Event()
         self.election.on_change(self._wake.set)
@@ -244,7 +244,7 @@ class HAScheduleSource(ScheduleSource):
                 await self._record(sending.slot)
         await maybe_awaitable(self.source.post_send(task))
 
-    def note(self, task: ScheduledTask) -> Slot:
+    def note(self, task: ScheduledTask) -> TaskiqSlot:
         """Note that a schedule is due."""
         name = self._names.get(task.schedule_id)
         if name is None:
@@ -262,7 +262,7 @@ class HAScheduleSource(ScheduleSource):
     def _now(self) -> float:
         return self.election.connection.clock.utc()
 
-    async def _may_send(self, slot: Slot) -> bool:
+    async def _may_send(self, slot: TaskiqSlot) -> bool:
         """Without an attached scheduler: send or hold back; missed slots are not made up."""
         self._due.pop(slot.schedule, None)
         if not self.election.is_leader:
@@ -310,7 +310,7 @@ class HAScheduleSource(ScheduleSource):
         else:
             self._trouble = ""
 
-    async def _send_until(self, task: ScheduledTask, newest: Slot) -> None:
+    async def _send_until(self, task: ScheduledTask, newest: TaskiqSlot) -> None:
         """Send the newest slot, and any unsent ones before it."""
         name = newest.schedule
         _, recorded = await self._progress.read(newest)
@@ -319,7 +319,7 @@ class HAScheduleSource(ScheduleSource):
             if self.election.is_leader:
                 await self._send_slot(task, slot)
 
-    async def _send_slot(self, task: ScheduledTask, slot: Slot) -> None:
+    async def _send_slot(self, task: ScheduledTask, slot: TaskiqSlot) -> None:
         if self.prefer == "gap":
             self._marking[slot.schedule] = task, slot
             broker = self.election.connection
@@ -331,7 +331,7 @@ class HAScheduleSource(ScheduleSource):
         if not sending.is_sent:  # the source did not want it
             await self._record(slot)
 
-    async def _send_marked(self, task: ScheduledTask, slot: Slot) -> None:
+    async def _send_marked(self, task: ScheduledTask, slot: TaskiqSlot) -> None:
         """Send a slot that this process has marked, even if another leads by now."""
         clock = self.election.connection.clock
         deadline = clock.monotonic() + REPEAT_SECONDS
@@ -352,7 +352,7 @@ class HAScheduleSource(ScheduleSource):
                 self._trouble = f"slot {slot.id} cannot be sent: {error!r}"
             await clock.sleep(LOOK_SECONDS)
 
-    async def _dispatch(self, task: ScheduledTask, slot: Slot) -> _Sending:
+    async def _dispatch(self, task: ScheduledTask, slot: TaskiqSlot) -> _Sending:
         assert self._send is not None
         sending = _Sending(slot)
         _sending.set(sending)
@@ -365,7 +365,7 @@ class HAScheduleSource(ScheduleSource):
         telemetry.slot_delay.observe(max(0.0, self._now() - slot.at))
         return sending
 
-    async def _record(self, slot: Slot) -> None:
+    async def _record(self, slot: TaskiqSlot) -> None:
         broker = self.election.connection
         try:
             await surely(broker, lambda: self._progress.mark(slot), f"recording {slot.id}")

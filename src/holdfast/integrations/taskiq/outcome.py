@@ -21,7 +21,7 @@ from taskiq.result import TaskiqResult
 from taskiq.serializers.json_serializer import JSONSerializer
 
 from holdfast.errors import Unreadable
-from holdfast.integrations.taskiq.deliveries import Deliveries, Held
+from holdfast.integrations.taskiq.deliveries import Deliveries, HeldDelivery
 from holdfast.model.codec import Codec
 
 RETRIES_LABEL: Final = "_retries"
@@ -61,7 +61,7 @@ class OutcomeMiddleware(TaskiqMiddleware):
         self._deliveries.tally(message).started += 1
         return self._started(held, message) if held.delivery.deliveries > 1 else message
 
-    async def _started(self, held: Held, message: TaskiqMessage) -> TaskiqMessage:
+    async def _started(self, held: HeldDelivery, message: TaskiqMessage) -> TaskiqMessage:
         await self._deliveries.start(held)
         return message
 
@@ -83,7 +83,7 @@ class OutcomeMiddleware(TaskiqMiddleware):
 
     def _is_settled(
         self,
-        held: Held,
+        held: HeldDelivery,
         message: TaskiqMessage,
         result: TaskiqResult[Any],
         exception: BaseException,

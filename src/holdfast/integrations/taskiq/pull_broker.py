@@ -38,7 +38,7 @@ from holdfast.integrations.taskiq.dead import DeadLetterStore
 from holdfast.integrations.taskiq.deliveries import Deliveries
 from holdfast.integrations.taskiq.monitor import Monitor
 from holdfast.integrations.taskiq.outcome import OutcomeMiddleware, WatchingFormatter
-from holdfast.integrations.taskiq.queue import Queue
+from holdfast.integrations.taskiq.queue import TaskiqQueue
 from holdfast.model.backoff import Backoff
 from holdfast.names import DEFAULT_NAMESPACE, H_MSG_ID, IdMaker
 from holdfast.retrying import repeating
@@ -59,7 +59,7 @@ ADVISORY: Final = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
 
 message_id: ContextVar[tuple[str, str]] = ContextVar("message_id", default=("", ""))
-"""A schedule and the id of the message that is sent for it: the slot's, so it is stored once."""
+"""While a schedule is sent: its id and its slot's message id, so that the slot is stored once."""
 
 
 class ResilientPullBroker(Connected, AsyncBroker):
@@ -99,7 +99,7 @@ class ResilientPullBroker(Connected, AsyncBroker):
         self.pull_consume_timeout: Final = pull_consume_timeout
         self.stream_config = stream_config
         self.consumer_config = consumer_config
-        self._queue = Queue(subject, stream_name, durable, stream_config, consumer_config)
+        self._queue = TaskiqQueue(subject, stream_name, durable, stream_config, consumer_config)
         self.stream_name: Final = self._queue.stream
         self.durable: Final = self._queue.consumer
         self._retry = retry

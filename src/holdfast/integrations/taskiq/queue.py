@@ -25,16 +25,16 @@ import msgspec
 
 from holdfast.broker import Broker, Bucket, Delivery
 from holdfast.broker.kv import parse_time
-from holdfast.broker.streams import DAY, Topology, bucket_config
+from holdfast.broker.streams import Topology, bucket_config
 from holdfast.broker.wire import parse_headers
 from holdfast.config import RecordConfig
+from holdfast.durations import DAY, NANO
 from holdfast.errors import BrokerError, ConfigError, Conflict, NotFound, TryAgain, Unavailable
 from holdfast.model.codec import Codec, Count
 from holdfast.names import attempts_key, floor_key, sequence_run
 
 log = logging.getLogger("holdfast.taskiq")
 
-NANO: Final = 1_000_000_000
 ACK_WAIT_SECONDS: Final = 30.0
 """The server's default."""
 LOOK_SECONDS: Final = 1.0
@@ -78,7 +78,7 @@ def as_config(given: object) -> Config:
     return {key: value for key, value in made.items() if value is not None}
 
 
-class Queue:
+class TaskiqQueue:
     """One stream with one consumer."""
 
     def __init__(

@@ -26,13 +26,13 @@ from taskiq import ScheduledTask
 from taskiq.cli.scheduler.run import CronValueError, is_cron_task_now
 
 from holdfast.broker import Broker, Bucket
+from holdfast.durations import MINUTE
 from holdfast.errors import Conflict
 from holdfast.model.codec import Codec, Instant
 from holdfast.names import marker_key, sent_key, sent_keys
 
 EARLY_SECONDS: Final = 0.05
 """A timer may fire slightly before its second."""
-MINUTE: Final = 60
 MADE_UP_SECONDS: Final = 120
 """How far back slots are made up: far enough for a failover or a restart of NATS, and too short for
 a burst of old work after a long outage."""
@@ -42,7 +42,7 @@ ONCE_SECONDS: Final = 86_400
 """The same for a one-off with an id: its source deletes it once it was sent."""
 
 
-class Slot(NamedTuple):
+class TaskiqSlot(NamedTuple):
     """One due instant of one schedule."""
 
     schedule: str
@@ -66,7 +66,7 @@ class Slot(NamedTuple):
         return sent is None or (self.at > sent if self.period else self.at != sent)
 
 
-def slot_of(task: ScheduledTask, schedule: str, now: float) -> Slot:
+def slot_of(task: ScheduledTask, schedule: str, now: float) -> TaskiqSlot:
     """The slot that is due at `now`."""
     periods = [MINUTE] if task.cron is not None else []
     if task.interval is not None:
@@ -74,13 +74,15 @@ def slot_of(task: ScheduledTask, schedule: str, now: float) -> Slot:
         periods.append(int(gap.total_seconds() if isinstance(gap, timedelta) else gap))
     if periods:
         period = min(periods)
-        return Slot(schedule, int(now + EARLY_SECONDS) // period * period, period)
+        return TaskiqSlot(schedule, int(now + EARLY_SECONDS) // period * period, period)
     assert task.time is not None  # taskiq accepts no schedule without any of the three
     aware = task.time if task.time.tzinfo else task.time.replace(tzinfo=UTC)
-    return Slot(schedule, round(aware.timestamp(), 3))
+    return TaskiqSlot(schedule, round(aware.timestamp(), 3))
 
 
-def unsent(task: ScheduledTask, newest: Slot, sent: float | None, known: float) -> list[Slot]:
+def unsent(
+    task: ScheduledTask, newest: TaskiqSlot, sent: float | None, known: float
+) -> list[TaskiqSlot]:
     """The unsent slots up to the newest, oldest first.
 
     taskiq's loop skips a slot when it is late or still busy with the previous one, and there may
@@ -135,7 +137,7 @@ class SentRecord(msgspec.Struct, frozen=True):
 SENT: Final[Codec[SentRecord]] = Codec(SentRecord, "record of sent slots")
 
 
-class Progress:
+class SentSlots:
     """What was sent, for the schedules of one leader key."""
 
     def __init__(self, broker: Broker, leader_key: str, node: str, *, kept: bool) -> None:
@@ -145,7 +147,7 @@ class Progress:
         self._node = node
         self._kept = kept
 
-    async def read(self, slot: Slot) -> tuple[int, float | None]:
+    async def read(self, slot: TaskiqSlot) -> tuple[int, float | None]:
         """The revision for the next write, and the last slot sent, from the stream's leader."""
         revision, entry = await self._bucket.last(sent_key(self._leader_key, slot.schedule))
         record = self._bucket.read(SENT.decode, entry) if entry else None
@@ -155,7 +157,7 @@ class Progress:
         marked = await self._bucket.get(slot.id)
         return revision, slot.at if marked else None
 
-    async def mark(self, slot: Slot) -> bool:
+    async def mark(self, slot: TaskiqSlot) -> bool:
         """Record a slot as sent; False when another process has recorded it or a later one.
 
         Safe to repeat: a write whose answer was lost is recognised by its node.

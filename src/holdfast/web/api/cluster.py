@@ -13,18 +13,20 @@ from holdfast.clock import rfc3339
 from holdfast.errors import InvalidInput
 from holdfast.model.node import Transition
 from holdfast.names import check_name
-from holdfast.status import actions as table
+from holdfast.status import fleet_actions as table
 from holdfast.status.audit import AuditLine
 from holdfast.status.jobs import JobInfo
 from holdfast.status.nodes import NodeInfo, by_role
 from holdfast.status.schedules import coming, overdue_since
-from holdfast.web.live import KEPT_SECONDS, Feed
+from holdfast.status.totals import counted
 from holdfast.web.services import Access, ViewerAccess, acting
 from holdfast.web.wire import Cursor, Limit, Page, answer, does, page_of, returns
 
 router = APIRouter()
 
 FAILURES = ("failed", "dead", "lost")
+LONGEST_SECONDS = 86_400
+"""Minutes are kept for a day; the pages have longer ranges."""
 
 Node = Annotated[str, Path(max_length=64, description="The node's id.")]
 
@@ -148,24 +150,23 @@ class Stats(msgspec.Struct, frozen=True):
 async def stats(
     request: Request,
     access: ViewerAccess,
-    seconds: Annotated[int, Query(ge=60, le=KEPT_SECONDS)] = 300,
+    seconds: Annotated[int, Query(ge=60, le=LONGEST_SECONDS)] = 300,
 ) -> Response:
-    """Each web process counts what ended, completed from the newest records when it starts;
-    everything else is read from the server."""
-    feed: Feed = request.app.state.feed
-    await feed.start()
+    """What ended is counted by the minute on the server, by a coordinator; everything else is read
+    as it is now."""
     jobs, nodes, schedules, progress = await asyncio.gather(
         access.jobs.list(), access.nodes.list(), access.schedules.list(), access.slots.progress()
     )
     now = access.client.broker.server_now()
-    ended = feed.rates.totals(now, seconds)
+    counted_ = await counted(access.client, seconds)
+    ended = counted_.ends()
     oldest = max(jobs, key=_age, default=None)
     waiting, in_flight = sum(j.waiting for j in jobs), sum(j.in_flight for j in jobs)
     found = Stats(
         rfc3339(now),
         access.services.namespace,
         seconds,
-        rfc3339(max(feed.rates.since, now - seconds)),
+        rfc3339(now - seconds),
         dict(ended),
         round(60 * ended.total() / seconds, 3),
         sum(ended[kind] for kind in FAILURES),

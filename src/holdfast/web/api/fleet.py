@@ -13,10 +13,11 @@ from holdfast.clock import rfc3339
 from holdfast.durations import seconds
 from holdfast.errors import InvalidInput, Unavailable
 from holdfast.model.fleet import FleetRequest, Return
+from holdfast.model.join import JoinRecord
 from holdfast.names import check_run
 from holdfast.settings.records import Report, Revision
-from holdfast.settings.store import Store
-from holdfast.status import actions as table
+from holdfast.settings.store import SettingsStore
+from holdfast.status import fleet_actions as table
 from holdfast.status.fleet import AgentInfo, FleetInfo
 from holdfast.web.masking import masked, masked_arguments, masked_text
 from holdfast.web.problems import Problem
@@ -221,6 +222,67 @@ async def forget(
     return answer(request, Forgotten(agent))
 
 
+# ---- hosts that ask to join
+
+
+class JoinShown(msgspec.Struct, frozen=True):
+    """A host that asked to become an agent."""
+
+    agent: str
+    state: str
+    """pending, approved, issued or rejected."""
+    host: str
+    version: str
+    token: str
+    asked: str
+    replaces: bool
+    """Whether a host that is known has or had this id."""
+    by: str
+    """Who decided it."""
+
+
+def _join(record: JoinRecord) -> JoinShown:
+    r = record
+    return JoinShown(r.agent, r.state, r.host, r.version, r.token, stamp(r.at), r.replaces, r.by)
+
+
+@router.get("/joins", summary="List hosts that ask to join", **returns(Page[JoinShown]))
+async def list_joins(
+    request: Request,
+    access: ViewerAccess,
+    every: Annotated[
+        bool, Query(description="Include hosts that were accepted or rejected.")
+    ] = False,
+    limit: Limit = 50,
+    cursor: Cursor = "",
+) -> Response:
+    """By agent id. Their requests and keys are not shown."""
+    found = [_join(record) for record in await access.joins.list(everything=every)]
+    found.sort(key=lambda one: one.agent)
+    return answer(request, page_of(found, lambda one: one.agent, limit, cursor))
+
+
+@router.post(
+    "/joins/{agent}/accept", summary="Accept a host", **does(table.accept_agent, JoinShown)
+)
+async def accept_join(
+    request: Request,
+    access: Annotated[Access, acting(table.accept_agent)],
+    agent: Agent,
+    replace: Annotated[bool, Query(description="Also a host that replaces a known one.")] = False,
+) -> Response:
+    return answer(request, _join(await table.accept_agent(access, agent, replace=replace)))
+
+
+@router.post(
+    "/joins/{agent}/reject", summary="Reject a host", **does(table.reject_agent, JoinShown)
+)
+async def reject_join(
+    request: Request, access: Annotated[Access, acting(table.reject_agent)], agent: Agent
+) -> Response:
+    return answer(request, _join(await table.reject_agent(access, agent)))
+
+
 # ---- settings
 
 
@@ -255,7 +317,7 @@ class AgentSettings(msgspec.Struct, frozen=True):
 @router.get("/settings", summary="Show the settings status", **returns(SettingsShown))
 async def show_settings(request: Request, access: ViewerAccess) -> Response:
     """The published revision, and how many agents have it. Contents are never shown."""
-    store = Store(access.client.broker)
+    store = SettingsStore(access.client.broker)
     current, reports = await store.shown_revision(), await store.reports()
     shown = SettingsShown(
         current.number if current else 0,
@@ -277,7 +339,7 @@ async def list_agent_settings(
     request: Request, access: ViewerAccess, limit: Limit = 50, cursor: Cursor = ""
 ) -> Response:
     """Each agent's revision, and its error if it failed."""
-    store = Store(access.client.broker)
+    store = SettingsStore(access.client.broker)
     current, reports = await store.shown_revision(), await store.reports()
     found = [_agent_settings(agent, reports[agent], current) for agent in sorted(reports)]
     return answer(request, page_of(found, lambda a: a.agent, limit, cursor))

@@ -1,4 +1,4 @@
-"""Runs: enqueue, list, show, result, trace, cancel, retry."""
+"""Runs: enqueue, list, show, result, logs, trace, cancel, retry."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
-from holdfast.client.run import make_request
+from holdfast.client.run import OnDuplicate, make_request
 from holdfast.durations import instant
-from holdfast.errors import NoRecord, NotFound, RunNotFound
-from holdfast.model.job import JobSpec
+from holdfast.errors import InvalidPayload, NoRecord, NotFound, RunNotFound
+from holdfast.model.codec import MOST
+from holdfast.model.job import JobSpec, Priority
 from holdfast.model.run import Attempt, Progress
+from holdfast.model.runlog import LogLine
 from holdfast.names import DEFAULT_GROUP
+from holdfast.payload.misfit import misfit
+from holdfast.payload.published import published, read_label
 from holdfast.status import actions as table
 from holdfast.status.dead import Body
 from holdfast.status.finding import Finder, Found, payload_of
 from holdfast.status.listing import RunFilter, RunInfo
 from holdfast.status.trace import Trace
 from holdfast.status.trace import trace as trace_of
-from holdfast.web.masking import MASK, is_secret
 from holdfast.web.services import Access, ViewerAccess, acting
 from holdfast.web.wire import (
     Cursor,
@@ -60,6 +63,10 @@ class Enqueue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at: str | float | None = None
     """Start at a time: 2026-11-16T01:45:00Z, or seconds since 1970."""
     headers: dict[str, str] = {}
+    priority: Priority | None = None
+    """Instead of the job's."""
+    on_duplicate: OnDuplicate = "return"
+    """If a run with the key exists: answer with it, replace it, or fail."""
 
 
 class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -70,6 +77,8 @@ class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
     group: str
     duplicate: bool
     """A run with this key exists: nothing was enqueued."""
+    state: str = ""
+    """Of such a run; else `queued` or `delayed`."""
     hint: str = ""
     """Set if no worker has ever served the job: the run waits until one does."""
 
@@ -107,6 +116,14 @@ class Result(msgspec.Struct, frozen=True):
     error: str = ""
 
 
+class LogsOut(msgspec.Struct, frozen=True):
+    """Log lines of a run, oldest first."""
+
+    items: list[LogLine]
+    next: int
+    """Pass it as `after` to get only newer lines."""
+
+
 class Cancelled(msgspec.Struct, frozen=True):
     """Whether a run was cancelled; if not, it had already ended."""
 
@@ -129,29 +146,41 @@ async def enqueue(
     access: Annotated[Access, acting(table.enqueue)],
     wanted: Annotated[Enqueue, Depends(reads(Enqueue))],
 ) -> Response:
-    # With the user's app, the payload is checked against the job's parameters first.
-    spec = _spec(access, wanted)
+    # The payload is checked first: by the user's app, or by what workers have published.
+    spec, key = await _checked(access, wanted)
     made = make_request(
         spec,
         raw(wanted.payload),
-        key=wanted.key,
+        key=key,
         delay=wanted.delay,
         at=instant(wanted.at, "at") if wanted.at is not None else None,
         headers=dict(wanted.headers),
         group=wanted.group,
+        priority=wanted.priority,
+        on_duplicate=wanted.on_duplicate,
+        key_follows=True,
     )
     done = await table.enqueue(access, made)
     hint = await access.jobs.unserved(spec.name, made.group)
-    return answer(request, Accepted(done.run, spec.name, made.group, done.duplicate, hint), 201)
+    accepted = Accepted(done.run, spec.name, made.group, done.duplicate, done.state, hint)
+    return answer(request, accepted, 201)
 
 
-def _spec(access: Access, wanted: Enqueue) -> JobSpec:
-    app = access.services.app
+async def _checked(access: Access, wanted: Enqueue) -> tuple[JobSpec, str | None]:
+    """The job, and the key of the run as far as it is known here."""
+    app, body = access.services.app, raw(wanted.payload)
     job = app.jobs.get(wanted.job) if app else None
     if job is None:
-        return JobSpec(wanted.job, wanted.group or DEFAULT_GROUP)
-    job.signature.decode(raw(wanted.payload))
-    return job.spec
+        spec = JobSpec(wanted.job, wanted.group or DEFAULT_GROUP)
+        await access.jobs.check(spec.name, spec.group, body)
+        return spec, wanted.key
+    try:
+        bound = job.signature.decode(body)
+    except InvalidPayload as error:
+        known = read_label(published(job.signature))  # names the member that is misspelt
+        raise InvalidPayload((known and misfit(known, body)) or str(error)) from None
+    key = wanted.key
+    return job.spec, job.key.of(bound) if job.key and key is None else key
 
 
 @router.get("/runs", summary="List runs", **returns(RunPageOut))
@@ -160,7 +189,7 @@ async def list_runs(
     access: ViewerAccess,
     job: str = "",
     group: str = "",
-    state: Annotated[str, Query(description="queued, delayed, running, failed, done, …")] = "",
+    state: Annotated[str, Query(description="queued, delayed, waiting, running, …")] = "",
     node: Annotated[str, Query(description="Only runs running on this node.")] = "",
     prefix: Annotated[str, Query(description="Only runs whose id or key starts with this.")] = "",
     since: Annotated[
@@ -221,7 +250,7 @@ async def result(
     run = run_of(part)
     record = await access.client.read(run)
     if record is None:
-        await Finder(access.client).find(run)  # raises if there is no trace of it
+        record = (await Finder(access.client).find(run)).record  # raises if there is no trace
     if wait and (record is None or not record.terminal):
         try:
             record = await access.client.wait(run, 0, wait)
@@ -232,10 +261,20 @@ async def result(
     value: Any = None
     if record.state == "done":
         value = as_value(await access.client.result_bytes(record))
-    # A bare value has no name but its job's; `answer` masks the rest for viewers.
-    if not access.user.sees_secrets and is_secret(record.job) and not isinstance(value, dict):
-        value = MASK
+    value = await access.result(value, record.job)
     return answer(request, Result(run, record.state, value, access.text(record.error)))
+
+
+@router.get("/runs/{run}/logs", summary="Get a run's log lines", **returns(LogsOut))
+async def logs(
+    request: Request,
+    access: ViewerAccess,
+    part: RunPart,
+    after: Annotated[int, Query(ge=0, le=MOST, description="Only newer lines: `next`.")] = 0,
+) -> Response:
+    """What its handler has logged and printed, in all attempts; the newest lines are kept."""
+    lines = await access.log_lines(run_of(part), after)
+    return answer(request, LogsOut(lines, lines[-1].position if lines else after))
 
 
 @router.get("/runs/{run}/trace", summary="Trace a run", **returns(Trace))

@@ -13,7 +13,7 @@ from holdfast.durations import instant
 from holdfast.errors import InvalidInput
 from holdfast.model.schedule import Schedule, define, next_after
 from holdfast.names import DEFAULT_GROUP, check_name
-from holdfast.status import actions as table
+from holdfast.status import schedule_actions as table
 from holdfast.status.schedules import MOST_NEXT, Outcome, outcomes
 from holdfast.web.masking import masked_bytes
 from holdfast.web.services import Access, ViewerAccess, acting
@@ -136,18 +136,18 @@ class Triggered(msgspec.Struct, frozen=True):
 
 
 class Removed(msgspec.Struct, frozen=True):
-    """A schedule that is no more."""
+    """A schedule that was removed."""
 
     name: str
 
 
-def shown(access: Access, schedule: Schedule) -> ScheduleShown:
+async def shown(access: Access, schedule: Schedule) -> ScheduleShown:
     """A schedule as a user may see it."""
     now = access.client.broker.server_now()
     coming = next_after(schedule, now) if schedule.active else None
     body = bytes(schedule.payload)
     if not access.user.sees_secrets:
-        body = masked_bytes(body, access.parameters(schedule.job)).encode()
+        body = masked_bytes(body, await access.parameters(schedule.job)).encode()
     return ScheduleShown(
         schedule.name,
         schedule.rule,
@@ -183,7 +183,7 @@ async def list_schedules(
     """By name."""
     found = await access.schedules.list(app=check_name(app, "app") if app else "")
     page = page_of(found, lambda s: s.name, limit, cursor)
-    return answer(request, Page([shown(access, s) for s in page.items], page.next))
+    return answer(request, Page([await shown(access, s) for s in page.items], page.next))
 
 
 @router.post(
@@ -200,13 +200,13 @@ async def add(
     given = msgspec.structs.asdict(wanted)
     replace, body = given.pop("replace"), raw(given.pop("payload"))
     added = await table.add_schedule(access, define(**given, body=body), replace=replace)
-    return answer(request, shown(access, added), 201)
+    return answer(request, await shown(access, added), 201)
 
 
 @router.get("/schedules/{name}", summary="Show a schedule", **returns(ScheduleShown))
 async def show(request: Request, access: ViewerAccess, name: Name) -> Response:
     """One schedule; for its slots see `/slots`."""
-    return answer(request, shown(access, await access.schedules.show(name)))
+    return answer(request, await shown(access, await access.schedules.show(name)))
 
 
 @router.delete(
@@ -227,7 +227,7 @@ async def remove(
 async def pause(
     request: Request, access: Annotated[Access, acting(table.pause_schedule)], name: Name
 ) -> Response:
-    return answer(request, shown(access, await table.pause_schedule(access, name)))
+    return answer(request, await shown(access, await table.pause_schedule(access, name)))
 
 
 @router.post(
@@ -238,7 +238,7 @@ async def pause(
 async def resume(
     request: Request, access: Annotated[Access, acting(table.resume_schedule)], name: Name
 ) -> Response:
-    return answer(request, shown(access, await table.resume_schedule(access, name)))
+    return answer(request, await shown(access, await table.resume_schedule(access, name)))
 
 
 @router.post(

@@ -19,14 +19,21 @@ from starlette.staticfiles import StaticFiles
 from holdfast.web.live import STREAMS_EACH, STREAMS_MOST
 from holdfast.web.pages import (
     actions,
+    alerts,
+    audit,
+    bulk,
     cluster,
     dead,
     fleet,
+    flows,
     jobs,
+    limits,
     new_schedule,
     overview,
+    run_list,
     runs,
     schedules,
+    search,
 )
 from holdfast.web.pages.rendering import render
 from holdfast.web.pages.request import Shared, ViewerPage
@@ -34,7 +41,24 @@ from holdfast.web.problems import Problem
 from holdfast.web.services import Services
 
 HERE = Path(__file__).parents[1]
-PAGES = (overview, jobs, runs, new_schedule, schedules, dead, cluster, fleet, actions)
+PAGES = (
+    overview,
+    jobs,
+    run_list,
+    bulk,
+    runs,
+    flows,
+    limits,
+    new_schedule,
+    schedules,
+    dead,
+    cluster,
+    fleet,
+    alerts,
+    audit,
+    search,
+    actions,
+)
 
 router = APIRouter(include_in_schema=False)
 
@@ -43,6 +67,8 @@ def include(app: FastAPI) -> None:
     """Add the pages, their static files, and the event stream."""
     services: Services = app.state.services
     app.state.shared = Shared(services.broker.clock)
+    app.state.bulks = bulk.Bulks()
+    services.before_close.append(app.state.bulks.aclose)
     app.mount("/static", StaticFiles(directory=HERE / "static"), "static")
     for module in PAGES:
         app.include_router(module.router)

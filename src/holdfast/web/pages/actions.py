@@ -1,6 +1,6 @@
 """Actions on pages: each has a confirmation that says what it would do, and a form that does it.
 
-Role, effects, call and audit line come from the table `holdfast.status.actions`; this module has
+Role, effects, call and audit line come from the actions of `holdfast.status`; this module has
 only the URLs, the form fields, and what the next page says. A URL answers GET with the confirmation
 and POST with the action.
 """
@@ -19,8 +19,10 @@ from holdfast.client.fleet import new_run
 from holdfast.errors import HoldfastError, InvalidInput, NotFound, RunError, Unavailable
 from holdfast.model.fleet import FleetRequest, FleetRun
 from holdfast.status import actions as table
+from holdfast.status import fleet_actions, schedule_actions
 from holdfast.status.dead import GROUP_LOOK, Replayed, check_id
 from holdfast.status.jobs import Purged
+from holdfast.status.operators import Action
 from holdfast.web.pages.rendering import Question, many
 from holdfast.web.pages.request import AdminPage, OperatorPage, PageRequest, page_for
 from holdfast.web.security import Fields
@@ -37,7 +39,7 @@ Message = tuple[str, str, str]
 class Form(NamedTuple):
     """One action on the pages."""
 
-    action: table.Action[..., Any]
+    action: Action[..., Any]
     fields: tuple[str, ...]
     back: str
     """The page to return to, with form fields in its URL; refusals are shown there too."""
@@ -123,6 +125,12 @@ def _ids(page: PageRequest, given: Given) -> Arguments:
     return (sorted({check_id(int(one)) for one in ids}),), edited
 
 
+def _run(page: PageRequest, given: Given) -> Arguments:
+    """A run, and with a body its new payload."""
+    edited = {"edited": given["body"].replace("\r\n", "\n").encode()} if "body" in given else {}
+    return (given["run"],), edited
+
+
 def _command(page: PageRequest, given: Given) -> Arguments:
     try:
         words = tuple(shlex.split(given.get("words", "")))
@@ -132,11 +140,24 @@ def _command(page: PageRequest, given: Given) -> Arguments:
     return (FleetRequest(run, target, function, words, raw=True, user=page.user.name),), {}
 
 
+def _numbers(_: PageRequest, given: Given) -> Arguments:
+    """What a limit shall allow, as people write it: `5`, `100/s`, `100/s burst 20`, `code`."""
+    name, text = given["name"], given["value"].strip()
+    starts, _burst, burst = text.partition(" burst ")
+    if text == "code":
+        return (name,), {}
+    if text.isascii() and text.isdigit() and len(text) < 9:
+        return (name,), {"running": int(text)}
+    if burst and not (burst.isascii() and burst.isdigit() and len(burst) < 9):
+        raise InvalidInput(f"burst {burst!r} must be a whole number")
+    return (name,), {"starts": starts.strip(), "burst": int(burst) if burst else None}
+
+
 # ---- the forms
 
 REPLAY: Final = Form(table.replay_dead, ("id",), "/dead", _letters("sent again"), _ids)
 COMMAND: Final = Form(
-    table.command_fleet,
+    fleet_actions.command_fleet,
     ("target", "function", "run"),
     "/fleet",
     _commanded,
@@ -156,23 +177,62 @@ FORMS: Final[dict[str, Form]] = {
         ("run",),
         "/runs/{run}",
         lambda said, given: (at("/runs/{run}", given), said[:1].upper() + said[1:], "good"),
+        _run,
         refusals=(RunError,),
     ),
+    "flows/cancel": Form(
+        table.cancel_flow,
+        ("run",),
+        "/flows/{run}",
+        says("{run} is cancelled", "/flows/{run}"),
+        refusals=(RunError,),
+    ),
+    "flows/resume": Form(
+        table.resume_flow,
+        ("run",),
+        "/flows/{run}",
+        says("{run} is called again", "/flows/{run}"),
+        refusals=(RunError, InvalidInput),
+    ),
+    "limits/set": Form(
+        table.set_limit,
+        ("name", "value"),
+        "/limits/{name}",
+        says("{name} is changed", "/limits/{name}"),
+        _numbers,
+        refusals=(InvalidInput,),
+    ),
+    "limits/pause": Form(
+        table.pause_limit,
+        ("name",),
+        "/limits/{name}",
+        says("{name} is paused", "/limits/{name}"),
+        refusals=(InvalidInput,),
+    ),
+    "limits/resume": Form(
+        table.resume_limit,
+        ("name",),
+        "/limits/{name}",
+        says("{name} gives its places away again", "/limits/{name}"),
+        refusals=(InvalidInput,),
+    ),
     "schedules/pause": Form(
-        table.pause_schedule,
+        schedule_actions.pause_schedule,
         ("name",),
         "/schedules/{name}",
         says("{name} is paused", "/schedules/{name}"),
     ),
     "schedules/resume": Form(
-        table.resume_schedule,
+        schedule_actions.resume_schedule,
         ("name",),
         "/schedules/{name}",
         says("{name} is resumed", "/schedules/{name}"),
     ),
-    "schedules/trigger": Form(table.trigger_schedule, ("name",), "/schedules/{name}", _triggered),
+    "schedules/trigger": Form(
+        schedule_actions.trigger_schedule, ("name",), "/schedules/{name}", _triggered
+    ),
     "schedules/remove": Form(
-        table.remove_schedule,
+        schedule_actions.remove_schedule,
         ("name",),
         "/schedules/{name}",
         says("{name} is removed", "/schedules"),
@@ -180,7 +240,7 @@ FORMS: Final[dict[str, Form]] = {
     "dead/replay": REPLAY,
     "dead/drop": Form(table.drop_dead, ("id",), "/dead", _letters("dropped"), _ids),
     "cluster/drain": Form(
-        table.drain_node,
+        fleet_actions.drain_node,
         ("node",),
         "/cluster/{node}",
         says("{node} is draining: it stops when its runs have ended", "/cluster/{node}"),
@@ -188,10 +248,25 @@ FORMS: Final[dict[str, Form]] = {
     ),
     "fleet/command": COMMAND,
     "fleet/cancel": Form(
-        table.cancel_fleet, ("run",), "/fleet/runs/{run}", _stopped, refusals=(Unavailable,)
+        fleet_actions.cancel_fleet, ("run",), "/fleet/runs/{run}", _stopped, refusals=(Unavailable,)
+    ),
+    "fleet/accept": Form(
+        fleet_actions.accept_agent,
+        ("agent",),
+        "/fleet",
+        says("{agent} is approved: it joins when its login is issued", "/fleet"),
+        lambda _, given: ((given["agent"],), {"replace": True}),  # the confirmation says so
+        refusals=(InvalidInput, NotFound),
+    ),
+    "fleet/reject": Form(
+        fleet_actions.reject_agent,
+        ("agent",),
+        "/fleet",
+        says("{agent} is rejected", "/fleet"),
+        refusals=(InvalidInput, NotFound),
     ),
     "fleet/forget": Form(
-        table.forget_agent,
+        fleet_actions.forget_agent,
         ("agent",),
         "/fleet/agents/{agent}",
         says("{agent} is forgotten", "/fleet"),

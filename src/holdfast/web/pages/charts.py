@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from holdfast.web.live import Bar
-from holdfast.web.pages.rendering import clock, grouped
+from holdfast.durations import DAY
+from holdfast.status.totals import Counted, Period
+from holdfast.web.pages.rendering import clock, exact, grouped, span
 
+# In SVG units: the drawing is scaled to the width of the page. Left and bottom are for labels.
 WIDTH: Final = 720
 HEIGHT: Final = 180
 LEFT: Final = 34
 BOTTOM: Final = 20
 TOP: Final = 8
+LABEL: Final = 40
+"""The width of a label on the time axis: one that begins further right would not fit."""
+PERCENTILES: Final = ("p50", "p95", "p99")
 STACK: Final = ("done", "cancelled", "failed", "dead", "lost")
+
+
+@dataclass(slots=True)
+class Bar:
+    """How runs ended in one part of the time."""
+
+    start: float
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def total(self) -> int:
+        return self.counts.total()
 
 
 @dataclass(slots=True)
@@ -47,6 +65,8 @@ class Chart:
     rows: list[Mark] = field(default_factory=list)
     columns: list[Mark] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
+    series: list[tuple[str, str]] = field(default_factory=list)
+    """Lines with the name of their look."""
     area: str = ""
     empty: bool = True
     width: int = WIDTH
@@ -75,6 +95,7 @@ def _frame(chart: Chart, top: int) -> None:
 def bars(found: Sequence[Bar], width_seconds: int) -> Chart:
     """How many runs ended in each part of the time, stacked by outcome."""
     chart = Chart()
+    days = width_seconds * len(found) > 2 * DAY
     top = nice(max((bar.total for bar in found), default=0))
     _frame(chart, top)
     room, each = HEIGHT - TOP - BOTTOM, (WIDTH - LEFT) / max(1, len(found))
@@ -86,35 +107,97 @@ def bars(found: Sequence[Bar], width_seconds: int) -> Chart:
                 y -= height
                 chart.blocks.append(Block(x + 1, y, each - 2, height, outcome))
         parts = ", ".join(f"{bar.counts[o]} {o}" for o in STACK if bar.counts[o]) or "no runs ended"
-        title = f"{clock(bar.start)} – {clock(bar.start + width_seconds)} UTC: {parts}"
+        start, end = _moment(bar.start, days), _moment(bar.start + width_seconds, days)
+        title = f"{start} – {end} UTC: {parts}"
         chart.hits.append(Block(x, TOP, each, room, "", title))
-        if n % max(1, len(found) // 6) == 0:
-            chart.columns.append(Mark(x, clock(bar.start)[:5]))
+        if n % max(1, len(found) // 6) == 0 and x < WIDTH - LABEL:
+            chart.columns.append(Mark(x, _label(bar.start, days)))
     chart.empty = not any(bar.total for bar in found)
     return chart
 
 
-def lines(samples: Sequence[tuple[float, int, int]], now: float, seconds: int) -> Chart:
-    """Waiting and in-flight runs over time."""
+def _moment(at: float, days: bool) -> str:
+    return exact(at)[5:16] if days else clock(at)
+
+
+def _label(at: float, days: bool) -> str:
+    return exact(at)[5:10] if days else clock(at)[:5]
+
+
+def ended(found: Counted, now: float, seconds: int) -> Chart:
+    """How runs ended over a range of the history, stacked by outcome."""
+    first = int(now - seconds) // found.seconds * found.seconds
+    starts = range(first, int(now) + 1, found.seconds)
+    by_start = {
+        period.at: Counter(period.ended) + Counter(failed=period.failures)
+        for period in found.periods
+    }
+    return bars([Bar(float(s), by_start.get(s, Counter())) for s in starts], found.seconds)
+
+
+def spread(
+    found: Counted, now: float, seconds: int, of: Callable[[Period], Sequence[float]]
+) -> Chart:
+    """Percentiles over a range of the history; a period without runs is a gap."""
     chart = Chart()
-    inside = [sample for sample in samples if sample[0] >= now - seconds]
-    top = nice(max((max(s[1], s[2]) for s in inside), default=0))
+    values = {period.at: of(period) for period in found.periods if period.ended}
+    highest = max((max(v) for v in values.values()), default=0.0)
+    top = highest or 1.0
+    room, whole = HEIGHT - TOP - BOTTOM, max(seconds, 1)
+    for part in range(5):
+        chart.rows.append(Mark(HEIGHT - BOTTOM - room * part / 4, brief(top * part / 4)))
+    for n, name in enumerate(PERCENTILES):
+        piece: list[str] = []
+        for at in range(min(values, default=int(now)), int(now) + found.seconds, found.seconds):
+            if at in values:
+                x = LEFT + max(0.0, at - now + seconds) / whole * (WIDTH - LEFT)
+                y = HEIGHT - BOTTOM - values[at][n] / top * room
+                piece += [f"{x:.1f},{y:.1f}", f"{min(x + 1, WIDTH):.1f},{y:.1f}"]
+            elif piece:
+                chart.series.append((name, " ".join(piece)))
+                piece = []
+        if piece:
+            chart.series.append((name, " ".join(piece)))
+    for n in range(4):
+        at_ = now - seconds + n * seconds / 4
+        chart.columns.append(Mark(LEFT + n * (WIDTH - LEFT) / 4, _label(at_, seconds > DAY)))
+    chart.empty = not values
+    return chart
+
+
+def brief(seconds: float) -> str:
+    """A duration with two digits: `12 ms`, `1.5 s`, `3 min`."""
+    if seconds >= 60:
+        return span(seconds)
+    value, unit = (seconds * 1000, "ms") if seconds < 1 else (seconds, "s")
+    return f"{value:.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"
+
+
+def lag(found: Counted, now: float, seconds: int) -> Chart:
+    """The most runs that waited, and that were in flight, in each part of a range."""
+    chart = Chart()
+    values = {period.at: period for period in found.periods}
+    first = int(now - seconds) // found.seconds * found.seconds
+    counted = range(first, int(min(now, found.until or 0)) + 1, found.seconds)
+    top = nice(max((max(p.waiting, p.in_flight) for p in values.values()), default=0))
     _frame(chart, top)
-    room = HEIGHT - TOP - BOTTOM
+    room, whole = HEIGHT - TOP - BOTTOM, max(seconds, 1)
 
     def place(at: float, value: float) -> str:
-        x = LEFT + (at - now + seconds) / seconds * (WIDTH - LEFT)
+        x = LEFT + max(0.0, at - now + seconds) / whole * (WIDTH - LEFT)
         return f"{x:.1f},{HEIGHT - BOTTOM - value / top * room:.1f}"
 
-    if len(inside) > 1:
-        waiting = [place(at, value) for at, value, _ in inside]
-        chart.lines = [" ".join(waiting), " ".join(place(at, v) for at, _, v in inside)]
-        ends = (place(inside[0][0], 0), place(inside[-1][0], 0))
-        chart.area = " ".join((ends[0], *waiting, ends[1]))
-        chart.empty = False
+    start = min(values, default=0)
+    points = [(at, values.get(at)) for at in counted if at >= start]
+    if values and len(points) > 1:
+        waiting = [place(at, p.waiting if p else 0) for at, p in points]
+        flying = [place(at, p.in_flight if p else 0) for at, p in points]
+        chart.lines = [" ".join(waiting), " ".join(flying)]
+        chart.area = " ".join((place(points[0][0], 0), *waiting, place(points[-1][0], 0)))
     for n in range(4):
-        at = now - seconds + n * seconds / 4
-        chart.columns.append(Mark(LEFT + n * (WIDTH - LEFT) / 4, clock(at)[:5]))
+        at_ = now - seconds + n * seconds / 4
+        chart.columns.append(Mark(LEFT + n * (WIDTH - LEFT) / 4, _label(at_, seconds > DAY)))
+    chart.empty = not any(p.lagging for p in values.values())
     return chart
 
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from holdfast.model.lifecycle import ALIVE
 from holdfast.model.node import Transition
 from holdfast.status.nodes import NodeInfo
+from holdfast.status.servers import servers
 from holdfast.web.pages.charts import Block, lane
 from holdfast.web.pages.rendering import exact, look
 from holdfast.web.pages.request import ViewerPage
@@ -20,8 +21,13 @@ from holdfast.web.pages.request import ViewerPage
 router = APIRouter(include_in_schema=False)
 
 SHOWN: Final = 50
+"""Rows of one page."""
+NATS_SECONDS: Final = 3.0
+"""Streams and consumers are a dozen requests: shared between pages."""
 LANE_SECONDS: Final = 3600.0
+"""The last hour shows restarts and rollouts at a glance."""
 DOTS: Final = 400
+"""Nodes drawn as dots; more would not be told apart."""
 _ORDER: Final = ("ERROR", "DISCONNECTED", "TERMINATING", "CREATED", "RUNNING")
 _OVER: Final = ("NOT_RUNNING", "INACTIVE", "TERMINATED_GRACEFULLY", "TERMINATED_FORCED")
 
@@ -63,10 +69,20 @@ async def list_nodes(
         running=sum(n.running for n in known),
         chosen={"q": q, "role": role, "ended": "1" if ended else ""},
         recent=recent[:12],
+        versions=versions(known),
+        nats=await page.shared("servers", NATS_SECONDS, lambda: servers(page.client)),
         start=start,
         older=start + SHOWN if start + SHOWN < len(found) else 0,
         lane_from=now - LANE_SECONDS,
     )
+
+
+def versions(nodes: Sequence[NodeInfo]) -> list[tuple[str, list[tuple[str, int]]]]:
+    """The versions of each role, with how many nodes have each: more than one during a rollout."""
+    found: dict[str, Counter[str]] = {}
+    for node in nodes:
+        found.setdefault(node.role, Counter())[node.version or "unknown"] += 1
+    return [(role, sorted(counts.items())) for role, counts in sorted(found.items())]
 
 
 def _has(node: NodeInfo, text: str) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
@@ -13,8 +15,9 @@ from starlette.responses import Response
 
 from holdfast.errors import InvalidInput
 from holdfast.model.fleet import FleetRun, Return
+from holdfast.model.join import JoinRecord
 from holdfast.settings.records import Report
-from holdfast.settings.store import Store
+from holdfast.settings.store import SettingsStore
 from holdfast.status.fleet import AgentInfo, FleetInfo
 from holdfast.web.masking import masked, masked_arguments
 from holdfast.web.pages.request import PageRequest, ViewerPage
@@ -22,10 +25,19 @@ from holdfast.web.pages.request import PageRequest, ViewerPage
 router = APIRouter(include_in_schema=False)
 
 AGENTS: Final = 50
+"""Rows of one page."""
 RUNS: Final = 15
+"""The newest; `holdfast fleet list` has more."""
 DOTS: Final = 600
+"""Agents drawn as dots; more would not be told apart."""
 RETURNS: Final = 100
+"""Rows of one page."""
 VALUE_BYTES: Final = 2_000
+"""Of a return on the page; the API has all of it."""
+KINDS: Final = 6
+"""Different values that are shown; with more, a function is asked whose answers always differ."""
+DIFF_LINES: Final = 40
+"""Lines of one difference."""
 SHARED_SECONDS: Final = 2.0
 """Agents and settings seldom change, and there may be thousands of agents."""
 
@@ -43,7 +55,9 @@ class SettingsGlance(msgspec.Struct, frozen=True):
 @router.get("/fleet")
 async def show(page: ViewerPage, target: str = "", start: int = 0) -> Response:
     """The agents that a target matches, and the newest fleet runs."""
-    every, runs, settings = await asyncio.gather(agents(page), runs_of(page), settings_of(page))
+    every, runs, settings, joins = await asyncio.gather(
+        agents(page), runs_of(page), settings_of(page), joins_of(page)
+    )
     found, problem = every, ""
     if target:
         try:
@@ -63,6 +77,8 @@ async def show(page: ViewerPage, target: str = "", start: int = 0) -> Response:
         dots=sorted(every, key=lambda a: (a.online, a.id))[:DOTS],
         runs=runs,
         settings=settings,
+        joins=joins[:AGENTS],
+        joining=len(joins),
         target=target,
         problem=problem,
         start=start,
@@ -77,6 +93,11 @@ async def agents(page: PageRequest) -> list[AgentInfo]:
         return list(await page.agents.list())
 
     return await page.shared("agents", SHARED_SECONDS, read)
+
+
+async def joins_of(page: PageRequest) -> Sequence[JoinRecord]:
+    """Hosts that ask to become agents."""
+    return await page.shared("joins", SHARED_SECONDS, page.joins.list)
 
 
 async def runs_of(page: PageRequest) -> Sequence[FleetInfo]:
@@ -94,7 +115,7 @@ async def settings_of(page: PageRequest) -> SettingsGlance:
     """The status of the settings; their contents are never shown."""
 
     async def read() -> SettingsGlance:
-        store = Store(page.client.broker)
+        store = SettingsStore(page.client.broker)
         revision, reports = await store.shown_revision(), await store.reports()
         if revision is None:
             return SettingsGlance(0, 0.0, reports, 0, [])
@@ -159,6 +180,7 @@ async def show_run(page: ViewerPage, run: str, start: int = 0) -> Response:
         arguments=await _arguments(page, record),
         outcomes=sorted(Counter(line.outcome for line in lines).items()),
         lines=chosen,
+        kinds=await kinds(page, returns),
         values={n.agent: await _value(page, returns.get(n.agent)) for n in chosen},
         start=start,
         older=start + RETURNS if start + RETURNS < len(lines) else 0,
@@ -178,6 +200,37 @@ def return_line(record: FleetRun, agent: str, given: Return | None) -> ReturnLin
     if agent in record.refused:
         return ReturnLine(agent, "refused", error=f"refused: {record.refused[agent]}")
     return ReturnLine(agent, "unreachable" if agent in record.unreachable else "no answer")
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """Agents that returned the same."""
+
+    value: str
+    agents: list[str]
+    diff: str = ""
+    """How it differs from what most returned; empty for those."""
+
+
+async def kinds(page: PageRequest, returns: dict[str, Return]) -> list[Kind]:
+    """What was returned, the most frequent first; the others as differences from that."""
+    same: dict[str, list[str]] = {}
+    for agent, given in sorted(returns.items()):
+        if given.outcome == "ok" and given.value is not None:
+            raw = msgspec.json.encode(given.value, order="sorted").decode()
+            same.setdefault(raw, []).append(agent)
+    ordered = sorted(same.items(), key=lambda one: -len(one[1]))
+    found: list[Kind] = []
+    for raw, agents_ in ordered[:KINDS]:
+        value = await page.value(msgspec.json.decode(raw))
+        diff = "\n".join(_difference(found[0].value, value)) if found else ""
+        found.append(Kind(value[:VALUE_BYTES], agents_, diff[:VALUE_BYTES]))
+    rest = [agent for _, agents_ in ordered[KINDS:] for agent in agents_]
+    return [*found, Kind("", rest, f"{len(ordered) - KINDS} more values")] if rest else found
+
+
+def _difference(usual: str, other: str) -> list[str]:
+    lines = difflib.unified_diff(usual.splitlines(), other.splitlines(), lineterm="", n=1)
+    return list(itertools.islice(lines, 2, DIFF_LINES))
 
 
 async def _arguments(page: PageRequest, record: FleetRun) -> str:

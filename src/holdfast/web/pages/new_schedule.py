@@ -22,7 +22,7 @@ from holdfast.errors import HoldfastError, InvalidInput
 from holdfast.model.cron import check_zone
 from holdfast.model.schedule import Schedule, define, instants, next_after
 from holdfast.names import DEFAULT_GROUP, check_name
-from holdfast.status.actions import add_schedule
+from holdfast.status.schedule_actions import add_schedule
 from holdfast.web.pages.rendering import Question
 from holdfast.web.pages.request import AdminPage, PageRequest
 from holdfast.web.security import Fields
@@ -33,6 +33,7 @@ KINDS: Final = (("cron", "by cron"), ("every", "at an interval"), ("at", "once")
 GIVEN: Final = ("name", "job", "group", "kind", "rule", "tz", "payload")
 FIRST: Final = {"group": DEFAULT_GROUP, "kind": "cron", "tz": "UTC"}
 SHOWN: Final = 5
+"""Next instants in the preview: enough to see a wrong rule."""
 
 
 @router.get("/do/schedules/add")

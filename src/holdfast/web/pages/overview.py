@@ -11,24 +11,29 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from holdfast.model.lifecycle import ALIVE
 from holdfast.model.schedule import Schedule
 from holdfast.status.dead import DeadFilter
 from holdfast.status.jobs import JobInfo
 from holdfast.status.nodes import NodeInfo, by_role
 from holdfast.status.schedules import coming, overdue_since
-from holdfast.web.pages import charts
+from holdfast.web.pages import charts, jobs
 from holdfast.web.pages.rendering import many, span
 from holdfast.web.pages.request import ViewerPage
 
 router = APIRouter(include_in_schema=False)
 
-RANGES: Final = {"5m": 300, "15m": 900, "1h": 3600}
-BARS: Final = 60
+RANGES: Final = jobs.RANGES
 SHOWN: Final = 6
+"""Rows of each list: the overview fits one screen."""
 OLD_SECONDS: Final = 60.0
 """A run that waits longer than this is worth a look; usual waits are far below a second."""
 RECENT_SECONDS: Final = 3600.0
-RATE_SECONDS: Final = 300.0
+"""Older trouble is on its own page."""
+RATE_RANGE: Final = "15m"
+"""Long enough that a burst does not decide."""
+LETTERS: Final = 200
+"""Dead letters of the last hour that are counted: reading more would delay the page."""
 TROUBLE: Final = ("DISCONNECTED", "ERROR")
 
 
@@ -45,36 +50,42 @@ async def overview(page: ViewerPage, range: str = "15m") -> Response:
     """The overview page."""
     chosen = range if range in RANGES else "15m"
     seconds = RANGES[chosen]
-    jobs, nodes, schedules, progress, letters = await asyncio.gather(
+    every, nodes, schedules, progress, letters = await asyncio.gather(
         page.all_jobs(),
         page.all_nodes(),
         page.all_schedules(),
         page.slots.progress(),
-        page.dead.list(DeadFilter(since=page.now - RECENT_SECONDS), SHOWN),
+        page.dead.list(DeadFilter(since=page.now - RECENT_SECONDS), LETTERS),
     )
-    now, rates = page.now, page.feed.rates
+    now, history = page.now, await jobs.ended(page, chosen)
+    ends, states = history.ends(), await page.states()
     overdue = overdue_since(schedules, progress.watermark, now)
-    recent = rates.totals(now, RATE_SECONDS)
+    recent = sum(
+        sum(period.ended.values()) for period in (await jobs.ended(page, RATE_RANGE)).periods
+    )
+    busiest = sorted(every, key=lambda j: -(j.waiting + j.in_flight))[:SHOWN]
     return await page.show(
         "overview.html",
         "overview",
-        findings=findings(jobs, nodes, schedules, overdue, len(letters)),
-        jobs=sorted(jobs, key=lambda j: -(j.waiting + j.in_flight))[:SHOWN],
-        most=max((j.waiting + j.in_flight for j in jobs), default=0),
-        waiting=sum(j.waiting for j in jobs),
-        in_flight=sum(j.in_flight for j in jobs),
-        oldest=max((j for j in jobs if j.oldest_seconds), key=_age, default=None),
-        per_minute=recent.total() / (RATE_SECONDS / 60),
-        failed=sum(rates.totals(now, seconds)[kind] for kind in ("failed", "dead", "lost")),
+        findings=findings(every, nodes, schedules, overdue, len(letters)),
+        jobs=busiest,
+        loads={(j.group, j.job): jobs.load(j, states) for j in busiest},
+        retrying=sum(n for key, n in (states or {}).items() if key[2] == "failed"),
+        most=max((j.waiting + j.in_flight for j in every), default=0),
+        waiting=sum(j.waiting for j in every),
+        running=sum(n.running for n in nodes if n.role == "worker" and n.state in ALIVE),
+        oldest=max((j for j in every if j.oldest_seconds), key=_age, default=None),
+        per_minute=recent / (RANGES[RATE_RANGE] / 60),
+        failed=sum(ends[kind] for kind in ("failed", "dead", "lost")),
         roles=by_role(nodes),
         due=coming(schedules, now),
-        letters=letters,
+        letters=letters[:SHOWN],
         totals=await page.dead_totals(),
-        throughput=charts.bars(rates.bars(now, seconds, BARS), seconds // BARS),
-        lag=charts.lines(page.feed.samples, now, seconds),
+        throughput=charts.ended(history, now, seconds),
+        lag=charts.lag(history, now, seconds),
         ranges=list(RANGES),
         chosen=chosen,
-        counted_since=rates.since if rates.since > now - seconds else 0.0,
+        behind=history.behind(now),
         uncounted=sorted(job for _, job in page.uncounted),
     )
 
@@ -99,7 +110,7 @@ def findings(
         text = f"a slot is {span(overdue)} overdue: is 'holdfast scheduler' running?"
         found.append(Finding("bad", text, "/schedules"))
     if died:
-        more = f"{died} or more" if died >= SHOWN else str(died)
+        more = f"{died} or more" if died >= LETTERS else str(died)
         text = f"{more} dead letter{'s' if died != 1 else ''} in the last hour"
         found.append(Finding("warn", text, "/dead"))
     paused = [s for s in schedules if s.paused]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 from urllib.parse import quote, urlencode
+from zoneinfo import ZoneInfo
 
 import jinja2
 import msgspec
@@ -24,6 +25,7 @@ from holdfast.clock import moment_of
 from holdfast.version import __version__
 from holdfast.web.auth import csrf_token
 from holdfast.web.masking import masked_text
+from holdfast.web.pages.showing import frames, json_tree
 
 THEME_COOKIE: Final = "hf_theme"
 FLASH_COOKIE: Final = "hf_said"
@@ -34,10 +36,14 @@ NAV: Final = (
     ("overview", "/", "Overview", "o"),
     ("jobs", "/jobs", "Jobs", "j"),
     ("runs", "/runs", "Runs", "r"),
+    ("flows", "/flows", "Flows", "w"),
+    ("limits", "/limits", "Limits", "l"),
     ("schedules", "/schedules", "Schedules", "s"),
     ("dead", "/dead", "Dead letters", "d"),
     ("cluster", "/cluster", "Cluster", "c"),
     ("fleet", "/fleet", "Fleet", "f"),
+    ("alerts", "/alerts", "Alerts", "t"),
+    ("audit", "/audit", "Audit", "a"),
 )
 
 _LOOKS: Final = {
@@ -47,6 +53,7 @@ _LOOKS: Final = {
     "ok": "done",
     "replayed": "done",
     "running": "running",
+    "stopped": "failed",
     "CREATED": "running",
     "started": "running",
     "failed": "failed",
@@ -85,6 +92,16 @@ def exact(at: float) -> str:
     return moment_of(at).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
+def zoned(at: float, tz: str) -> str:
+    """A full time as a schedule's own time zone has it: `2026-11-16 06:04:03 CET`."""
+    if tz in ("", "UTC"):
+        return exact(at)
+    try:
+        return moment_of(at).astimezone(ZoneInfo(tz)).strftime("%Y-%m-%d %H:%M:%S %Z")
+    except (KeyError, ValueError):  # the zone of a record that another host wrote
+        return exact(at)
+
+
 def clock(at: float) -> str:
     """The time of day."""
     return moment_of(at).strftime("%H:%M:%S")
@@ -111,14 +128,15 @@ def relative(now: float, at: float) -> str:
     return f"in {span(at - now)}" if at > now else f"{span(now - at)} ago"
 
 
-def when(now: float, at: float, kind: str = "time") -> Markup:
-    """A relative time with the exact one on hover; `age` leaves out "ago"."""
+def when(now: float, at: float, kind: str = "time", tz: str = "") -> Markup:
+    """A relative time with the exact one on hover, in `tz` too; `age` leaves out "ago"."""
     if not at:
         return Markup('<span class="zero">–</span>')
     text = span(now - at) if kind == "age" else relative(now, at)
     iso = moment_of(at).isoformat()
+    title = exact(at) if tz in ("", "UTC") else f"{zoned(at, tz)}, {exact(at)}"
     return Markup('<time datetime="{}" title="{}" data-relative="{}">{}</time>').format(
-        iso, exact(at), kind, text
+        iso, title, kind, text
     )
 
 
@@ -186,6 +204,9 @@ _templates.filters |= {
     "grouped": grouped,
     "shown": shown,
     "first_line": first_line,
+    "zoned": zoned,
+    "json_tree": json_tree,
+    "frames": frames,
     "part": lambda text: quote(str(text), safe=""),
     "path": lambda text: quote(str(text), safe="/="),
 }
@@ -207,7 +228,7 @@ def render(request: Request, template: str, *, status: int = 200, **data: Any) -
         "root": root,
         "link": link,
         "now": now,
-        "when": lambda at, kind="time": when(now, at, kind),
+        "when": lambda at, kind="time", tz="": when(now, at, kind, tz),
         "clean": _cleaner(request),
         "theme": _theme(request),
         "user": getattr(request.state, "user", None),

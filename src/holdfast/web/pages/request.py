@@ -7,6 +7,8 @@ at the same page cost as much as one.
 from __future__ import annotations
 
 import asyncio
+import functools
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Final, TypeVar, cast
 
@@ -19,11 +21,13 @@ from holdfast.model.schedule import Schedule
 from holdfast.status.dead import dead_totals
 from holdfast.status.jobs import JobInfo
 from holdfast.status.nodes import NodeInfo
+from holdfast.status.totals import trends
 from holdfast.web.auth import Role, User, require
 from holdfast.web.live import Feed
-from holdfast.web.masking import MASK, is_secret
+from holdfast.web.masking import MASK
 from holdfast.web.pages.rendering import Question, redirect, render, shown
 from holdfast.web.services import Access, services_of
+from holdfast.web.wire import as_value
 
 T = TypeVar("T")
 
@@ -31,6 +35,11 @@ SHARED_SECONDS: Final = 1.0
 """Live pages refresh about every second: sharing for longer would show in them."""
 SCHEDULES_SECONDS: Final = 2.0
 """Schedules and agents seldom change, and there may be thousands."""
+
+COUNTED_SECONDS: Final = 5.0
+"""How long counts of the history are shared between pages: the newest minute changes meanwhile."""
+TREND_SECONDS: Final = 900
+"""A quarter of an hour: recent enough to act on."""
 
 
 class Shared:
@@ -90,6 +99,24 @@ class PageRequest(Access):
         """How many dead letters each job has."""
         return await self.shared("dead", SHARED_SECONDS, lambda: dead_totals(self.client))
 
+    async def trends(self) -> dict[tuple[str, str], list[int]]:
+        """How many runs of each job ended in each of the last minutes, oldest first."""
+        read = functools.partial(trends, self.client, TREND_SECONDS)
+        return (await self.shared("trends", COUNTED_SECONDS, read))[0]
+
+    async def states(self) -> Counter[tuple[str, str, str]] | None:
+        """How many recorded runs have not ended, by group, job and state; None until it is known.
+
+        What is in flight by the server's count includes retries that wait: this tells them apart.
+        """
+        index = self.services.run_index
+        index.start()
+
+        async def read() -> Counter[tuple[str, str, str]] | None:
+            return index.states()
+
+        return await self.shared("states", SHARED_SECONDS, read)
+
     @property
     def uncounted(self) -> set[tuple[str, str]]:
         """Group and name of jobs that keep no records, so that charts do not count them.
@@ -108,10 +135,9 @@ class PageRequest(Access):
             return shown(data)
         return shown((await self.read(data, job)).text)
 
-    async def result(self, data: bytes, job: str) -> str:
-        """What a job returned; a bare value has no name but the job's."""
-        bare = is_secret(job) and data.lstrip()[:1] != b"{"
-        return MASK if bare and not self.user.sees_secrets else await self.body(data)
+    async def shown_result(self, data: bytes, job: str) -> str:
+        """What a job returned, as text."""
+        return MASK if await self.hides_result(job, as_value(data)) else await self.body(data)
 
     async def value(self, value: Any) -> str:
         """A decoded value."""

@@ -1,4 +1,4 @@
-"""`/runs`: the list of runs; and one run with its attempts, its log and its data."""
+"""`/runs/RUN`: one run with its attempts, its log, its data, its cause and its effects."""
 
 from __future__ import annotations
 
@@ -9,56 +9,35 @@ import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from holdfast.errors import BrokerError, InvalidInput
+from holdfast.errors import BrokerError, InvalidInput, RunError
+from holdfast.model import run as runs
 from holdfast.model.run import Attempt, RunRecord
 from holdfast.names import parse_slot_run
+from holdfast.status.children import children_of
+from holdfast.status.copies import Copies, copies_of
+from holdfast.status.dead import read_letter
 from holdfast.status.finding import Finder, Found, payload_of
-from holdfast.status.listing import STATES, RunFilter
 from holdfast.status.trace import Step, story
+from holdfast.web.pages.actions import confirm
 from holdfast.web.pages.charts import Block
-from holdfast.web.pages.rendering import clock, long, look
-from holdfast.web.pages.request import PageRequest, ViewerPage
+from holdfast.web.pages.jobs import checked
+from holdfast.web.pages.rendering import SHOWN_BYTES, clock, long, look
+from holdfast.web.pages.request import OperatorPage, PageRequest, ViewerPage
+from holdfast.web.security import Fields
 
 router = APIRouter(include_in_schema=False)
 
-SHOWN: Final = 50
 SEARCH: Final = 300
-"""How many of the newest messages are searched for what a run led to: a page must be quick."""
+"""How many of the newest dead letters of its job are searched: a page must be quick."""
+ANCESTORS: Final = 5
+"""How many causes above a run are shown."""
 FIND: Final = 3_000
 """How many messages are searched for a run that has no record yet."""
+SHOWN_LINES: Final = 500
+"""The newest log lines on the page; `holdfast runs logs` shows all."""
 WIDTH: Final = 1000
 ROW: Final = 26
-
-
-@router.get("/runs")
-async def list_runs(
-    page: ViewerPage,
-    job: str = "",
-    group: str = "",
-    state: str = "",
-    node: str = "",
-    prefix: str = "",
-    before: str = "",
-) -> Response:
-    """The runs that match, latest change first."""
-    chosen = {"job": job, "group": group, "state": state, "node": node, "prefix": prefix}
-    problem, found = "", None
-    try:
-        wanted = RunFilter(job, group, state, node, prefix)
-        found = await page.run_pages.page(wanted, SHOWN, before)
-    except InvalidInput as error:  # the filter is still being typed
-        problem = str(error)
-    return await page.show(
-        "runs.html",
-        "runs",
-        found=found,
-        problem=problem,
-        chosen=chosen,
-        states=STATES,
-        before=before,
-        known=sorted({one.job for one in await page.all_jobs()}),
-        groups=sorted({one.group for one in await page.all_jobs()}),
-    )
+"""In SVG units: the drawing is scaled to the width of the page."""
 
 
 # ---- one run
@@ -74,7 +53,7 @@ class Row(msgspec.Struct, frozen=True):
     look: str
     title: str
     changed: bool
-    """On another node than the attempt before."""
+    """Whether it ran on a different node from the attempt before."""
 
 
 class Gantt(msgspec.Struct, frozen=True):
@@ -90,12 +69,32 @@ class Gantt(msgspec.Struct, frozen=True):
 @router.get("/runs/{run:path}")
 async def show(page: ViewerPage, run: str, at: int = 0) -> Response:
     """One run."""
+    return await _run(page, run, at)
+
+
+@router.post("/do/runs/edit")
+async def edit(page: OperatorPage, fields: Fields) -> Response:
+    """Confirm to run it with another payload; or show what is wrong with that one."""
+    run, text = fields.get("run", ""), fields.get("body", "").strip()
+    found = await Finder(page.client, FIND).find(run)
+    try:
+        await page.jobs.check(found.job, found.group, checked(text))
+    except InvalidInput as error:
+        return await _run(page, run, given=text, wrong=str(error))
+    return await confirm(page, "runs/retry", {"run": run, "body": text})
+
+
+async def _run(
+    page: PageRequest, run: str, at: int = 0, given: str = "", wrong: str = ""
+) -> Response:
     found = await Finder(page.client, FIND).find(run, at)
     detail = await page.runs.describe(found)
-    trace = await story(page.client, found, SEARCH)
+    trace = await story(page.client, found, SEARCH, caused=False)
+    accepted = found.record.created if found.record else detail.info.created
+    clock_ = page.client.broker.clock
     payload, headers = await _payload(page, found, detail.info.job)
     slot = parse_slot_run(run)
-    return await page.show(
+    answer = await page.show(
         "run.html",
         "runs",
         info=detail.info,
@@ -104,19 +103,50 @@ async def show(page: ViewerPage, run: str, at: int = 0) -> Response:
         record=found.record,
         gantt=gantt(found.record, page.now) if found.record else None,
         lines=log(trace.steps),
+        children=await children_of(page.run_pages, clock_, found.run, accepted),
+        ancestors=await _ancestors(page, detail.info.cause),
+        traceback=await _traceback(page, found),
+        logged=(await page.log_lines(run))[-SHOWN_LINES:],
         payload=payload,
         headers=headers,
         result=await _result(page, found.record),
         slot=slot,
         ended=bool(found.record and found.record.terminal),
-        retryable=_retryable(found),
+        retryable=_retryable(found, payload),
+        copies=await _copies(page, found) if page.user.may("operator") else None,
+        given=given or payload,
+        wrong=wrong,
     )
+    answer.status_code = 422 if wrong else 200
+    return answer
 
 
-def _retryable(found: Found) -> bool:
+async def _ancestors(page: PageRequest, cause: str) -> list[tuple[str, RunRecord | None]]:
+    """What led to a run, the first cause first; as far as it is still known."""
+    found: list[tuple[str, RunRecord | None]] = []
+    while cause and len(found) < ANCESTORS and cause not in (run for run, _ in found):
+        record = await page.client.runs.get(cause)
+        known = page.client.runs.read(runs.decode, record) if record else None
+        if known is None and (line := await page.client.history.find(cause)):
+            known = line.record
+        found.append((cause, known))
+        cause = known.cause if known else ""
+    return found[::-1]
+
+
+async def _traceback(page: PageRequest, found: Found) -> str:
+    """Where a run that was given up failed, as its dead letter tells."""
+    if found.letter is None:
+        return ""
+    return page.text(read_letter(found.letter, page.client.broker.names).traceback)
+
+
+def _retryable(found: Found, payload: str | None) -> bool:
     record = found.record
     if record is None:
         return bool(found.letter and not found.carrier)
+    if record.terminal:
+        return bool(found.letter) or payload is not None
     return (record.state == "failed" and bool(found.carrier)) or bool(found.letter)
 
 
@@ -130,11 +160,20 @@ async def _payload(page: PageRequest, found: Found, job: str) -> tuple[str | Non
     return await page.body(payload[0], job), page.headers(payload[1])
 
 
+async def _copies(page: PageRequest, found: Found) -> Copies | None:
+    """How to send the run again from elsewhere; None if its payload is gone or not JSON."""
+    try:
+        copied = await copies_of(page.client, found, str(page.request.base_url).rstrip("/"))
+    except (BrokerError, RunError):
+        return None
+    return copied if len(copied.payload) <= SHOWN_BYTES else None
+
+
 async def _result(page: PageRequest, record: RunRecord | None) -> str | None:
     if record is None or record.state != "done":
         return None
     try:
-        return await page.result(await page.client.result_bytes(record), record.job)
+        return await page.shown_result(await page.client.result_bytes(record), record.job)
     except BrokerError:
         return "too large for the record, and its object has expired"
 

@@ -14,7 +14,7 @@ from holdfast.errors import InvalidInput, InvalidName
 from holdfast.model import slot as slots
 from holdfast.model.schedule import Schedule, due_at, next_after
 from holdfast.status.schedules import Outcome, Why, explain, outcomes
-from holdfast.web.pages.rendering import exact, first_line, long
+from holdfast.web.pages.rendering import first_line, long, zoned
 from holdfast.web.pages.request import PageRequest, ViewerPage
 
 router = APIRouter(include_in_schema=False)
@@ -22,9 +22,13 @@ router = APIRouter(include_in_schema=False)
 SHOWN: Final = 25
 """Each schedule on the page costs one read of its slots."""
 TICKS: Final = 20
+"""Past slots in one row of the list."""
 SLOTS: Final = 40
+"""Past slots drawn on a schedule's page."""
 LISTED: Final = 20
+"""Of these, as rows of the table."""
 NEXT: Final = 8
+"""Coming slots: enough to see a wrong rule."""
 
 _LOOKS: Final = {
     "done": "done",
@@ -82,26 +86,26 @@ async def _line(page: PageRequest, schedule: Schedule) -> ScheduleLine:
     moment = next_after(schedule, page.now) if schedule.active else None
     due = due_at(schedule, moment) if moment is not None else 0.0
     return ScheduleLine(
-        schedule, due, found[0] if found else None, ticks(page, schedule.name, found)
+        schedule, due, found[0] if found else None, ticks(page, schedule.name, found, schedule.tz)
     )
 
 
-def ticks(page: PageRequest, name: str, found: list[Outcome]) -> list[Tick]:
+def ticks(page: PageRequest, name: str, found: list[Outcome], tz: str) -> list[Tick]:
     """Slots as a strip, the latest on the right."""
     root = str(page.request.scope.get("root_path", ""))
     return [
         Tick(
             _LOOKS.get(one.verdict, "unknown"),
-            page.text(tick_title(one)),
+            page.text(tick_title(one, tz)),
             f"{root}/schedules/{name}?at={slots.stamp(one.moment)}",
         )
         for one in reversed(found)
     ]
 
 
-def tick_title(one: Outcome) -> str:
-    """What happened to a slot, in one line."""
-    text = f"{exact(one.moment)}: {one.verdict}"
+def tick_title(one: Outcome, tz: str = "UTC") -> str:
+    """What happened to a slot, in one line, with its time in the schedule's zone."""
+    text = f"{zoned(one.moment, tz)}: {one.verdict}"
     if one.slot.state == "skipped":
         text += f" ({one.slot.reason})"
     if one.seconds:
@@ -127,7 +131,7 @@ async def show(page: ViewerPage, name: str, at: str = "") -> Response:
         payload=await page.body(bytes(schedule.payload), schedule.job),
         headers=page.headers(dict(schedule.headers)),
         coming=await page.slots.next(name, NEXT) if schedule.active else [],
-        ticks=ticks(page, name, found),
+        ticks=ticks(page, name, found, schedule.tz),
         listed=[(one, explain(schedule, one.slot)) for one in found[:LISTED]],
         stamp=slots.stamp,
         why=why,

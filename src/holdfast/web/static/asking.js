@@ -29,7 +29,6 @@ function show(form) {
 
 function target(form, button) {
   const data = new FormData(form, button);
-  data.delete(button?.name || "");
   const url = new URL(button?.getAttribute("formaction") || form.getAttribute("action"), location.href);
   for (const [name, value] of data) url.searchParams.append(name, value);
   return url.href;

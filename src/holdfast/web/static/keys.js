@@ -1,5 +1,5 @@
 // Keyboard shortcuts: `g` and a letter opens a page, `j` and `k` move between rows, `/` focuses the
-// filter, `?` shows help, where single keys can be switched off, e.g. for voice input.
+// search, `f` the filter of the page, `?` shows help, where single keys can be switched off, e.g. for voice input.
 
 const STORE = "holdfast-keys";
 let waiting = "";
@@ -32,7 +32,8 @@ function help() {
 const ACTIONS = {
   j: () => walk(1),
   k: () => walk(-1),
-  "/": () => document.querySelector("[data-filter]")?.focus(),
+  "/": () => document.querySelector("[data-search]")?.focus(),
+  f: () => document.querySelector("[data-filter]")?.focus(),
   "?": help,
   t: () => document.querySelector("[data-theme-switch]")?.click(),
 };

@@ -27,6 +27,7 @@ function show(state, text) {
 function touched(region) {
   const active = document.activeElement;
   if (active && region.contains(active) && active.matches("input:not([type=checkbox]), select, textarea")) return true;
+  if ([...region.querySelectorAll("textarea")].some((one) => one.value !== one.defaultValue)) return true;
   const chosen = document.getSelection();
   return Boolean(chosen && !chosen.isCollapsed && region.contains(chosen.anchorNode));
 }

@@ -21,8 +21,17 @@ function tell(time) {
   return seconds > 0 ? `in ${span(seconds)}` : `${span(-seconds)} ago`;
 }
 
+// The title has the time in UTC, or in a schedule's zone; the viewer's own is added.
+function own(time) {
+  if (time.dataset.own !== undefined) return;
+  time.dataset.own = "";
+  const text = new Date(time.dateTime).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
+  time.title += `\nyour time: ${text}`;
+}
+
 export function renewTimes(root = document) {
   for (const time of root.querySelectorAll("time[data-relative]")) {
+    own(time);
     const text = tell(time);
     if (time.textContent !== text) time.textContent = text;
   }
@@ -30,5 +39,6 @@ export function renewTimes(root = document) {
 
 export function keepTimes() {
   measureClock(document);
+  renewTimes();
   setInterval(() => document.hidden || renewTimes(), 1000);
 }

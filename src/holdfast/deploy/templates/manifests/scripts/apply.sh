@@ -8,7 +8,7 @@ Applies everything, or only what is named, in the order of dependencies; waits f
   --dry-run       let the server check everything; change nothing
   --prune         then delete what is in the cluster and no longer rendered
   --overlay DIR   apply this kustomization; without: [[ overlay ]]
-  --install-keda  install KEDA [[ keda_version ]] if there is none
+  --install-keda  install KEDA [[ keda_version ]] if there is none (KEDA_MANIFEST=FILE: from a copy of its release)
 Parts: [[ parts | join(" ") ]]. Jobs: [[ jobs | join(" ") ]].
 TEXT
 }
@@ -18,6 +18,7 @@ fail() {
   exit 1
 }
 
+KEDA_RELEASE=https://github.com/kedacore/keda/releases/download/v[[ keda_version ]]/keda-[[ keda_version ]].yaml
 OVERLAY=[[ overlay ]]
 DRY= PRUNE= KEDA= WANTED=
 while [ $# -gt 0 ]; do
@@ -77,9 +78,15 @@ preconditions() {
   kubectl get namespaces > /dev/null # a cluster answers, and lets us look
 [%- if config.scaler != "hpa" %]
   if [ -n "$KEDA" ] && ! kubectl get crd scaledobjects.keda.sh > /dev/null 2>&1; then
-    kubectl apply --server-side --filename \
-      https://github.com/kedacore/keda/releases/download/v[[ keda_version ]]/keda-[[ keda_version ]].yaml
-    kubectl rollout status --namespace [[ config.keda_namespace ]] --timeout=10m deployment/keda-operator
+[%- if config.keda_namespace != "keda" %]
+    fail "a release of KEDA installs itself into the namespace keda: set keda_namespace, or install it yourself"
+[%- else %]
+    kubectl apply --server-side --filename "${KEDA_MANIFEST:-$KEDA_RELEASE}"
+    kubectl wait --for=condition=Established --timeout=1m crd/scaledobjects.keda.sh
+    for deployment in keda-operator keda-metrics-apiserver keda-admission; do
+      kubectl rollout status --namespace keda --timeout=10m "deployment/$deployment"
+    done
+[%- endif %]
   fi
   need scaledobjects.keda.sh "KEDA is not installed: ./apply.sh --install-keda, or https://keda.sh/docs/latest/deploy/"
 [%- if config.scaler == "nats-jetstream" %]
@@ -93,6 +100,13 @@ preconditions() {
 [%- if config.monitoring == "operator" %]
   need servicemonitors.monitoring.coreos.com \
     "the Prometheus operator is not installed: set monitoring = \"files\" in [deploy], or see https://prometheus-operator.dev"
+[%- endif %]
+[%- if config.secret_store %]
+  need externalsecrets.external-secrets.io \
+    "the External Secrets operator is not installed: see https://external-secrets.io/latest/introduction/getting-started"
+[%- endif %]
+[%- if config.gateway %]
+  need httproutes.gateway.networking.k8s.io "the Gateway API is not installed: see https://gateway-api.sigs.k8s.io"
 [%- endif %]
 [%- if config.tls == "cert-manager" %]
   need certificates.cert-manager.io "cert-manager is not installed: see https://cert-manager.io/docs/installation"
@@ -110,8 +124,10 @@ unregister() {
 }
 
 apply_job() {
+  # What the job brings itself: the registration may need it, too.
+  if [ -f "jobs/$1/extra.yaml" ]; then apply "holdfast.dev/job=$1,holdfast.dev/step=extra"; fi
   register "$1"
-  apply "holdfast.dev/job=$1,holdfast.dev/step in (extra,workers,scaling)"
+  apply "holdfast.dev/job=$1,holdfast.dev/step in (workers,scaling)"
   [ -z "$DRY" ] || return 0
   for workload in $(kubectl get deployments --namespace "$NAMESPACE" --output name \
     --selector "holdfast.dev/job=$1"); do
@@ -131,6 +147,15 @@ if wanted base; then
   apply holdfast.dev/part=namespace
   apply holdfast.dev/part=base
 fi
+[%- if config.secret_store %]
+[%- if "agents" in parts %]
+if wanted agents; then apply holdfast.dev/part=agents; fi # their secrets above all
+[%- endif %]
+if [ -z "$DRY$WANTED" ]; then
+  kubectl wait externalsecrets.external-secrets.io --all --namespace "$NAMESPACE" --for=condition=Ready --timeout=2m ||
+    fail "the secret store [[ config.secret_store ]] does not have every secret: kubectl get externalsecrets -n $NAMESPACE"
+fi
+[%- else %]
 if [ -z "$DRY$WANTED" ]; then
 [%- for space, secret in secrets %]
   need_secret [[ space ]] [[ secret ]] "./secrets.sh DIRECTORY makes it"
@@ -139,9 +164,10 @@ if [ -z "$DRY$WANTED" ]; then
   need_secret "$NAMESPACE" [[ secret ]] "make it: jobs use it"
 [%- endfor %]
 fi
+[%- endif %]
 [%- set waits = {"nats": "statefulset/nats", "control": "deployment/control", "web": "deployment/web"} %]
 [%- if "nats" in parts %]
-if wanted nats && [ -z "$DRY" ]; then
+if wanted nats; then
   size=$(kubectl get statefulset nats --namespace "$NAMESPACE" --ignore-not-found \
     --output 'jsonpath={.spec.volumeClaimTemplates[0].spec.resources.requests.storage}')
   [ "${size:-[[ config.nats_volume_gib ]]Gi}" = [[ config.nats_volume_gib ]]Gi ] ||
@@ -163,8 +189,9 @@ done
 # What the cluster has of this project and the files do not: removed jobs above all.
 if [ -z "$WANTED" ]; then
   kinds=deployment,job,service,serviceaccount,configmap,networkpolicy,poddisruptionbudget
-  kinds=$kinds,horizontalpodautoscaler,daemonset,role,rolebinding
-  for extra in scaledobjects.keda.sh servicemonitors.monitoring.coreos.com prometheusrules.monitoring.coreos.com; do
+  kinds=$kinds,horizontalpodautoscaler,daemonset,cronjob,ingress,role,rolebinding
+  for extra in scaledobjects.keda.sh servicemonitors.monitoring.coreos.com prometheusrules.monitoring.coreos.com \
+    externalsecrets.external-secrets.io httproutes.gateway.networking.k8s.io; do
     if kubectl get crd "$extra" > /dev/null 2>&1; then kinds=$kinds,$extra; fi
   done
   # Into files, so that an error ends the script: an empty list would make everything look removed.

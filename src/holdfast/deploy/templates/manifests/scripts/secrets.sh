@@ -1,7 +1,8 @@
 [% include "manifests/scripts/head.sh" %]
 
 # Makes every secret that pods need from the folder of `holdfast auth init`. Run it again after a change
-# there: NATS reloads its users by itself, other pods read their files when they start.
+# there: NATS reloads its users by itself, other pods read their files when they start
+# (kubectl rollout restart).
 DIR=$(cd "$OLDPWD" && cd "${1:?name the folder of: holdfast auth init --out DIR}" && pwd)
 FROM=$DIR/credentials
 [%- for part in ("base", "agents") if part in parts %]
@@ -15,6 +16,16 @@ make_secret() {
   kubectl create secret generic "$name" --namespace "$space" "$@" \
     --dry-run=client --output=yaml | kubectl apply --filename -
 }
+[%- if "backup" in parts %]
+[ -f "$DIR/backup-store.env" ] || {
+  echo "error: $DIR/backup-store.env is missing: OBJECTS_KEY=… and OBJECTS_SECRET=…, one on each line" >&2
+  exit 1
+}
+[ -f "$FROM/snapshot.json" ] || {
+  echo "error: the login of backups is missing: holdfast auth user snapshot --dir $DIR" >&2
+  exit 1
+}
+[%- endif %]
 [% if config.tls == "files" %]
 [%- if "nats" in parts %]
 ./certificates.sh "$DIR"
@@ -34,6 +45,10 @@ make_secret "$NAMESPACE" holdfast-worker --from-file=login.json="$FROM/worker.js
 [%- if "web" in parts %]
 make_secret "$NAMESPACE" holdfast-web --from-file=login.json="$FROM/web.json"
 make_secret "$NAMESPACE" holdfast-web-tokens --from-file=tokens="$DIR/web-tokens"
+[%- endif %]
+[%- if "backup" in parts %]
+make_secret "$NAMESPACE" holdfast-backup --from-file=login.json="$FROM/snapshot.json"
+make_secret "$NAMESPACE" holdfast-backup-store --from-env-file="$DIR/backup-store.env"
 [%- endif %]
 [%- for space in config.clients %]
 make_secret [[ space ]] holdfast-client --from-file=login.json="$FROM/client.json"

@@ -1,0 +1,150 @@
+"""A host joins: it makes its keys, asks with its token, and waits for its credentials.
+
+The keys are made before the first request and kept in the agent's folder (0600), so a host that is
+restarted asks on as the same host. They never leave it: what arrives is the agent's keys, sealed to
+one of them. When the credentials are complete, the rest is removed.
+
+A host waits as long as it takes for an operator; a refusal that waiting cannot cure ends it with an
+error that says what to do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import socket
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from nacl.public import PrivateKey
+
+from holdfast.broker import Broker
+from holdfast.clock import SystemClock
+from holdfast.config import ConnectionConfig
+from holdfast.errors import BrokerError, ConfigError, InvalidInput, Unreadable
+from holdfast.identity.credentials import AgentCredentials, Credentials, new_nkey_seed
+from holdfast.identity.files import read_private, write_private
+from holdfast.identity.joining import Joiner, JoinToken
+from holdfast.model.codec import Codec
+from holdfast.model.join import REPLY, JoinReply
+from holdfast.version import __version__
+
+log = logging.getLogger("holdfast.agent")
+
+FILE: Final = "credentials.json"
+"""The agent's own credentials, in its folder."""
+ASK_SECONDS: Final = 2.0
+"""Pause between requests: short for a person who waits, and little load for a dispatcher."""
+ANSWER_SECONDS: Final = 5.0
+"""A dispatcher answers at once; a lost request is sent again after this time."""
+_KEYS: Final = "joining.json"
+_LOGIN: Final = "joining-login.json"
+_WHAT: Final = "keys of this host"
+
+
+class _Keys(msgspec.Struct, frozen=True):
+    login: str
+    box: bytes
+
+    def __repr__(self) -> str:
+        return "_Keys(***)"
+
+
+async def join(text: str, agent: str, folder: Path, connection: ConnectionConfig) -> Path:
+    """Join with a token; returns the file with the agent's credentials."""
+    file = folder / FILE
+    if file.exists() and not _over(file):
+        log.info("agent %s has joined before: the token is not used", agent)
+        return file
+    token = JoinToken.read(text)
+    if not token.allows.allows(agent):
+        raise InvalidInput(f"the token is for {token.allows.pattern!r}, not for {agent!r}")
+    if token.allows.namespace != connection.namespace:
+        raise InvalidInput(
+            f"the token is for namespace {token.allows.namespace!r}: set --namespace"
+        )
+    keys = _own_keys(folder / _KEYS)
+    joiner = Joiner(token, agent, connection.namespace, keys.login, keys.box)
+    login = folder / _LOGIN
+    Credentials(user="join", role="join", nkey_seed=token.login).save(login, replace=True)
+    broker = Broker(dataclasses.replace(connection, credentials_file=str(login)), name="joining")
+    try:
+        await broker.open(check=False)
+        answer = await _answered(broker, joiner)
+    finally:
+        await broker.close()
+        login.unlink(missing_ok=True)
+    joiner.credentials(answer).save(file, replace=True)
+    (folder / _KEYS).unlink(missing_ok=True)
+    await _admitted(dataclasses.replace(connection, credentials_file=str(file)))
+    log.info("agent %s has joined", agent)
+    return file
+
+
+def _over(file: Path) -> bool:
+    """Whether the login has ended: then this host must ask again, as one that is known."""
+    ends = AgentCredentials.load(file).ends
+    return bool(ends) and ends < time.time()
+
+
+async def _admitted(connection: ConnectionConfig) -> None:
+    """Wait until the servers have reloaded their configuration and know the login."""
+    clock = SystemClock()
+    error = await not_admitted(connection)
+    if error:
+        log.info("waiting for the servers to take the new login: %s", error)
+    while error:
+        await clock.sleep(ASK_SECONDS)
+        error = await not_admitted(connection)
+
+
+async def not_admitted(connection: ConnectionConfig) -> str:
+    """Why the servers do not admit a login yet; empty if they do."""
+    broker = Broker(connection, name="trying a login")
+    try:
+        await broker.open(check=False)
+    except BrokerError as error:
+        return str(error)
+    finally:
+        await broker.close()
+    return ""
+
+
+def _own_keys(path: Path) -> _Keys:
+    codec = Codec[_Keys](_Keys, f"the {_WHAT}", strict=False)
+    if path.exists():
+        try:
+            return codec.decode(read_private(path, _WHAT))
+        except Unreadable as error:
+            raise ConfigError(f"{error}: remove {path} and ask again") from None
+    made = _Keys(new_nkey_seed(), bytes(PrivateKey.generate()))
+    write_private(path, codec.encode(made), _WHAT, replace=True)
+    return made
+
+
+async def _answered(broker: Broker, joiner: Joiner) -> bytes:
+    told = ""
+    while True:
+        reply = await _asked(broker, joiner)
+        if reply.answer:
+            return reply.answer
+        if reply.state == "rejected":
+            raise InvalidInput(f"an operator has rejected {joiner.agent}")
+        if reply.error and not reply.again:
+            raise InvalidInput(f"{joiner.agent} cannot join: {reply.error}")
+        now = reply.error or f"{joiner.agent} is {reply.state}: 'holdfast agents accept' lets it in"
+        if now != told:
+            log.info("waiting to join: %s", now)
+            told = now
+        await broker.clock.sleep(ASK_SECONDS)
+
+
+async def _asked(broker: Broker, joiner: Joiner) -> JoinReply:
+    body = joiner.ask(broker.server_now(), socket.gethostname(), __version__)
+    try:
+        answer = await broker.request(broker.names.join, body, timeout=ANSWER_SECONDS)
+        return REPLY.decode(answer.body)
+    except (BrokerError, Unreadable) as error:
+        return JoinReply(error=f"no dispatcher answers ({error})", again=True)

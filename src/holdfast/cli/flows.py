@@ -1,0 +1,124 @@
+"""`holdfast flows`: what flows wait for and what they have done; signal, resume and cancel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from holdfast.cli import out
+from holdfast.cli.command import command, connected, operating
+from holdfast.cli.options import DataArgument, argument, option
+from holdfast.cli.typed import read_payload
+from holdfast.status import actions
+
+if TYPE_CHECKING:
+    from holdfast.status.flows import FlowDetail, FlowLine
+
+FlowArgument = Annotated[str, argument("The flow's run id.", "RUN", "flows")]
+
+
+@command("flows list")
+async def list_flows(
+    state: Annotated[str, option("Only flows in this state, or stopped.", "STATE")] = "",
+    flow: Annotated[str, option("Only this flow.", "NAME")] = "",
+    limit: Annotated[int, option("Show at most N.", "N", min=1, max=10_000)] = 50,
+) -> None:
+    """List flows with what they wait for, newest change first."""
+    async with operating() as by:
+        now = by.client.broker.server_now()
+        found = await by.flows.list(state=state, job=flow, limit=limit)
+    out.listing(
+        found,
+        ("flow", lambda one: one.job),
+        "run",
+        "state",
+        ("since", lambda one: out.age(now - one.since)),
+        ("waits for", lambda one: one.error or one.waits),
+        empty="no flow has begun yet",
+    )
+
+
+@command("flows show")
+async def show(run: FlowArgument) -> None:
+    """Show a flow's operations: steps, waits, children, events and who sent them."""
+    async with operating() as by:
+        now = by.client.broker.server_now()
+        found = await by.flows.show(run)
+    if out.as_json(found):
+        return
+    _print(found, now)
+
+
+def _print(found: FlowDetail, now: float) -> None:
+    info = found.info
+    out.say(f"{info.job} {info.run} is {info.state}")
+    if info.waits:
+        out.say(f"waits for {info.waits}, since {out.age(now - info.since)}")
+    for text in (info.error, found.broken):
+        if text:
+            out.note(text)
+    if info.parent:
+        out.say(f"child of {info.parent}")
+    out.say(f"called {found.calls} times")
+    out.say("")
+    out.listing(
+        found.lines,
+        ("#", lambda line: line.number),
+        "kind",
+        ("what", lambda line: f"{line.children} × {line.name}" if line.children else line.name),
+        ("began", lambda line: f"{out.age(now - line.since)} ago" if line.since else ""),
+        ("took", lambda line: out.age(line.until - line.since) if line.until else ""),
+        ("tries", lambda line: line.attempts or ""),
+        ("result", _result),
+        empty="nothing is stored of it yet",
+    )
+
+
+def _result(line: FlowLine) -> str:
+    if line.error:
+        return line.error
+    if line.children and line.ended < line.children:
+        return f"{line.ended} of {line.children} have ended"
+    return "waits" if line.open else (f"by {line.by}" if line.by else "ok")
+
+
+@command("flows journal")
+async def journal(run: FlowArgument) -> None:
+    """Print a flow's journal as it is stored, to replay it in a test (holdfast.testing)."""
+    from holdfast.broker.kv import direct_batch
+    from holdfast.names import check_run
+
+    async with connected() as client:
+        names = client.broker.names
+        subject = names.flow(check_run(run))
+        async for message in direct_batch(client.broker, names.flows, subject):
+            out.say(message.body.decode(errors="replace"))
+
+
+@command("flows signal", help=actions.signal_flow.doc)
+async def signal(
+    event: Annotated[str, argument("The event's name.", "EVENT")],
+    key: Annotated[str, argument("The key that the flow waits with.", "KEY")],
+    data: DataArgument = None,
+) -> None:
+    body = read_payload(data) or b"null"
+    async with operating(create=True) as by:
+        sent = await actions.signal_flow(by, event, key, body)
+    out.result(sent, sent.id)
+    if not sent.subscribed:
+        out.note(f"no flow waits for {event} with key {key}: it is kept for one that will")
+
+
+@command("flows resume", help=actions.resume_flow.doc)
+async def resume(run: FlowArgument) -> None:
+    async with operating() as by:
+        await actions.resume_flow(by, run)
+    out.result({"run": run}, f"{run} is called again")
+
+
+@command("flows cancel", help=actions.cancel_flow.doc)
+async def cancel(run: FlowArgument) -> None:
+    async with operating() as by:
+        cancelled = await actions.cancel_flow(by, run)
+    if out.as_json({"run": run, "cancelled": cancelled}):
+        return
+    out.say(f"{run} is cancelled" if cancelled else f"{run} had ended already")

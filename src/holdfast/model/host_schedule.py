@@ -1,0 +1,157 @@
+"""Schedules of hosts: what agents run by themselves at a time, as their settings say.
+
+    schedules:
+      nightly:
+        function: disk.usage
+        args: [/var]
+        cron: "0 3 * * *"
+        splay: 10m
+        target: G@role:db
+
+They are part of the settings, so an agent has them in its signed snapshot: it needs nobody to know
+what is due. A slot has the same id on every host, made of the schedule's name and the instant, and
+each host delays it by its own part of the splay.
+
+Pure: the same settings, id and facts give the same schedules. Anything that is not understood is
+refused with its name, so that a mistake stops a canary and is not a schedule that never fires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from holdfast import durations
+from holdfast.errors import HoldfastError, InvalidInput
+from holdfast.model import schedule as schedules
+from holdfast.model.schedule import Schedule
+from holdfast.model.target import parse
+from holdfast.names import check_name
+
+KEY: Final = "schedules"
+"""The member of the settings that has them."""
+MOST: Final = 1_000
+"""Schedules of one host: more are a mistake in a template."""
+TIMEOUT: Final = "1h"
+"""Long enough for a nightly job, and it ends before the next day's."""
+LONGEST_FUNCTION: Final = 200
+
+
+class _Written(msgspec.Struct, forbid_unknown_fields=True):
+    """A schedule as people write it."""
+
+    function: str
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    cron: str | None = None
+    every: str | int | None = None
+    at: str | float | None = None
+    tz: str = "UTC"
+    splay: str | int | float = 0
+    start: str | float | None = None
+    end: str | float | None = None
+    catch_up: str = "last"
+    limit: int = 100
+    timeout: str | int | float = TIMEOUT
+    target: str = ""
+    enabled: bool = True
+
+
+class HostSchedule(msgspec.Struct, frozen=True):
+    """A schedule of one host."""
+
+    timing: Schedule
+    """When; `since` is when this host began to count."""
+    function: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    timeout: float = 3600.0
+    target: str = ""
+    enabled: bool = True
+
+    def __repr__(self) -> str:
+        return f"HostSchedule({self.timing.name!r})"  # arguments may be secrets
+
+    def meant_for(self, agent: str, facts: Mapping[str, Any]) -> bool:
+        """Whether this host is to run it."""
+        return self.enabled and (not self.target or parse(self.target).matches(agent, facts))
+
+    def counting_from(self, since: float) -> HostSchedule:
+        """The same, for a host that has had it since then."""
+        timing = msgspec.structs.replace(self.timing, since=since)
+        return msgspec.structs.replace(self, timing=timing)
+
+
+def read(values: Any, agent: str) -> dict[str, HostSchedule]:
+    """The schedules in the settings of an agent; `InvalidInput` says what is wrong with which."""
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise InvalidInput(f"{KEY!r} must have a schedule under each name: see the docs of fleets")
+    if len(values) > MOST:
+        raise InvalidInput(f"{len(values):,} schedules for one host: at most {MOST:,}")
+    found = {}
+    for name, written in values.items():
+        try:
+            found[str(name)] = _made(check_name(str(name), "schedule"), written, agent)
+        except (HoldfastError, msgspec.ValidationError) as error:
+            raise InvalidInput(f"schedule {str(name)[:64]!r}: {error}") from None
+    return found
+
+
+def _made(name: str, values: Any, agent: str) -> HostSchedule:
+    written = msgspec.convert(values, _Written)
+    if not 0 < len(written.function) <= LONGEST_FUNCTION:
+        raise InvalidInput("it names no function")
+    if written.target:
+        parse(written.target)
+    timing = schedules.define(
+        name,
+        name,  # an agent has functions, not jobs
+        cron=written.cron,
+        every=written.every,
+        at=written.at,
+        tz=written.tz,
+        jitter=written.splay,
+        start=written.start,
+        end=written.end,
+        catch_up=written.catch_up,
+        limit=written.limit,
+    )
+    return HostSchedule(
+        msgspec.structs.replace(timing, salt=agent),
+        written.function,
+        tuple(written.args),
+        dict(written.kwargs),
+        durations.seconds(written.timeout, "timeout"),
+        written.target,
+        written.enabled,
+    )
+
+
+def chosen(
+    values: Mapping[str, Any],
+    agent: str,
+    facts: Mapping[str, Any],
+    before: Mapping[str, HostSchedule],
+    now: float,
+) -> dict[str, HostSchedule]:
+    """The schedules that settings have for a host; unchanged ones keep counting from when it had
+    them first."""
+    found = {}
+    for name, schedule in read(values.get(KEY), agent).items():
+        if schedule.meant_for(agent, facts):
+            old = before.get(name)
+            same = old is not None and old.timing.timing == schedule.timing.timing
+            found[name] = schedule.counting_from(old.timing.since if old and same else now)
+    return found
+
+
+def restored(
+    values: Mapping[str, Any], agent: str, since: Mapping[str, float]
+) -> dict[str, HostSchedule]:
+    """The schedules of a stored snapshot: those that it lists, each since then."""
+    found = read(values.get(KEY), agent)
+    return {name: found[name].counting_from(at) for name, at in since.items() if name in found}

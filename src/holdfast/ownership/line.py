@@ -1,0 +1,110 @@
+"""The line of a limit on NATS: one stored message for each run that waits, in the jobs' stream.
+
+An entry has its own subject, `hf.later.<limit>.<key>.<run>`, without a consumer: it is nobody's
+backlog, and the server refuses a second one of the same run. It carries the whole message that is
+sent when the run gets a place. Anyone who may send runs may also write here, so what cannot be a
+run's message is removed when its turn comes.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from typing import Any
+
+from holdfast.broker import Broker
+from holdfast.broker.kv import parse_time
+from holdfast.broker.wire import parse_headers
+from holdfast.errors import BrokerError, Conflict, NotFound, TryAgain
+from holdfast.model.limit import Entry
+from holdfast.model.message import RunMessage, number_of, read_heading
+from holdfast.names import H_EXPECTED, H_MSG_ID, H_SUBJECT, attempt_message_id
+from holdfast.ownership.gates import GateKey, Waiter
+
+log = logging.getLogger("holdfast.limits")
+
+_OWN = (H_EXPECTED, H_SUBJECT)
+
+
+class NatsLine:
+    """The lines of one namespace."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._names = broker.names
+        self._get = f"STREAM.MSG.GET.{broker.names.jobs}"
+
+    async def add(self, gate: GateKey, run: str, message: RunMessage) -> Entry:
+        """Store a message, unless the run has one in the line: the entry that is there then."""
+        subject = self._names.line(*gate, run)
+        headers = {k: v for k, v in message.headers.items() if k != H_MSG_ID}
+        headers |= {H_EXPECTED: "0", H_SUBJECT: message.subject}
+        while True:
+            try:
+                stored = await self._broker.store(subject, message.body, headers)
+                return Entry(stored.seq, run, number_of(headers))
+            except Conflict:
+                found = await self._find({"last_by_subj": subject})
+                if found is not None:
+                    raw = base64.b64decode(found.get("hdrs", ""))
+                    return Entry(int(found["seq"]), run, number_of(parse_headers(raw)))
+
+    async def next(self, gate: GateKey, start: int) -> Waiter | None:
+        """The first message of a gate's line from a sequence on, as the stream's leader knows."""
+        pattern = self._names.line(*gate, "*")
+        while True:
+            found = await self._find({"seq": start, "next_by_subj": pattern})
+            if found is None:
+                return None
+            waiter = self._waiter(found)
+            if waiter is not None:
+                return waiter
+            start = int(found["seq"]) + 1
+            log.warning("%s is no run that waits: removed", found["subject"][:200])
+            await self._delete(start - 1)
+
+    async def last(self, gate: GateKey) -> int:
+        """The sequence of the last message of a gate's line; 0: there is none."""
+        found = await self._find({"last_by_subj": self._names.line(*gate, "*")})
+        return int(found["seq"]) if found else 0
+
+    async def send(self, waiter: Waiter) -> None:
+        """Send a message to its job's queue; a repeat changes nothing."""
+        await self._broker.store(*waiter.message)
+
+    async def remove(self, gate: GateKey, entry: Entry) -> None:
+        """Remove a message from the line, if it is there."""
+        try:
+            await self._delete(entry.sequence)
+        except TryAgain:
+            raise
+        except BrokerError as error:  # the server has several errors for "no such message"
+            log.debug("message %d is not in the line: %s", entry.sequence, error)
+
+    async def _delete(self, sequence: int) -> None:
+        request = {"seq": sequence, "no_erase": True}
+        await self._broker.api(f"STREAM.MSG.DELETE.{self._names.jobs}", request)
+
+    async def _find(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        try:
+            answer = await self._broker.api(self._get, request)
+        except NotFound as error:
+            if "stream not found" in str(error):
+                raise
+            return None
+        found: dict[str, Any] = answer["message"]
+        return found
+
+    def _waiter(self, found: dict[str, Any]) -> Waiter | None:
+        headers = parse_headers(base64.b64decode(found.get("hdrs", "")))
+        target, sequence = headers.get(H_SUBJECT, ""), int(found["seq"])
+        where = self._names.parse_line(found["subject"])
+        stored = parse_time(found["time"])
+        run = read_heading(headers, sequence, round(stored * 1e9)).run
+        if where is None or run != where[1] or not self._names.parse_job(target):
+            return None
+        number = number_of(headers)
+        ours = {k: v for k, v in headers.items() if k not in _OWN}
+        ours[H_MSG_ID] = f"{attempt_message_id(run, number)}-{sequence}"
+        body = base64.b64decode(found.get("data", ""))
+        return Waiter(Entry(sequence, run, number), RunMessage(target, body, ours), stored)

@@ -1,0 +1,297 @@
+"""Flows as an operator sees them: what they wait for, what they have done; signal, resume, repair.
+
+`Flows.repair` wakes parked flows that nobody else would wake: whose time is past (the stored wake
+was deleted), whose event is there, whose children have all ended. It also tells a flow of children
+that are nowhere: neither a record nor a message, in two looks, as after a purge. Coordinators call
+it now and then; a wake too many is harmless.
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+from collections.abc import Sequence, Set
+from typing import Final
+
+import msgspec
+
+from holdfast.broker.kv import Entry as StoredRecord
+from holdfast.client import Client
+from holdfast.client.client import EventSent
+from holdfast.errors import BrokerError, InvalidInput, NotFound, RunNotFound, Unreadable
+from holdfast.model import run as runs
+from holdfast.model.journal import (
+    FlowJournal,
+    JournalEntry,
+    Parent,
+    StoryLine,
+    children_of,
+    missing,
+)
+from holdfast.model.run import RunRecord
+from holdfast.names import IdMaker, check_event, check_run
+from holdfast.status.messages import oldest
+
+log = logging.getLogger("holdfast.flows")
+
+QUIET_SECONDS: Final = 30.0
+"""A flow is looked at when it has been parked for this long: wakes take milliseconds."""
+LATE_SECONDS: Final = 10.0
+"""How late a stored wake may be: servers send them up to a second late."""
+SEARCH_MOST: Final = 100_000
+"""Messages that are searched for children without a record; a longer queue proves nothing."""
+GONE: Final = "its message is gone: its queue was purged or deleted"
+
+_make_id = IdMaker()
+
+
+class FlowInfo(msgspec.Struct, frozen=True):
+    """One flow."""
+
+    run: str
+    job: str
+    group: str
+    state: str
+    """Of its run, or `stopped`: its code does not fit its journal."""
+    waits: str
+    """What it waits for."""
+    since: float
+    """When its state last changed."""
+    due: float
+    """When it is called again at the latest; 0: when somebody wakes it."""
+    error: str
+    parent: str
+    """The flow whose child it is."""
+
+
+class FlowLine(msgspec.Struct, frozen=True):
+    """One operation of a flow."""
+
+    number: int
+    kind: str
+    name: str
+    since: float
+    until: float
+    """When it ended, or is due; 0: it has not ended."""
+    attempts: int
+    error: str
+    by: str
+    children: int
+    ended: int
+    """Of the children."""
+    open: bool
+    """Whether the flow waits here."""
+
+
+class FlowDetail(msgspec.Struct, frozen=True):
+    """A flow and its operations."""
+
+    info: FlowInfo
+    created: float
+    ended: float
+    lines: Sequence[FlowLine]
+    calls: int
+    """How often another process took it over or it was woken."""
+    broken: str
+    """Why its journal cannot be read."""
+
+
+class Flows:
+    """The flows of one namespace."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._broker = client.broker
+        self._names = client.broker.names
+        self._suspects: Set[str] = frozenset()
+        """Children that seemed to be nowhere at the last look."""
+
+    # ---- reading
+
+    async def list(self, *, state: str = "", job: str = "", limit: int = 100) -> Sequence[FlowInfo]:
+        """Flows whose record is kept, newest change first."""
+        found = []
+        async for entry, record in self._client.runs.records(runs.decode):
+            if record.flow and (not job or record.job == job):
+                info = _info(entry, record)
+                if not state or info.state == state:
+                    found.append(info)
+        found.sort(key=lambda one: -one.since)
+        return found[:limit]
+
+    async def show(self, run: str) -> FlowDetail:
+        """One flow with its operations."""
+        entry, record = await self._find(run)
+        broken = ""
+        try:
+            journal = await self._client.journals.load(run)
+        except Unreadable as error:
+            journal, broken = FlowJournal(run), str(error)
+        lines = [await self._line(run, journal, record, line) for line in journal.story()]
+        return FlowDetail(
+            _info(entry, record),
+            record.created,
+            record.ended,
+            lines,
+            len(journal.opened) + 1,
+            broken,
+        )
+
+    async def _find(self, run: str) -> tuple[StoredRecord, RunRecord]:
+        entry = await self._client.runs.get(check_run(run))
+        record = self._client.runs.read(runs.decode, entry) if entry else None
+        if entry is None or record is None or not record.flow:
+            raise RunNotFound(
+                f"{run} is no flow that has begun and whose record is kept: 'holdfast flows list' "
+                "shows them, 'holdfast runs show' any run",
+                run=run,
+            )
+        return entry, record
+
+    async def _line(
+        self, run: str, journal: FlowJournal, record: RunRecord, line: StoryLine
+    ) -> FlowLine:
+        ended = line.total
+        waits = record.state == "parked" and line.n == max(journal.operations, default=-1)
+        if line.kind == "gather" and waits:
+            ended = len(await self._client.journals.ends(run, line.n))
+        opened = waits and line.kind != "undo" and (line.until == 0 or line.kind == "sleep")
+        return FlowLine(
+            line.n + 1,
+            line.kind,
+            line.name,
+            line.since,
+            line.until,
+            line.attempts,
+            line.error,
+            line.by,
+            line.total,
+            ended,
+            opened,
+        )
+
+    # ---- doing
+
+    async def signal(self, event: str, key: str, body: bytes, by: str = "") -> EventSent:
+        """Send an event to the flows that wait for it with this key."""
+        if not key:
+            raise InvalidInput("an event for flows needs a key")
+        from holdfast.names import H_MSG_ID, H_USER
+
+        headers = {H_MSG_ID: _make_id("e")} | ({H_USER: by} if by else {})
+        stored = await self._client.publish_signal(check_event(event), key, body, headers)
+        pattern = self._names.waits_of(self._names.signal(event, key))
+        waiting = [run async for run, _, _ in self._client.journals.waiting(pattern)]
+        return EventSent(event, headers[H_MSG_ID], stored.duplicate, bool(waiting))
+
+    async def resume(self, run: str) -> RunRecord:
+        """Call a parked flow now: after a repair of its code."""
+        entry, record = await self._find(run)
+        if record.state != "parked":
+            raise InvalidInput(f"flow {run} is {record.state}: only a parked one can be resumed")
+        await self._wake(run, record, entry.revision)
+        return record
+
+    async def _wake(self, run: str, record: RunRecord, revision: int) -> None:
+        await self._client.journals.wake(record.group, record.job, run, f"r{revision}")
+
+    # ---- repairing
+
+    async def stuck(self) -> Sequence[str]:
+        """Flows that nobody else would wake."""
+        return [run for run, _, _ in await self._stuck(set())]
+
+    async def repair(self) -> Sequence[str]:
+        """Wake flows that nobody else would wake; returns them."""
+        lost: set[str] = set()
+        found = await self._stuck(lost)
+        for run, record, revision in found:
+            log.warning("flow %s was not woken (it waits for %s): woken", run, record.waits)
+            await self._wake(run, record, revision)
+        self._suspects = frozenset(lost)
+        return [run for run, _, _ in found]
+
+    async def _stuck(self, lost: set[str]) -> builtins.list[tuple[str, RunRecord, int]]:
+        now, found = self._broker.server_now(), []
+        try:
+            async for entry, record in self._client.runs.records(runs.decode):
+                if not record.flow or record.state != "parked":
+                    continue
+                if now - entry.stored < QUIET_SECONDS:
+                    continue
+                if await self._is_stuck(entry.key, record, now, lost):
+                    found.append((entry.key, record, entry.revision))
+        except NotFound:
+            return []
+        return found
+
+    async def _is_stuck(self, run: str, record: RunRecord, now: float, lost: set[str]) -> bool:
+        if record.due and now > record.due + LATE_SECONDS:
+            return True
+        if "children" not in record.waits and not record.waits.startswith("event "):
+            return False
+        try:
+            journal = await self._client.journals.load(run)
+        except (Unreadable, BrokerError):
+            return False
+        entry = journal.operations.get(max(journal.operations, default=-1))
+        if entry is None:
+            return True  # it parked before its first operation: a give-back that was lost
+        if entry.kind == "gather":
+            return await self._children_ended(run, record, entry, lost)
+        if entry.kind == "event" and entry.n not in journal.ends:
+            event, _, key = entry.name.partition(" ")
+            last = await self._client.journals.newest(event, key)
+            taken = journal.taken.get(entry.name, 0)
+            return last is not None and last.at >= journal.created and last.sequence > taken
+        return False
+
+    async def _children_ended(
+        self, run: str, record: RunRecord, gather: JournalEntry, lost: set[str]
+    ) -> bool:
+        """Whether all children have ended; tells of those whose end was not told."""
+        ends = await self._client.journals.ends(run, gather.n)
+        children = children_of(run, gather)
+        for index in missing(gather.total, ends):
+            if index >= len(children):
+                break
+            child, group, job = children[index]
+            parent = Parent(run, record.group, record.job, gather.n, index, gather.total)
+            known = await self._client.read(child) or await self._client.recall(child)
+            if known is not None and known.terminal:
+                await self._client.journals.tell(parent, child, known)
+            elif known is None:
+                lost.add(child)
+                if child in self._suspects and not await self._is_queued(child):
+                    gone = RunRecord("lost", group, job, error=GONE, ended=self._now())
+                    await self._client.journals.tell(parent, child, gone)
+        return len(await self._client.journals.ends(run, gather.n)) >= gather.total
+
+    def _now(self) -> float:
+        return self._broker.server_now()
+
+    async def _is_queued(self, run: str) -> bool:
+        """Whether a run has a message anywhere; too many to search count as yes."""
+        names = self._names
+        looked = 0
+        for subject in (names.job("*", "*"), names.later_or_line):
+            async for kept in oldest(self._broker, names.jobs, subject):
+                looked += 1
+                if kept.run == run or looked > SEARCH_MOST:
+                    return True
+        return False
+
+
+def _info(entry: StoredRecord, record: RunRecord) -> FlowInfo:
+    stopped = record.state == "parked" and bool(record.error)
+    return FlowInfo(
+        entry.key,
+        record.job,
+        record.group,
+        "stopped" if stopped else record.state,
+        record.waits,
+        entry.stored,
+        record.due,
+        record.error,
+        record.parent.partition(" ")[0],
+    )

@@ -1,0 +1,56 @@
+"""Replay a stored journal as a test: does the code still fit the flows that are asleep?
+
+    async def test_sleeping_orders_fit_the_new_code():
+        for path in Path("journals").glob("*.jsonl"):      # holdfast flows journal RUN > FILE
+            await replay_flow(order, path.read_bytes())
+
+Nothing happens outside: the first operation that is not stored ends the replay.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.errors import FlowMismatch, InvalidInput
+from holdfast.job import Job
+from holdfast.model import run as runs
+from holdfast.model.journal import FlowJournal
+from holdfast.model.run import RunRecord
+from holdfast.testing.memory_app import Memory, ProcessDied
+
+RUN = "replayed"
+
+
+async def replay_flow(flow: Job[Any], journal: bytes) -> str:
+    """Call a flow's function against a stored journal; returns what it asks for next.
+
+    Raises `FlowMismatch` if the code no longer fits.
+    """
+    found = FlowJournal(RUN)
+    lines = [line for line in journal.split(b"\n") if line.strip()]
+    for number, line in enumerate(lines, 1):
+        found.read(number, line)
+    if found.start is None:
+        raise InvalidInput("this is not the journal of a flow that has begun and not ended")
+    memory = Memory(flow.app)
+    memory.clock.advance(max(0.0, found.created - memory.clock.utc()))
+    memory.journals.stored[RUN] = list(enumerate(lines, 1))
+    spec, created = flow.spec, found.created
+    record = RunRecord("parked", spec.group, spec.name, created=created, flow=True)
+    frontier: list[str] = []
+
+    def stop(moment: str, step: str) -> None:
+        frontier.append(f"step {step}")
+        raise ProcessDied
+
+    async with memory:
+        await memory.store.put(RUN, runs.encode(record), expected=0)
+        memory.on_step = stop
+        await memory.journals.wake(spec.group, spec.name, RUN, "replay")
+        await memory.step()
+        ended = await memory.record(RUN)
+    if ended is not None and ended.state == "parked" and ended.error:
+        raise FlowMismatch(ended.error)
+    if frontier:
+        return frontier[0]
+    return "" if ended is None else ended.waits or ended.state

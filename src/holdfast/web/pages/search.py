@@ -1,0 +1,119 @@
+"""`/search`: one box for everything: runs, jobs, schedules, nodes, agents, dead letters.
+
+Each kind shows the first few and links to its own page, which searches on. The search is bounded:
+what a page of runs reads, and lists that other pages read too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from holdfast.errors import HoldfastError, InvalidInput, RunNotFound
+from holdfast.status.finding import Finder
+from holdfast.web.pages import fleet
+from holdfast.web.pages.request import PageRequest, ViewerPage
+from holdfast.web.pages.run_list import Wanted
+
+router = APIRouter(include_in_schema=False)
+
+SHOWN: Final = 8
+"""Hits of each kind."""
+LOOK: Final = 300
+"""Messages that are searched for a run that has no record yet."""
+
+
+class Hit(msgspec.Struct, frozen=True):
+    """One thing that was found."""
+
+    text: str
+    path: str
+    note: str = ""
+    state: str = ""
+
+
+class Hits(msgspec.Struct, frozen=True):
+    """The first hits of one kind."""
+
+    kind: str
+    found: list[Hit]
+    more: str = ""
+    """Where all of them are."""
+
+
+@router.get("/search")
+async def show(page: ViewerPage, q: str = "") -> Response:
+    """Everything whose name contains a text."""
+    text = q.strip()
+    kinds = await _all(page, text) if text else []
+    return await page.show("search.html", "search", q=q, kinds=[k for k in kinds if k.found])
+
+
+async def _all(page: PageRequest, text: str) -> list[Hits]:
+    jobs, schedules, nodes, agents, runs, letter = await asyncio.gather(
+        page.all_jobs(),
+        page.all_schedules(),
+        page.all_nodes(),
+        fleet.agents(page),
+        _runs(page, text),
+        _letter(page, text),
+    )
+    low = text.casefold()
+
+    def has(*parts: str) -> bool:
+        return any(low in part.casefold() for part in parts)
+
+    return [
+        Hits("Jobs", [Hit(j.job, f"/jobs/{j.group}/{j.job}", j.group) for j in jobs if has(j.job)]),
+        runs,
+        Hits("Dead letters", letter),
+        Hits(
+            "Schedules",
+            [Hit(s.name, f"/schedules/{s.name}", s.rule) for s in schedules if has(s.name, s.job)],
+            "/schedules",
+        ),
+        Hits(
+            "Nodes",
+            [Hit(n.id, f"/cluster/{n.id}", n.role, n.state) for n in nodes if has(n.id, n.host)],
+            "/cluster",
+        ),
+        Hits(
+            "Agents",
+            [Hit(a.id, f"/fleet/agents/{a.id}", a.host) for a in agents if has(a.id, a.host)],
+        ),
+    ]
+
+
+async def _runs(page: PageRequest, text: str) -> Hits:
+    """A run with that id or key, or those that contain the text."""
+    hits: list[Hit] = []
+    with contextlib.suppress(RunNotFound, InvalidInput):
+        exact = await Finder(page.client, LOOK).find(text)
+        state = exact.record.state if exact.record else "queued" if exact.carrier else "dead"
+        hits.append(Hit(exact.run, f"/runs/{exact.run}", exact.job, state))
+    try:
+        found = await page.run_pages.page(Wanted(q=text).filter(page), SHOWN)
+    except InvalidInput:  # a viewer who looks for a member of a payload
+        return Hits("Runs", hits)
+    known = {hit.text for hit in hits}
+    hits += [
+        Hit(info.run, f"/runs/{info.run}", info.job, info.state)
+        for info in found.runs
+        if info.run not in known
+    ]
+    return Hits("Runs", hits, "/runs")
+
+
+async def _letter(page: PageRequest, text: str) -> list[Hit]:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        return []
+    try:
+        letter = await page.dead.show(int(text))
+    except HoldfastError:
+        return []
+    return [Hit(str(letter.id), f"/dead/{letter.id}", letter.job, "dead letter")]

@@ -1,0 +1,158 @@
+"""What a worker does with flows, around the call of a flow's function.
+
+    wake ──► journal ──► [limits] ──► claim ──► open(epoch) ──► function ──► end ──► settle ──► ack
+                                                                   │
+                                       next wake stored ◄── waits ─┘ ──► settle parked ──► ack
+
+A crash between two steps repeats the last one: the unacknowledged message, or a coordinator, brings
+the flow back, and the journal says how far it had come.
+
+A flow that was cancelled, or whose time is over, is called like any other; at its frontier the
+function is left, its children are cancelled, and what it registered with `undo` is called, the last
+one first. Which operation that was is stored first, so that every later replay stops there too.
+
+A flow whose code no longer fits its journal, or whose journal cannot be read, is stopped: parked
+with the reason, and tried again now and then, because another worker may have the code that fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.client.run import Backend
+from holdfast.clock import Clock
+from holdfast.errors import ClaimLost, OutcomeUnknown, Unreadable
+from holdfast.model.journal import FlowJournal, JournalEntry, check_epoch
+from holdfast.ownership.claims import Claims
+from holdfast.ownership.journals import Journals
+from holdfast.worker.attempt import Held
+from holdfast.worker.flow_core import Park
+from holdfast.worker.flow_waits import FlowCall
+from holdfast.worker.settling import Outbox
+
+OPEN_TRIES: Final = 10
+"""How often a new holder reads the journal again because its predecessor has just written."""
+NEAR_SECONDS: Final = 1.0
+"""A wait of at most this much is not worth parking: parking and waking cost about as much."""
+LONGEST_NAK_SECONDS: Final = 60.0
+"""How long a wake of a flow that waits for a retry is put off at a time."""
+BUSY_SECONDS: Final = (0.02, 2.0)
+"""First and longest delay of a wake whose flow is running: it is usually about to park."""
+
+__all__ = ["FlowCall", "FlowRunner", "Park", "busy_delay"]
+
+
+def busy_delay(deliveries: int) -> float:
+    """How long a wake of a running flow waits."""
+    first, longest = BUSY_SECONDS
+    return min(longest, first * 2.0 ** min(deliveries - 1, 10))
+
+
+class FlowRunner:
+    """The flows of one worker."""
+
+    def __init__(
+        self,
+        journals: Journals,
+        claims: Claims,
+        outbox: Outbox,
+        clock: Clock,
+        backend: Callable[[], Backend],
+        *,
+        node: str,
+        now: Callable[[], float],
+        kept_seconds: float,
+        near_seconds: float = NEAR_SECONDS,
+        fatal: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
+    ) -> None:
+        self.journals = journals
+        self.claims = claims
+        self.outbox = outbox
+        self.clock = clock
+        self.backend = backend
+        self.node = node
+        self.now = now
+        self.kept_seconds = kept_seconds
+        """How long the story of an ended flow is kept."""
+        self.near_seconds = near_seconds
+        self.fatal = fatal
+        self.on_step: Callable[[str, str], None] | None = None
+        """For tests: called before and after each step, with its name."""
+
+    # ---- before the claim
+
+    async def found(self, held: Held) -> bool:
+        """Read the journal of a flow that may have one; False: the message was dealt with."""
+        if not held.wake and held.message.deliveries == 1 and held.stamp == 1:
+            return True  # nearly always its first message: see `begin`
+        try:
+            held.journal = await self.journals.load(held.run)
+        except Unreadable as error:
+            held.broken = str(error)
+            return True
+        if held.journal.start is not None:
+            self._restore_message(held, held.journal.start)
+        if not held.wake:
+            return True
+        return await self._woken(held, held.journal)
+
+    async def _woken(self, held: Held, journal: FlowJournal) -> bool:
+        """Whether a wake finds a flow that waits; it has no number, and takes the record's."""
+        try:
+            found = await self.claims.read(held.run)
+        except Unreadable:
+            return True  # the claim says so too
+        record = found[0] if found else None
+        if record is not None:
+            held.stamp = record.message
+            wait = record.due - self.now() if record.state == "failed" else 0.0
+            if wait > 0 and not held.wake.startswith("x"):
+                await held.message.nak(min(wait, LONGEST_NAK_SECONDS))
+                return False
+        elif journal.start is None or journal.end is not None:
+            await held.message.ack()  # it ended a while ago
+            return False
+        return True
+
+    def _restore_message(self, held: Held, start: JournalEntry) -> None:
+        """A wake carries nothing: its payload and headers are in the journal."""
+        if held.wake:
+            empty = bytes(start.value) == b"null" and not start.total
+            held.message.body = b"" if empty else bytes(start.value)
+            held.message.headers = {**start.headers, **held.message.headers}
+            held.created = start.since
+
+    # ---- after the claim
+
+    async def begin(self, held: Held) -> FlowCall:
+        """Open the journal under the claim's epoch."""
+        claim = held.claim
+        assert claim is not None
+        journal = held.journal
+        if journal is None and claim.fresh and not held.broken:
+            return FlowCall(self, held, FlowJournal(held.run), lazy=True)
+        for _ in range(OPEN_TRIES):
+            try:
+                if journal is None:
+                    journal = await self.journals.load(held.run)
+            except Unreadable as error:
+                held.broken = str(error)
+            call = FlowCall(self, held, journal or FlowJournal(held.run))
+            if held.broken or (journal and journal.end is not None and call.ended_before):
+                return call
+            if journal is not None and not check_epoch(journal, claim.epoch):
+                raise ClaimLost(f"flow {held.run} was taken over by another node")
+            try:
+                await call.open()
+            except ClaimLost:
+                if claim.lost:
+                    raise
+                journal = None  # the holder before us has just written
+                continue
+            return call
+        raise OutcomeUnknown(f"the journal of {held.run} is being written by others")
+
+    async def stop(self, held: Held) -> None:
+        """A running flow was cancelled: its next call unwinds it."""
+        await self.journals.stop(held.run, "cancelled")

@@ -1,0 +1,34 @@
+"""The browser of the tests: the system's Chromium, without what they do not need."""
+
+from __future__ import annotations
+
+CHROMIUM = "/usr/bin/chromium"
+
+_PLAYWRIGHTS = (
+    "AvoidUnnecessaryBeforeUnloadCheckSync",
+    "DestroyProfileOnBrowserClose",
+    "HttpsFirstBalancedModeAutoEnable",
+    "HttpsUpgrades",
+    "PaintHolding",
+    "ThirdPartyStoragePartitioning",
+)
+"""What Playwright switches off; our list replaces its own."""
+_WINDOWS = (
+    "PreloadTopChromeWebUI",
+    "SpareRendererForSitePerProcess",
+    "WebUIOmniboxAimPopup",
+    "WebUIOmniboxFullPopup",
+    "WebUIOmniboxPopup",
+)
+"""Parts of a window that nobody sees, each a process: they take two thirds of a tab's CPU time."""
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    f"--disable-features={','.join(_PLAYWRIGHTS + _WINDOWS)}",
+]

@@ -1,0 +1,143 @@
+"""Finding runs and acting on many: tabs, searches, bulk actions, the audit, one search for all."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from playwright.sync_api import Page, expect
+
+from holdfast.status.jobs import Jobs
+from tests.integration.pages.checks import check_fits, check_page, told, wait_live
+from tests.integration.pages.conftest import Open, shoot
+from tests.integration.pages.world import World
+from tests.support import until
+
+
+def send(world: World, job: str, count: int, prefix: str, **headers: str) -> None:
+    """Runs that nobody serves, so that they wait until they are cancelled."""
+
+    async def work() -> None:
+        for n in range(count):
+            await world.app.jobs[job].enqueue(n, key=f"{prefix}-{n}", headers=headers)
+
+    world.call(work())
+
+
+def purge(world: World, job: str) -> None:
+    async def work() -> None:
+        await Jobs(await world.client()).purge(job)
+
+    world.call(work())
+
+
+def test_runs_are_found_by_what_was_sent(world: World, tab: Page) -> None:
+    """By a header or a member of the payload: of waiting, failed and ended runs."""
+    send(world, "unserved", 3, "tenant", **{"X-Tenant": "acme"})
+    try:
+        tab.goto(f"{world.site.url}/runs?q=X-Tenant%3Dacme")
+        expect(tab.locator("#runs tbody tr")).to_have_count(3)
+        expect(tab.locator("#runs")).to_contain_text("no worker is running")
+        tab.goto(f"{world.site.url}/runs?q=order%3D7")
+        expect(tab.locator("#runs tbody tr")).to_have_count(1)
+        expect(tab.locator("#runs tbody tr")).to_contain_text("ship")
+        tab.goto(f"{world.site.url}/runs?q=%3D7&job=charge")
+        expect(tab.locator("#runs")).to_contain_text("charge/order-7")
+        tab.goto(f"{world.site.url}/runs?q=n%3D-2")
+        expect(tab.locator("#runs tbody tr")).to_have_count(1)
+        expect(tab.locator("#runs tbody tr")).to_contain_text("dead")
+        tab.goto(f"{world.site.url}/runs?q=bank+does+not+answer")
+        expect(tab.locator("#runs")).to_contain_text("flaky/f")
+        tab.goto(f"{world.site.url}/runs?since=24h&until=2020-01-01T00:00:00Z")
+        expect(tab.locator("#runs")).to_contain_text("No matching runs")
+        tab.goto(f"{world.site.url}/runs?since=yesterday")
+        expect(tab.locator("#runs")).to_contain_text("is not a time")
+        tab.goto(f"{world.site.url}/runs?state=running")
+        expect(tab.locator("#runs progress")).to_have_attribute("value", "0.4")
+        check_page(tab)
+    finally:
+        purge(world, "unserved")
+        send(world, "unserved", 1, "u")
+
+
+def test_all_matching_runs_are_cancelled_after_a_count(world: World, open_tab: Open) -> None:
+    """The question counts, a page shows progress, the audit names every run; without scripts."""
+    send(world, "unserved", 30, "bulk", **{"X-Customer": "7"})
+    tab = open_tab(java_script_enabled=False)
+    tab.goto(f"{world.site.url}/runs?q=X-Customer%3D7")
+    tab.get_by_role("button", name="Cancel …").click()
+    expect(tab.locator("h1")).to_have_text("Cancel 30 runs?")
+    expect(tab.locator("main")).to_contain_text("30 queued")
+    tab.get_by_role("button", name="Cancel them").click()
+
+    async def over() -> bool:
+        bulks = world.site.app.state.bulks
+        return bool(bulks.find(tab.url.rsplit("/", 1)[1]).ended)
+
+    world.call(until(over, 20, "all are cancelled"))
+    tab.reload()
+    expect(tab.locator(".lead")).to_contain_text("30 runs done, 0 refused, 0 left")
+    tab.goto(f"{world.site.url}/audit?q=bulk-")
+    expect(tab.locator("#audit tbody tr")).to_have_count(30)
+    expect(tab.locator("#audit tbody tr").first).to_contain_text("runs cancel")
+    tab.goto(f"{world.site.url}/do/runs/bulk?verb=cancel")
+    expect(tab.locator("main")).to_contain_text("select runs, or filter the list first")
+
+
+def test_selected_runs_are_run_again(world: World, tab: Page) -> None:
+    """What cannot be sent again is refused by name, the others are done."""
+    tab.goto(f"{world.site.url}/runs?job=broken&state=dead")
+    wait_live(tab)
+    count = tab.locator("#runs tbody tr").count()
+    tab.get_by_label("Select all").check()
+    expect(tab.locator("[data-chosen]")).to_have_text(f"{count} selected")
+    shoot(tab, "runs-selected")
+    tab.get_by_role("button", name="Run again", exact=True).click()
+    dialog = tab.get_by_role("dialog")
+    expect(dialog).to_contain_text(f"Retry {count} runs?")
+    dialog.get_by_role("button", name="Run them again").click()
+    told(tab, f"{count} runs to retry")
+    expect(tab.locator(".lead")).to_contain_text(f"{count} runs done, 0 refused")
+    check_page(tab)
+    shoot(tab, "bulk")
+
+
+def test_audit_says_who_did_what(world: World, tab: Page) -> None:
+    """Newest first, and filtered by action and by run."""
+    tab.goto(f"{world.site.url}/audit?q=resume")
+    before = tab.locator("#audit tbody tr").count()
+    for verb in ("pause", "resume"):
+        tab.goto(f"{world.site.url}/do/schedules/{verb}?name=nightly")
+        tab.get_by_role("button", name=f"{verb.capitalize()} it").click()
+        told(tab, f"nightly is {verb}d")
+    tab.goto(f"{world.site.url}/audit?q=resume")
+    expect(tab.locator("#audit tbody tr")).to_have_count(before + 1)
+    expect(tab.locator("#audit tbody tr").first).to_contain_text("local")
+    check_page(tab)
+    check_fits(tab)
+    shoot(tab, "audit")
+
+
+def test_search_finds_everything_from_everywhere(world: World, tab: Page) -> None:
+    """`/` from any page; runs by key, jobs, schedules, nodes and agents by part of their names."""
+    tab.goto(f"{world.site.url}/cluster")
+    wait_live(tab)
+    tab.keyboard.press("/")
+    box: Any = tab.get_by_role("searchbox", name="Search everything")
+    expect(box).to_be_focused()
+    box.fill("order-7")
+    tab.keyboard.press("Enter")
+    tab.wait_for_url(re.compile(r"/search\?q=order-7"))
+    expect(tab.locator("main")).to_contain_text("charge/order-7")
+    for text, link in {
+        "charg": "charge",
+        "nightl": "nightly",
+        "web1": "web1",
+        world.worker.node[:-1]: world.worker.node,
+        world.runs["failed"]: world.runs["failed"],
+    }.items():
+        tab.goto(f"{world.site.url}/search?q={text}")
+        expect(tab.locator("main").get_by_role("link", name=link, exact=True).first).to_be_visible()
+    check_page(tab)
+    tab.goto(f"{world.site.url}/search?q=no+such+thing+anywhere")
+    expect(tab.locator("main")).to_contain_text("Nothing found")

@@ -1,0 +1,212 @@
+"""The index of the history, and what it adds up to."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from holdfast import Holdfast
+from holdfast.client import Client
+from holdfast.coordinator import indexer
+from holdfast.coordinator.indexer import Indexer
+from holdfast.errors import Conflict
+from holdfast.model.run import RunRecord
+from holdfast.names import keyed_run
+from holdfast.ownership.history import History, read_head
+from holdfast.status.listing import RunFilter, RunPages
+from holdfast.status.run_index import EndedIndex
+from holdfast.status.totals import counted
+from tests.integration.support import client_of
+from tests.support import until
+
+SMALL = 50
+"""Lines in a block, so that a few hundred runs make several."""
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexer, "BLOCK_LINES", SMALL)
+
+
+@pytest.fixture
+async def client(app: Holdfast) -> AsyncIterator[Client]:
+    async with app:
+        found = await client_of(app)
+        await found.topology.ensure()
+        yield found
+
+
+_numbers: Iterator[int] = itertools.count()
+
+
+async def end(client: Client, count: int, **members: Any) -> list[str]:
+    """Append the ends of some runs; returns their ids."""
+    runs = [f"r{next(_numbers)}" for _ in range(count)]
+    for run in runs:
+        await client.history.append(run, record(client, **members), b"1")
+    return runs
+
+
+def record(client: Client, state: str = "done", took: float = 1.0, **members: Any) -> RunRecord:
+    now = client.broker.server_now()
+    times: dict[str, Any] = {"created": now - took - 2, "started": now - took, "ended": now}
+    return RunRecord(state, "default", members.pop("job", "work"), **times, **members)
+
+
+def looks(client: Client, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts the messages that look-ups decode or skip one by one."""
+    seen: list[int] = []
+    real = History.lines
+
+    def lines(self: History, message: Any, run: str = "") -> Any:
+        seen.append(1)
+        return real(self, message, run)
+
+    monkeypatch.setattr(History, "lines", lines)
+    return seen
+
+
+async def test_run_is_found_by_the_index(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a long history, a look-up reads one message and what is not indexed yet."""
+    early = await end(client, 330)
+    keyed = keyed_run("default", "work", "invoice:7")
+    await client.history.append(keyed, record(client), b"7")
+    await Indexer(client.broker, "c1").step()
+    late = await end(client, 5)
+    head, _ = await read_head(client.broker)
+    assert head.indexed < head.counted
+    seen = looks(client, monkeypatch)
+    for run in (early[0], early[200], early[-1], late[0], keyed):
+        seen.clear()
+        found = await client.history.find(run)
+        assert found is not None
+        assert found.run == run
+        assert len(seen) < SMALL + 10
+    by_key = [line.run async for line in client.history.find_all(keyed.rpartition("/")[2])]
+    assert by_key == [keyed]
+    assert await client.history.find("r-unknown") is None
+
+
+async def test_run_that_ended_twice_is_found_with_its_newest_end(client: Client) -> None:
+    """One end is indexed, the other not; an instant leaves the older one out."""
+    await client.history.append("work/a", record(client, "dead"))
+    await end(client, 2 * SMALL)
+    await Indexer(client.broker, "c1").step()
+    between = client.broker.server_now()
+    await client.history.append("work/a", record(client))
+    found = await client.history.find("work/a")
+    assert found is not None
+    assert found.record.state == "done"
+    states = [line.record.state async for line in client.history.find_all("work/a")]
+    assert states == ["dead", "done"]
+    since = [line.record.state async for line in client.history.find_all("work/a", since=between)]
+    assert since == ["done"]
+
+
+async def test_successor_counts_each_run_once(client: Client) -> None:
+    """An indexer that stops anywhere, and one that goes on beside it: totals are exact."""
+    first, second = Indexer(client.broker, "c1"), Indexer(client.broker, "c2")
+    runs = await end(client, 120)
+    await first.step()
+    await end(client, 30, state="dead")
+    await second.step()  # stands by: the first one has just worked
+    assert (await read_head(client.broker))[0].by == "c1"
+    head, revision = await read_head(client.broker)
+    second._head, second._next = head, head.indexed + 1  # as if the first one were long silent
+    second._revision = revision
+    await second.step()
+    assert (await read_head(client.broker))[0].by == "c2"
+    first._revision = revision  # awake again: it does not know of the other
+    with pytest.raises(Conflict):
+        await first._write_head(revision)
+    await first.step()
+    await end(client, 10)
+    await second.step()
+    found = await counted(client, 3600)
+    assert sum(p.ended.get("done", 0) for p in found.periods) == 130
+    assert sum(p.ended.get("dead", 0) for p in found.periods) == 30
+    for run in runs:
+        assert await client.history.find(run) is not None
+
+
+async def test_totals_tell_jobs_and_percentiles(client: Client) -> None:
+    """Counts by state and job; percentiles to a tenth; hours are sums of minutes."""
+    for took in (0.1, 1.0, 10.0):
+        await end(client, 33, took=took)
+    await end(client, 1, took=100.0)
+    await end(client, 5, job="other", state="dead", failures=3)
+    await Indexer(client.broker, "c1").step()
+    for seconds in (3600, 30 * 86_400):
+        found = await counted(client, seconds, job="work")
+        merged = [p for p in found.periods if p.ended]
+        assert sum(p.ended["done"] for p in merged) == 100
+        assert all("dead" not in p.ended for p in merged)
+    hours = await counted(client, 30 * 86_400)
+    assert sum(p.failures for p in hours.periods) == 15
+    if len(hours.periods) == 1:  # unless an hour ended meanwhile
+        p50, p95, p99 = (await counted(client, 30 * 86_400, job="work")).periods[0].took
+        assert p50 == pytest.approx(1.0, rel=0.2)
+        assert p95 == pytest.approx(10.0, rel=0.2)
+        assert p99 == pytest.approx(10.0, rel=0.2)
+
+
+async def test_minutes_and_hours_are_stored_when_they_are_over(client: Client) -> None:
+    """What is over is a record of its own; the current period is in the head."""
+    await end(client, 3)
+    one = Indexer(client.broker, "c1")
+    await one.step()
+    head, _ = await read_head(client.broker)
+    now = head.minute.at
+    for later in (60, 3600, 7200):  # as if lines had come then
+        await one._turn(now + later)
+        one._head.minute.of("default work").ended["done"] = 1
+    await one._write_head((await read_head(client.broker))[1])
+    minutes = await counted(client, 86_400)
+    assert [p.ended["done"] for p in minutes.periods] == [3, 1, 1, 1]
+    hours = await counted(client, 7 * 86_400)
+    assert sum(p.ended["done"] for p in hours.periods) == 6
+    assert len(hours.periods) >= 3
+
+
+async def test_damaged_index_hides_nothing(client: Client) -> None:
+    """Blocks, totals and a head that cannot be read are passed over."""
+    runs = await end(client, 2 * SMALL)
+    names = client.broker.names
+    for part in (*range(64), "minute", "hour", "head"):
+        for body in (b"", b"\xff", b'{"first":1,"last":-1,"entries":"x"}'):
+            await client.broker.store(names.indexed(part), body)
+    assert (await counted(client, 3600)).periods == []
+    await Indexer(client.broker, "c1").step()
+    assert await client.history.find(runs[0]) is not None
+    assert sum(p.ended["done"] for p in (await counted(client, 3600)).periods) == 2 * SMALL
+
+
+@pytest.mark.parametrize("most", [1_000, 70])
+async def test_index_in_memory_gives_what_the_server_gives(client: Client, most: int) -> None:
+    """It follows the history and stays as small as it was told to; lists go on behind it."""
+    await end(client, 80)
+    index = EndedIndex(client, most)
+    index.start()
+    try:
+        await until(lambda: index.complete, what="an index")
+        newest = (await end(client, 30, state="dead"))[-1]
+        await until(lambda: index.select(RunFilter(prefix=newest), 1)[0], what="the newest")
+        assert len(index) <= most
+        for wanted in (RunFilter(), RunFilter(state="dead"), RunFilter(job="work", state="done")):
+            assert await listed(client, wanted, index) == await listed(client, wanted, None)
+    finally:
+        await index.close()
+
+
+async def listed(client: Client, wanted: RunFilter, index: EndedIndex | None) -> list[str]:
+    found: list[str] = []
+    cursor = ""
+    while True:
+        page = await RunPages(client, ends=index).page(wanted, 7, cursor)
+        found += [info.run for info in page.runs]
+        cursor = page.older
+        if not cursor:
+            return found

@@ -1,0 +1,56 @@
+"""Limits as a model: never one more, nobody stuck, nothing leaked, whatever crashes when."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from holdfast.model.limit import Numbers
+from tests.unit.limit_world import World
+
+HISTORIES = int(os.environ.get("HOLDFAST_HISTORIES", "150"))
+"""`HOLDFAST_HISTORIES=100000` is the long demonstration."""
+
+
+@settings(max_examples=HISTORIES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    seed=st.integers(0, 2**32),
+    runs=st.integers(1, 9),
+    processes=st.integers(1, 3),
+    running=st.integers(1, 3),
+    crashes=st.integers(0, 4),
+)
+def test_gate_never_gives_one_place_too_many(
+    seed: int, runs: int, processes: int, running: int, crashes: int
+) -> None:
+    """With a crash between any two steps: at most `running` claims, none stuck, none leaked."""
+    world = World(seed, runs=runs, processes=processes, allowed=Numbers(running=running))
+    asyncio.run(world.play(crashes))
+
+
+@settings(max_examples=HISTORIES // 3, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32), burst=st.integers(1, 4), crashes=st.integers(0, 3))
+def test_gate_of_starts_serves_its_line_after_any_crash(
+    seed: int, burst: int, crashes: int
+) -> None:
+    """Every run starts, and none keeps a grant that it does not use."""
+    world = World(seed, runs=6, processes=2, allowed=Numbers(rate=20.0, burst=burst))
+    asyncio.run(world.play(crashes))
+
+
+@settings(max_examples=HISTORIES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    seed=st.integers(0, 2**32),
+    runs=st.integers(1, 7),
+    processes=st.integers(1, 3),
+    crashes=st.integers(0, 4),
+)
+def test_ordered_gate_never_lets_a_run_overtake(
+    seed: int, runs: int, processes: int, crashes: int
+) -> None:
+    """With a crash between any two steps: each run starts after the one before it is done."""
+    world = World(seed, runs=runs, processes=processes, allowed=Numbers(running=1), ordered=True)
+    asyncio.run(world.play(crashes))
