@@ -1,7 +1,8 @@
 """Waiting for NATS, in one place: repeat a step until it works, or repeat it forever.
 
-`retrying` is for a step that must succeed before its caller can continue, `repeating` for upkeep
-that may fail now and then. Both only repeat idempotent steps: an unknown outcome is repeated too.
+`retrying` is for a step that must succeed before its caller can continue, `starting` for one that a
+role needs before it can work, `repeating` for upkeep that may fail now and then. All only repeat
+idempotent steps: an unknown outcome is repeated too.
 
 A failure is logged once when it begins and once when it is over, never for each attempt.
 Cancellation always passes through.
@@ -16,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from holdfast.clock import Clock
-from holdfast.errors import HoldfastError, TryAgain
+from holdfast.errors import HoldfastError, NotFound, TryAgain
 
 log = logging.getLogger("holdfast.retrying")
 
@@ -60,6 +61,17 @@ async def retrying(
             return found
         await clock.sleep(pause)
         pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+
+async def starting(step: Callable[[], Awaitable[T]], *, clock: Clock, what: str) -> T:
+    """Repeat a step of a role's start for `PATIENCE_SECONDS`, also when a stream is not found.
+
+    Roles create their streams first, but right after an election the cluster's leader may not know
+    those that were created a moment ago.
+    """
+    return await retrying(
+        step, clock=clock, what=what, seconds=PATIENCE_SECONDS, on=(TryAgain, NotFound)
+    )
 
 
 async def repeating(

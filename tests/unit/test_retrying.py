@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast import errors
-from holdfast.retrying import repeating, retrying
+from holdfast.retrying import PATIENCE_SECONDS, repeating, retrying, starting
 from holdfast.testing.clock import FakeClock
 
 
@@ -53,6 +53,25 @@ def test_being_replaced_is_never_tried_again(kind: type[errors.BrokerError]) -> 
     """A holder that was replaced must stop: a loop that retries must not swallow it."""
     assert issubclass(kind, errors.Replaced)
     assert not issubclass(kind, errors.TryAgain)
+
+
+async def test_start_waits_for_a_stream_that_the_cluster_does_not_know_yet() -> None:
+    """After an election a stream that was just created may not be found; a role still starts."""
+    clock = FakeClock()
+    step = Steps(errors.NotFound("stream not found (10059)"), errors.Unavailable("no leader"))
+    task = asyncio.create_task(starting(step, clock=clock, what="preparing"))
+    await pass_time(clock, task, 4)
+    assert await task == 3
+
+
+async def test_start_gives_up_on_a_stream_that_never_appears() -> None:
+    """A stream that nobody creates ends the start with its error, after a while."""
+    clock = FakeClock()
+    step = Steps(*[errors.NotFound("stream not found (10059)")] * 100)
+    task = asyncio.create_task(starting(step, clock=clock, what="preparing"))
+    await pass_time(clock, task, int(PATIENCE_SECONDS) + 2)
+    with pytest.raises(errors.NotFound):
+        await task
 
 
 async def test_retrying_repeats_until_the_step_works(caplog: pytest.LogCaptureFixture) -> None:

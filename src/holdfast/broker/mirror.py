@@ -26,7 +26,7 @@ from holdfast.broker.wire import Headers, parse_headers
 from holdfast.errors import Unavailable
 from holdfast.model.codec import whole_number
 from holdfast.names import H_SEQUENCE, kv_key
-from holdfast.retrying import PATIENCE_SECONDS, repeating, retrying
+from holdfast.retrying import repeating, starting
 
 log = logging.getLogger("holdfast.mirror")
 
@@ -80,7 +80,7 @@ class Mirror:
         await self._broker.listen(f"{self._subject}>", self._heard)
         self._broker.on_reconnect(self.look_soon)
         what = f"reading {self._bucket.name}"
-        await retrying(self.look, clock=self._broker.clock, what=what, seconds=PATIENCE_SECONDS)
+        await starting(self.look, clock=self._broker.clock, what=what)
 
     async def run(self) -> None:
         """Stay current until cancelled."""

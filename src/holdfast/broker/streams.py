@@ -28,7 +28,7 @@ from holdfast.clock import rfc3339
 from holdfast.config import RecordConfig
 from holdfast.durations import DAY, NANO
 from holdfast.names import Names, kv_stream, kv_subject, parse_consumer, pause_key
-from holdfast.retrying import PATIENCE_SECONDS, retrying
+from holdfast.retrying import starting
 
 log = logging.getLogger("holdfast.broker")
 
@@ -309,7 +309,7 @@ class Topology:
 
     async def _start(self, step: Callable[[], Awaitable[object]], what: str) -> None:
         """Retry: a cluster that has just started needs a moment, and every step is idempotent."""
-        await retrying(step, clock=self._broker.clock, what=what, seconds=PATIENCE_SECONDS)
+        await starting(step, clock=self._broker.clock, what=what)
 
     async def ensure_stream(self, config: Config) -> None:
         """Create one stream unless it exists."""

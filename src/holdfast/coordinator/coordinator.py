@@ -47,7 +47,7 @@ from holdfast.model.liveness import Liveness
 from holdfast.model.node import NodeRecord
 from holdfast.ownership.heartbeat import ENDED_TTL_SECONDS
 from holdfast.ownership.membership import Membership
-from holdfast.retrying import repeating
+from holdfast.retrying import repeating, starting
 from holdfast.role import Role
 from holdfast.status.alerts import Alerting
 from holdfast.status.figures import lags
@@ -121,7 +121,8 @@ class Coordinator(Role):
 
     async def prepare(self, ending: contextlib.AsyncExitStack) -> None:
         """See every node before judging any."""
-        await self._ensure_objects()
+        what = "preparing the store of large values"
+        await starting(self._ensure_objects, clock=self.broker.clock, what=what)
         self.broker.on_reconnect(self._start_over)
         ending.push_async_callback(self._inboxes.close)
         ending.push_async_callback(self._limits.gates.close)

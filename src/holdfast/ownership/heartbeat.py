@@ -37,7 +37,7 @@ from holdfast.model import node as nodes
 from holdfast.model.lifecycle import NodeState
 from holdfast.model.node import HeldRun, NodeRecord, Transition
 from holdfast.ownership.store import Store
-from holdfast.retrying import PATIENCE_SECONDS, retrying
+from holdfast.retrying import starting
 from holdfast.version import __version__
 
 log = logging.getLogger("holdfast.heartbeat")
@@ -239,7 +239,7 @@ class Heartbeat:
 
     async def _start(self, step: Callable[[], Awaitable[None]]) -> None:
         """Retry: a bucket that another process has just created elects its leader first."""
-        await retrying(step, clock=self._clock, what="registering", seconds=PATIENCE_SECONDS)
+        await starting(step, clock=self._clock, what="registering")
 
     async def beat(self) -> None:
         """Renew once; register again if the key is missing."""

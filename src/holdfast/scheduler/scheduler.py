@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
 from holdfast import errors
 from holdfast.app import Holdfast
@@ -36,7 +36,7 @@ from holdfast.names import progress_key
 from holdfast.ownership.election import LeaderElection
 from holdfast.ownership.heartbeat import new_node_id
 from holdfast.ownership.membership import Membership
-from holdfast.retrying import PATIENCE_SECONDS, repeating, retrying
+from holdfast.retrying import repeating, starting
 from holdfast.role import Role
 from holdfast.scheduler.leader import Leader, until_next
 from holdfast.scheduler.registering import Registering
@@ -48,7 +48,6 @@ from holdfast.telemetry import Telemetry
 
 log = logging.getLogger("holdfast.scheduler")
 
-T = TypeVar("T")
 Step = Callable[[], Awaitable[object]]
 
 TICK_SECONDS = 0.5
@@ -136,16 +135,14 @@ class Scheduler(Role):
     async def prepare(self, ending: contextlib.AsyncExitStack) -> None:
         """Learn everything that must be known before leading or standing by."""
         self.broker.on_reconnect(self._reconnected)
-        await self._start(self._registration.register, "registering the app's schedules")
+        what = "registering the app's schedules"
+        await starting(self._registration.register, clock=self.broker.clock, what=what)
         subject = self.broker.names.changed(self.broker.names.slots, progress_key(ROLE))
         await self.broker.subscribe(subject, self._heard)
-        self._follow(await self._start(self._store.progress, "reading the slots' progress"))
+        what = "reading the slots' progress"
+        self._follow(await starting(self._store.progress, clock=self.broker.clock, what=what))
         await self._view.open()
         log.info("%s: %d schedules", self.node, len(self._view.schedules))
-
-    async def _start(self, step: Callable[[], Awaitable[T]], what: str) -> T:
-        """Retry: streams may be electing their leaders."""
-        return await retrying(step, clock=self.broker.clock, what=what, seconds=PATIENCE_SECONDS)
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Fire slots or stand by, and keep the inputs for that up to date."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import inspect
 import logging
 from collections.abc import Callable, Coroutine, Sequence
@@ -47,7 +48,7 @@ from holdfast.ownership.rules import Rules
 from holdfast.process import cores
 from holdfast.rates import Sparse
 from holdfast.resources import Resource
-from holdfast.retrying import repeating
+from holdfast.retrying import repeating, starting
 from holdfast.role import Role
 from holdfast.telemetry import Telemetry
 from holdfast.worker.attempt import Caller, Interrupt
@@ -269,7 +270,8 @@ class WorkerNode(Role):
         ending.push_async_callback(self._keeping.stop)
         self._keeping.start()
         if self._rules is not None:
-            await self._register_limits(self._rules)
+            register = functools.partial(self._register_limits, self._rules)
+            await starting(register, clock=self.broker.clock, what="registering limits")
         ending.enter_context(self.app.bound(self._client))
         await self.broker.subscribe(self.broker.names.cancel("*"), self._on_cancel)
         await _call_hooks(self.app.startup_hooks)
