@@ -9,9 +9,10 @@ REPORTS := build/reports/$(shell date +%Y%m%d-%H%M%S)
 # A suite joins `make test` as soon as its directory exists.
 SUITES := $(wildcard tests/unit tests/conformance tests/integration tests/faults tests/security tests/docs tests/uptime examples)
 # Tests mostly wait for servers and processes, so two for each core keep the machine busy. A file
-# runs in one process, so that its tests share one server.
+# runs in one process, so that its tests share one server. A process that dies fails the run: with a
+# new one in its place, the run may wait forever for tests that nobody has.
 PARALLEL ?= $(shell $(PYTHON) -c 'import os; print(2 * len(os.sched_getaffinity(0)))')
-PYTEST := $(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 # Without bytecode files every process that a test starts would compile the whole package again.
 export PYTHONDONTWRITEBYTECODE :=
