@@ -7,14 +7,33 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.support import until
 
-__all__ = ["WorkerProcess", "until", "worker_fleet"]
+__all__ = ["Process", "WorkerProcess", "children", "keepers", "until", "worker_fleet"]
 
 ROOT = Path(__file__).parents[2]
+
+
+def children(pid: int) -> list[int]:
+    """The child processes of a process."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):
+            found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def keepers(pid: int) -> list[int]:
+    """The keepers among the children of a process."""
+    found = []
+    for child in children(pid):
+        with suppress(OSError):  # it may just have ended
+            if "holdfast.keeper" in Path(f"/proc/{child}/cmdline").read_text():
+                found.append(child)
+    return found
 
 
 class Process:
@@ -51,6 +70,13 @@ class Process:
         """kill -9, and wait for the process to end."""
         self.process.kill()
         self.process.wait()
+
+    def kill_all(self) -> None:
+        """kill -9 of the whole of it at once, its keeper too, as when a container is killed."""
+        self.process.send_signal(signal.SIGSTOP)  # it starts no other child meanwhile
+        for child in children(self.pid):
+            os.kill(child, signal.SIGKILL)
+        self.kill()
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

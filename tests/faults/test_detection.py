@@ -44,22 +44,6 @@ async def tapped(url: str) -> AsyncIterator[None]:
         yield
 
 
-def children(pid: int) -> list[int]:
-    """The child processes of a process."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(OSError):
-            found += [int(child) for child in (task / "children").read_text().split()]
-    return found
-
-
-def kill_all(worker: WorkerProcess) -> None:
-    """The whole of it at once, its keeper too, as when a container is killed."""
-    for child in children(worker.pid):
-        os.kill(child, signal.SIGKILL)
-    worker.kill()
-
-
 class Story:
     """Workers killed one after the other, with runs in flight."""
 
@@ -107,7 +91,7 @@ class Story:
         try:
             await victim.ready()
             runs = await self._in_flight(job, 0)
-            kill_all(victim)
+            victim.kill_all()
             victim.process.wait()
             victim = self._worker()
             self.effects.open("gate-0")
@@ -160,7 +144,7 @@ async def test_worker_and_keeper_killed_together_are_noticed(
     """Nobody is left to say a word: the server's word on the connection is enough."""
     with judged(nats, namespace, tmp_path) as judges:
         await _watching(judges)
-        await story.kill("held", KILLS, kill_all)
+        await story.kill("held", KILLS, WorkerProcess.kill_all)
         said = "".join(judge.text() for judge in judges)
     report(f"{KILLS} workers killed with their keepers, {story.told}")
     assert said.count("its server has no connection") == KILLS
@@ -174,7 +158,7 @@ async def test_tap_on_everything_blinds_nobody(
     async with tapped(nats.url):
         with judged(nats, namespace, tmp_path) as judges:
             await _watching(judges)
-            await story.kill("held", KILLS, kill_all)
+            await story.kill("held", KILLS, WorkerProcess.kill_all)
             said = "".join(judge.text() for judge in judges)
     report(f"{KILLS} workers killed with their keepers under a tap, {story.told}")
     assert said.count("its server has no connection") == KILLS

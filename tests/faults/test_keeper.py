@@ -17,27 +17,12 @@ from holdfast.status.nodes import NodeInfo, Nodes
 from tests.faults.app import sender
 from tests.faults.conftest import QUICK
 from tests.faults.effects import Effects
-from tests.faults.processes import WorkerProcess, until, worker_fleet
+from tests.faults.processes import WorkerProcess, keepers, until, worker_fleet
 from tests.faults.test_liveness import coordinators
 from tests.integration.support import client_of
 
 BLOCKED_SECONDS = 5
 """Longer than two timeouts of `QUICK`."""
-
-
-def keepers(pid: int) -> list[int]:
-    """The keepers among the children of a process."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                command = (entry / "cmdline").read_text()
-            except OSError:
-                continue  # it has just ended
-            if parent == pid and "holdfast.keeper" in command:
-                found.append(int(entry.name))
-    return found
 
 
 async def nodes_of(app: Holdfast) -> list[NodeInfo]:
