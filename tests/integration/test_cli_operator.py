@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
-from holdfast import Backoff, Context, Holdfast
+from holdfast import Backoff, Context, Holdfast, Limit
+from holdfast.client import Run
 from holdfast.names import H_ATTEMPT, H_RUN
 from tests.integration.cli_support import environment, holdfast, run_command
 from tests.integration.support import Seen, operating, queue_empty, record_of, until, working
@@ -212,6 +214,35 @@ async def test_many_runs_are_cancelled_and_sent_again(app: Holdfast, seen: Seen)
         results = {found["run"]: found["result"] for found in mixed.json}
         assert (mixed.code, results[one.id]) == (1, "cancelled")
         assert "no trace of run later/nobody" in results["later/nobody"]
+
+
+async def test_cancelling_by_filters_reaches_runs_that_wait_for_a_limit(app: Holdfast) -> None:
+    """Whoever empties a job means its line too; what `--limit` leaves out is told."""
+    started = asyncio.Event()
+
+    @app.job(limits=[Limit(running=1)])
+    async def charge(n: int) -> None:
+        started.set()
+        await asyncio.sleep(600)
+
+    async with operating(app), working(app):
+        runs = [await charge.options(key=str(n)).enqueue(n) for n in range(4)]
+        await started.wait()
+        for run in runs[1:]:
+            await until(lambda run=run: _is(run, "waiting"), what=run.id)
+        two = ("runs", "cancel", "--job", "charge", "--state", "waiting", "--limit", "2", "-y")
+        done = await holdfast(app, *two)
+        assert (done.code, done.out.count("cancelled")) == (0, 2)
+        assert "more than 2 match: this takes 2" in done.err
+        rest = await holdfast(app, "runs", "cancel", "--job", "charge", "-y")
+        assert "2 done, 0 refused" in rest.err
+        assert "more" not in rest.err
+        for run in runs:
+            assert await _is(run, "cancelled")
+
+
+async def _is(run: Run[Any], state: str) -> bool:
+    return (await run.status()).state == state
 
 
 async def test_empty_list_of_dead_letters_names_what_may_become_one(app: Holdfast) -> None:

@@ -112,7 +112,7 @@ SeedOption = Annotated[Path | None, option("Account seed; default: auth/account.
 LogLevel = Annotated[str | None, option("debug, info, warning or error.")]
 LogFormat = Annotated[str | None, option("text or json.")]
 
-STATES = "queued, delayed, waiting, running, failed, done, cancelled, dead, lost"
+STATES = "queued, delayed, waiting, running, failed, parked, done, cancelled, dead, lost"
 RUN_FILTERS: dict[str, Any] = {
     "job": JobOption,
     "group": GroupOption,

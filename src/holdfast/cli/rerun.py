@@ -40,8 +40,6 @@ SHOWN: Final = 10
 """Runs listed before the question."""
 AT_ONCE: Final = 20
 """Runs acted on at a time: hides the round trips without flooding the server."""
-OPEN: Final = ("queued", "delayed", "running", "failed", "parked")
-SENT_AGAIN: Final = ("failed", "dead", "lost")
 REFUSED: Final = 1
 """Exit code if at least one run was refused, or had ended already."""
 
@@ -60,6 +58,8 @@ async def cancel(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
+    from holdfast.status.listing import CANCELLABLE
+
     async with operating() as by:
         wanted = run_filter(by.client, **filters)
         if runs and len(runs) == 1 and not dry_run:
@@ -70,7 +70,7 @@ async def cancel(
                 out.note(f"{runs[0]} had ended already")
                 raise typer.Exit(REFUSED)
             return
-        found = await _chosen(by, runs, wanted, OPEN, limit)
+        found = await _chosen(by, runs, wanted, CANCELLABLE, limit)
         await _act_on_many(by, found, "cancel", _cancel, dry_run=dry_run, yes=yes)
 
 
@@ -88,6 +88,8 @@ async def retry(
     dry_run: DryRunOption = False,
     yes: YesOption = False,
 ) -> None:
+    from holdfast.status.listing import SENT_AGAIN
+
     async with operating() as by:
         wanted = run_filter(by.client, **filters)
         if runs and len(runs) == 1 and not dry_run:
@@ -124,10 +126,12 @@ async def _chosen(
         except RunError:  # acting on it says why
             found[run] = RunInfo(run, "unknown", "", "", 0.0)
     for state in () if runs else (wanted.state,) if wanted.state else states:
-        left = limit - len(found)
+        left = limit + 1 - len(found)
         for info in await by.runs.list(replace(wanted, state=state), left) if left else ():
             found.setdefault(info.run, info)
-    return list(found.values())
+    if len(found) > limit:
+        out.note(f"more than {limit:,} match: this takes {limit:,}; repeat it, or raise --limit")
+    return list(found.values())[:limit]
 
 
 async def _act_on_many(

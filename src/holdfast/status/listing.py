@@ -61,6 +61,10 @@ STATES: Final = (
     "dead",
     "lost",
 )
+CANCELLABLE: Final = ("queued", "delayed", "waiting", "running", "failed", "parked")
+"""The states in which a run can be cancelled."""
+SENT_AGAIN: Final = ("failed", "dead", "lost")
+"""The states in which an operator may mean a run when many are sent again."""
 
 
 class RunInfo(msgspec.Struct, frozen=True, omit_defaults=True):

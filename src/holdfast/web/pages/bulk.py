@@ -22,7 +22,7 @@ from starlette.responses import Response
 from holdfast.clock import rfc3339
 from holdfast.errors import HoldfastError, InvalidInput, NotFound, RunError
 from holdfast.status import actions as table
-from holdfast.status.listing import RunInfo
+from holdfast.status.listing import CANCELLABLE, SENT_AGAIN, RunInfo
 from holdfast.status.operators import shortlist
 from holdfast.web.pages.rendering import Question, many
 from holdfast.web.pages.request import OperatorPage, PageRequest, ViewerPage
@@ -62,13 +62,13 @@ VERBS: Final = {
     for verb in (
         Verb(
             "cancel",
-            ("queued", "delayed", "waiting", "running", "failed"),
+            CANCELLABLE,
             "Cancel them",
             "Those that wait will not start; handlers that run are interrupted. None is retried.",
         ),
         Verb(
             "retry",
-            ("failed", "dead", "lost"),
+            SENT_AGAIN,
             "Run them again",
             "Dead letters are sent again under the same run id, failed runs start their next "
             "attempt now.",
