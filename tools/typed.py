@@ -5,7 +5,8 @@
 A block with `file=NAME` is saved. A line of a `sh` block is typed; what does not return (`holdfast
 dev`, `worker`, …) goes on in its own terminal until the next `holdfast dev` or `server`, or the
 end. Lines of a block `text output` must appear in what was printed, in any order; `…` stands for
-anything, and commands that only look are typed again until it is there. `sh skip` is not typed.
+anything, and commands that only look are typed again until it is there. `sh skip` is not typed; in
+`sh exit=3` a command may end with that code.
 
 The exit code is 1 when a command failed or a line did not appear.
 """
@@ -58,7 +59,7 @@ class Session:
                 self.looks = []
                 for line in block.text.replace("\\\n", " ").splitlines():
                     if line.strip() and not line.startswith("#"):
-                        self.type(line)
+                        self.type(line, int(block.word("exit") or 0))
             elif block.language == "text" and "output" in block.words:
                 self.expect(block, page)
 
@@ -71,8 +72,8 @@ class Session:
         if log:
             self.wait(lambda: log.read_text().count("at a time") > workers, f"a restart for {name}")
 
-    def type(self, line: str) -> None:
-        """Type one line, and wait for it unless it goes on."""
+    def type(self, line: str, code: int = 0) -> None:
+        """Type one line, and wait for it unless it goes on; `code` is no failure."""
         print(f"$ {line}", flush=True)
         command = f"[ -f .venv/bin/activate ] && . .venv/bin/activate; {line}"
         if LOOKS.match(line) and line not in self.looks:
@@ -86,7 +87,7 @@ class Session:
             print(*shown, sep="\n", flush=True)
             self.screen += "\n".join(shown) + "\n"
             not_yet = LOOKS.match(line) and done.returncode == 1  # what is expected comes later
-            if done.returncode and not not_yet:
+            if done.returncode not in (0, code) and not not_yet:
                 sys.exit(f"failed: {line}: exit code {done.returncode}\n{self.printed()[-2000:]}")
             return
         if line.startswith(("holdfast dev", "holdfast server")):

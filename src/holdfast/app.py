@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from operator import attrgetter
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from holdfast import tracing
@@ -485,15 +486,18 @@ class Holdfast:
 
     async def close(self) -> None:
         """Close this event loop's connection, if sending has opened one."""
-        await self.close_resources()
-        backend = self._backends.pop(asyncio.get_running_loop(), None)
-        if isinstance(backend, Client):
-            await backend.broker.close()
+        try:
+            await self.close_resources()
+        finally:
+            backend = self._backends.pop(asyncio.get_running_loop(), None)
+            if isinstance(backend, Client):
+                await backend.broker.close()
 
     async def close_resources(self) -> None:
-        """Close this event loop's resources, the last one first."""
-        for resource in reversed(self.resources.values()):
-            await resource.close()
+        """Close this event loop's resources, the last one opened first, even if one fails."""
+        async with contextlib.AsyncExitStack() as stack:
+            for resource in sorted(self.resources.values(), key=attrgetter("order")):
+                stack.push_async_callback(resource.close)
 
     async def __aenter__(self) -> Holdfast:
         await self.backend()

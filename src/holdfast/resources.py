@@ -9,9 +9,10 @@
     async def charge(ctx: Context, order: Order, db: Pool = pool.injected) -> None: ...
 
 A worker opens the resources of its jobs before the first run and closes them after the last, in
-reverse order; a failure to open ends the worker, as a startup hook's does. Anywhere else a resource
-is opened when it is first used on an event loop, and closed by `app.close()`. The function may also
-return the value, or be plain.
+reverse order of opening: one that uses another is closed before it. A failure to close one does not
+keep the others open; a failure to open ends the worker, as a startup hook's does. Anywhere else a
+resource is opened when it is first used on an event loop, and closed by `app.close()`. The function
+may also return the value, or be plain.
 
 `db: Annotated[Pool, pool]` does the same as the default value. The default is what type checkers
 need to know that nobody passes the parameter. A resource is itself a FastAPI dependency:
@@ -23,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import itertools
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Generic, TypeVar, cast
@@ -31,6 +33,8 @@ from holdfast.errors import DefinitionError, HoldfastError
 
 T = TypeVar("T")
 Check = Callable[[T], Awaitable[object] | object]
+
+_turns = itertools.count(1)
 
 
 class Resource(Generic[T]):
@@ -69,8 +73,14 @@ class Resource(Generic[T]):
         async with opened.turn:
             if not opened.ready:
                 opened.value = await opened.enter(self._opener)
-                opened.ready = True
+                opened.ready, opened.order = True, next(_turns)
         return opened.value
+
+    @property
+    def order(self) -> int:
+        """Which opening on any event loop this one's was; 0 if it is not open here."""
+        opened = self._opened.get(asyncio.get_running_loop())
+        return opened.order if opened else 0
 
     async def close(self) -> None:
         """Close it, if it is open on this event loop."""
@@ -113,6 +123,7 @@ class _Opened(Generic[T]):
 
     def __init__(self) -> None:
         self.ready = False
+        self.order = 0
         self.turn = asyncio.Lock()
         self.stack = contextlib.AsyncExitStack()
 

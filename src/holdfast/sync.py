@@ -242,15 +242,18 @@ class LoopThread:
             leaving.result(CLOSE_SECONDS)
         except (concurrent.futures.TimeoutError, HoldfastError):
             pass  # the server does not answer: close without a goodbye
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(CLOSE_SECONDS)
+        finally:  # a resource of the program may fail to close, with any error
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(CLOSE_SECONDS)
 
     async def _leave(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
-        await self._app.close()
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        try:
+            await self._app.close()
+        finally:
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
 
 
 def _refuse_on_a_loop() -> None:

@@ -10,7 +10,8 @@ The words after a block's language say how it is tested:
     ```python fragment     is not a program by itself: it must only be Python
 
     ```text output         what a reader sees who types the blocks before it, as
-                           `make release-check` does; it leaves out ```sh skip
+                           `make release-check` does; it leaves out ```sh skip, and in
+                           ```sh exit=3 a command may end with that code
 
 A line `holdfast …` in a block of `sh`, or of no language, must be a command that exists, with
 options that exist.

@@ -12,7 +12,8 @@ from holdfast import Holdfast
 from holdfast.client import once
 from holdfast.client.once import Once, OnceStore
 from holdfast.errors import ClaimLost, InvalidInput, StillHeld
-from holdfast.testing import memory
+from holdfast.ownership.store import SWEEP_LEAST, MemoryStore
+from holdfast.testing import FakeClock, memory
 from tests.integration.support import until
 
 
@@ -159,3 +160,14 @@ async def test_renewal_without_an_answer_is_known_as_ours(
     async with app.once("document-42") as again:
         assert not again
     await app.close()
+
+
+async def test_keys_in_memory_are_forgotten_after_their_time() -> None:
+    """A process that guards new keys for ever does not grow for ever."""
+    clock = FakeClock()
+    store = MemoryStore(clock)
+    for number in range(3 * SWEEP_LEAST):
+        clock.advance(1)
+        await store.put(str(number), b"done", expected=0, ttl=60.0)
+    assert len(store._entries) <= 2 * SWEEP_LEAST
+    assert len(store.keys()) == 60

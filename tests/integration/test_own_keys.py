@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from holdfast import Backoff, Context, Holdfast, Retry
+from holdfast.config import RecordConfig
 from holdfast.errors import DefinitionError, DuplicateRun, InvalidInput, InvalidPayload
 from holdfast.server import Server
 from holdfast.testing import memory
@@ -18,6 +19,7 @@ from tests.integration.cli_support import holdfast
 from tests.integration.support import (
     Seen,
     all_records,
+    client_of,
     dead_letter,
     queue_empty,
     raw,
@@ -162,6 +164,48 @@ async def test_send_with_a_known_key_tells_what_became_of_it(
         assert await settled(fresh) == "done"
     with pytest.raises(InvalidInput, match="needs a key"):
         charge.options(on_duplicate="raise").request(1)
+
+
+async def test_key_of_a_run_that_has_not_ended_is_known_however_it_is_sent(
+    app: Holdfast, seen: Seen
+) -> None:
+    """Alone or among many, also after the server's window. `raise` sends nothing."""
+
+    @app.job(retry=Backoff.list(["1h"]))
+    async def charge(ctx: Context, cents: int) -> None:
+        seen.append(cents)
+        raise ValueError("no card")
+
+    many = [charge.options(key=f"order-{n}").request(n) for n in range(3)]
+    async with app, working(app, records=RecordConfig(dedup_window_seconds=0.1)):
+        first = await charge.options(key="order-1").enqueue(1)
+        await until(lambda: _is(first, "failed"), 30, "its first failure")
+        plain = charge.options(key="order-1").request(1)
+        client = await client_of(app)
+
+        async def forgotten() -> bool:
+            return not (await client._store_new(plain)).duplicate
+
+        await until(forgotten, 30, "the window's end")
+        sent = await app.enqueue_many(many)
+        assert [run.duplicate for run in sent] == [False, True, False]
+        assert sent[1].state == "failed"
+        again = await app.send(plain)
+        assert (again.duplicate, again.state) == (True, "failed")
+        for run in sent:
+            await until(lambda run=run: _is(run, "failed"), 30, run.id)
+        await until(lambda: queue_empty(app), 30, "the next attempts stored")
+        stored = await last_sequence(app)
+        for delay in (None, "1h"):
+            with pytest.raises(DuplicateRun, match=r"is failed: ValueError: no card\. Nothing was"):
+                await charge.options(key="order-1", on_duplicate="raise", delay=delay).enqueue(1)
+        assert await last_sequence(app) == stored
+
+
+async def last_sequence(app: Holdfast) -> int:
+    broker = (await client_of(app)).broker
+    info = await broker.api(f"STREAM.INFO.{broker.names.jobs}")
+    return int(info["state"]["last_seq"])
 
 
 async def test_replacing_a_queued_or_running_run_cancels_it_first(

@@ -8,7 +8,8 @@ import httpx
 import pytest
 from fastapi import Depends, FastAPI
 
-from holdfast import Context, Holdfast, Worker
+from holdfast import Context, Holdfast, SyncApp, Worker
+from holdfast.client import Backend, Client
 from holdfast.errors import DefinitionError, HoldfastError
 from holdfast.testing import eager, memory
 from holdfast.worker import worker as worker_module
@@ -105,6 +106,48 @@ async def test_resource_serves_fastapi_and_is_closed_with_the_app(app: Holdfast)
             answers = await asyncio.gather(*(client.get("/calls") for _ in range(5)))
     assert sorted(answer.json() for answer in answers) == [1, 2, 3, 4, 5]
     assert story == ["open", "close"]
+
+
+async def test_resource_that_fails_to_close_leaves_no_other_open(app: Holdfast) -> None:
+    """Nor the connection, nor the thread of `SyncApp`; one that uses another is closed first."""
+    story: list[str] = []
+
+    @app.resource
+    async def session() -> AsyncIterator[str]:
+        yield f"session of {await pool()}"
+        story.append("close session")
+
+    @app.resource
+    async def pool() -> AsyncIterator[str]:
+        yield "pool"
+        story.append("close pool")
+
+    @app.resource
+    def broken() -> Iterator[None]:
+        yield
+        raise RuntimeError("disk full")
+
+    async def use() -> Backend:
+        assert await session() == "session of pool"
+        await broken()
+        return await app.backend()
+
+    client = await use()
+    with pytest.raises(RuntimeError, match="disk full"):
+        await app.close()
+    assert story == ["close session", "close pool"]
+    assert isinstance(client, Client)
+    assert not client.broker.connected
+
+    def plain() -> bool:
+        shop = SyncApp(app)
+        shop._wait(use)
+        thread = shop._thread
+        with pytest.raises(RuntimeError, match="disk full"):
+            shop.close()
+        return thread is not None and thread._thread.is_alive()
+
+    assert not await asyncio.to_thread(plain)
 
 
 async def test_tests_override_a_resource(app: Holdfast) -> None:

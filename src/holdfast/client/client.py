@@ -140,18 +140,12 @@ class Client:
             self._message(request)  # checks its size before anything is changed
             return self._count(request, await duplicates.replace(self, request))
         record = await self._recorded(request)
-        found = duplicates.ended(request.run, record)
-        if found is None and record is not None and request.delayed:
-            found = Enqueued(request.run, 0, duplicate=True, state=record.state)
-        if found is None:
-            found = self._accepted(request, await self._store_new(request))
-            if record is not None and not record.vacant:
-                found = found._replace(duplicate=True, state=record.state)
-            elif found.duplicate:
-                state = "delayed" if await self._waits(request) else "queued"
-                found = found._replace(state=state)
-        else:
-            self._count(request, found)
+        if found := duplicates.answered(request, record):
+            return duplicates.told(request, self._count(request, found))
+        sent = self._accepted(request, await self._store_new(request))
+        found = duplicates.beside(record, sent)
+        if found is sent and sent.duplicate:
+            found = sent._replace(state="delayed" if await self._waits(request) else "queued")
         return duplicates.told(request, found) if found.duplicate else found
 
     async def _recorded(self, request: Request) -> RunRecord | None:
@@ -204,23 +198,34 @@ class Client:
         for request in requests:
             if request.headers or len(request.body) > small:
                 self._message(request)
-        known = await self._known(requests)
-        new = [r for index, r in enumerate(requests) if index not in known]
+        records = await self._records(requests)
         batches = Batches(self.broker, self.telemetry, self.enqueue, self._write)
-        sent = iter(await batches.send(new))
-        return [known[i] if i in known else next(sent) for i in range(len(requests))]
+        known = {
+            i: duplicates.told(r, self._count(r, answer))
+            for i, r in enumerate(requests)
+            if (answer := duplicates.answered(r, records.get(i)))
+        }
+        sent = iter(await batches.send([r for i, r in enumerate(requests) if i not in known]))
+        return [
+            known[i] if i in known else self._sent(r, records.get(i), next(sent))
+            for i, r in enumerate(requests)
+        ]
 
-    async def _known(self, requests: Sequence[Request]) -> dict[int, Enqueued]:
-        """By their place, the requests whose key belongs to a run that has ended."""
+    async def _records(self, requests: Sequence[Request]) -> dict[int, RunRecord]:
+        """By the place of their requests, the records of keyed runs; what else a known key means
+        is decided when they are sent one by one."""
         places = [i for i, r in enumerate(requests) if r.keyed and r.on_duplicate == "return"]
-        found: dict[int, Enqueued] = {}
+        found: dict[int, RunRecord] = {}
         for start in range(0, len(places), READS_AT_ONCE):
             part = places[start : start + READS_AT_ONCE]
             records = await asyncio.gather(*(self._recorded(requests[i]) for i in part))
-            for i, record in zip(part, records, strict=True):
-                if answer := duplicates.ended(requests[i].run, record):
-                    found[i] = duplicates.told(requests[i], self._count(requests[i], answer))
+            found |= {i: record for i, record in zip(part, records, strict=True) if record}
         return found
+
+    def _sent(self, request: Request, record: RunRecord | None, sent: Enqueued) -> Enqueued:
+        """The answer to one of many; those that were sent alone have been told already."""
+        found = duplicates.beside(record, sent)
+        return found if sent.duplicate or not found.duplicate else duplicates.told(request, found)
 
     def _write(self, request: Request) -> Write:
         return Write(*self._message(request))

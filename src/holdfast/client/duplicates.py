@@ -1,7 +1,8 @@
 """What a send does when its key has a run already.
 
 A record answers for a run that has ended: nothing is sent, and the sender learns what became of it.
-Otherwise the message is sent as always: the server, or the claim, drops a repeat.
+Otherwise the message is sent as always: the server, or the claim, drops a repeat. A sender that
+wants an error for a duplicate sends nothing beside any record.
 
 To **replace** a run, it is cancelled unless it has ended. Then its record starts over, as for an
 operator's replay (`model.replay`): first the record moves to `failed` with the next message number,
@@ -34,11 +35,21 @@ TRIES: Final = 20
 log = logging.getLogger("holdfast.client")
 
 
-def ended(run: str, record: RunRecord | None) -> Enqueued | None:
-    """The answer to a send whose key belongs to a run that has ended."""
-    if record is None or not record.terminal or record.vacant:
+def answered(request: Request, record: RunRecord | None) -> Enqueued | None:
+    """The answer to a send that its key's record decides; None: the message is to be sent."""
+    if record is None or record.vacant:
         return None
-    return Enqueued(run, 0, duplicate=True, state=record.state, error=record.error)
+    if not (record.terminal or request.delayed or request.on_duplicate == "raise"):
+        return None
+    return Enqueued(request.run, 0, duplicate=True, state=record.state, error=record.error)
+
+
+def beside(record: RunRecord | None, sent: Enqueued) -> Enqueued:
+    """The answer to a send whose message was stored; beside a run that has begun, the claim drops
+    it."""
+    if record is None or record.vacant:
+        return sent
+    return sent._replace(duplicate=True, state=record.state)
 
 
 def told(request: Request, found: Enqueued) -> Enqueued:

@@ -57,6 +57,11 @@ class MemoryEntry(NamedTuple):
     expires: float | None = None
 
 
+SWEEP_LEAST = 1_000
+"""Entries before the first sweep. Later ones come when their number has doubled, so that a write
+costs the same however many there are."""
+
+
 class MemoryStore:
     """The same contract in memory: revisions increase across the whole store, and TTLs expire."""
 
@@ -64,6 +69,7 @@ class MemoryStore:
         self._clock = clock or SystemClock()
         self._entries: dict[str, MemoryEntry] = {}
         self._revision = 0
+        self._sweep_at = SWEEP_LEAST
 
     async def put(
         self, key: str, value: bytes, *, expected: int | None, ttl: float | None = None
@@ -74,6 +80,8 @@ class MemoryStore:
         self._revision += 1
         expires = self._clock.monotonic() + max(1.0, ttl) if ttl is not None else None
         self._entries[key] = MemoryEntry(key, value, self._revision, expires)
+        if len(self._entries) > self._sweep_at:
+            self._sweep_at = max(SWEEP_LEAST, 2 * len(self.keys()))
         return self._revision
 
     async def get(self, key: str) -> MemoryEntry | None:
@@ -89,7 +97,7 @@ class MemoryStore:
         self._entries.pop(key, None)
 
     def keys(self) -> list[str]:
-        """All keys that have not expired."""
+        """All keys that have not expired; forgets those that have."""
         return [key for key in list(self._entries) if self._live(key)]
 
     def _live(self, key: str) -> MemoryEntry | None:

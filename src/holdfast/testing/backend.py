@@ -275,10 +275,13 @@ class MemoryBackend:
             queue=request.queue,
         )
         _check_size(message.body, message.headers)
+        record = None
         if request.on_duplicate == "replace":
             message = await self._replacing(request)
-        elif request.keyed and (known := await self._known(request)):
-            return duplicates.told(request, known)
+        elif request.keyed:
+            record = await self._recorded(request)
+            if known := self._known(request, record):
+                return duplicates.told(request, known)
         if not request.delayed:
             stored = self._queue.job(group, job, message.body, message.headers, request.queue)
             found = Enqueued(request.run, stored.seq, stored.duplicate, "queued")
@@ -286,17 +289,18 @@ class MemoryBackend:
             scheduled = Scheduled(group, job, message.body, message.headers, due, request.queue)
             stored = self._queue.later(message.subject, scheduled, replace=False)
             found = Enqueued(request.run, 0, stored.duplicate, "delayed")
+        found = duplicates.beside(record, found)
         return duplicates.told(request, found) if found.duplicate else found
 
-    async def _known(self, request: Request) -> Enqueued | None:
-        """The key's run, if nothing has to be sent."""
-        record = None
+    async def _recorded(self, request: Request) -> RunRecord | None:
         with contextlib.suppress(Unreadable):  # the claim reports it
-            record = await self.read(request.run) if request.spec.recorded else None
-        if found := duplicates.ended(request.run, record):
+            return await self.read(request.run) if request.spec.recorded else None
+        return None
+
+    def _known(self, request: Request, record: RunRecord | None) -> Enqueued | None:
+        """The key's run, if nothing has to be sent."""
+        if found := duplicates.answered(request, record):
             return found
-        if record is not None and request.delayed:
-            return Enqueued(request.run, 0, duplicate=True, state=record.state)
         subject = self._names.later(request.group, request.spec.name, request.run, 1)
         if not request.delayed and self._queue.waits(subject):
             return Enqueued(request.run, 0, duplicate=True, state="delayed")
