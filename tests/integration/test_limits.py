@@ -156,6 +156,76 @@ async def test_full_limit_drops_a_run_if_told_to(app: Holdfast) -> None:
         await until(lambda: empty(app))
 
 
+async def test_retry_is_not_dropped(app: Holdfast) -> None:
+    """A run that was attempted waits for a place, although its limit drops what finds it full."""
+    go = asyncio.Event()
+    attempts: list[str] = []
+
+    @app.job(limits=[Limit(running=1, when_full="drop")], retry=Backoff.list([2.0]))
+    async def render(doc: str) -> str:
+        attempts.append(doc)
+        if attempts == ["a"]:
+            raise ValueError("once")
+        await go.wait()
+        return doc
+
+    async with app, working(app):
+        first = await render.enqueue("a")
+        await until(lambda: attempts == ["a"])
+        await until(lambda: empty(app))
+        second = await render.enqueue("b")
+        await until(lambda: _has(line(app), 1))
+        go.set()
+        assert await second.result(timeout=10) == "b"
+        assert await first.result(timeout=10) == "a"
+        await until(lambda: empty(app))
+
+
+async def test_paused_limit_drops_nothing(app: Holdfast) -> None:
+    """`when_full="drop"`: what arrives during a pause waits, and all of it runs after it."""
+
+    @app.job(limits=[Limit(running=1, when_full="drop")])
+    async def render(doc: str) -> str:
+        return doc
+
+    async with app, working(app):
+        limits = Limits(await client_of(app))
+        await limits.pause("render")
+        sent = [await render.enqueue(doc) for doc in "abc"]
+        await until(lambda: _has(line(app), 3))
+        await limits.resume("render")
+        assert [await run.result(timeout=10) for run in sent] == ["a", "b", "c"]
+        await until(lambda: empty(app))
+        await limits.gates.close()
+
+
+async def test_run_that_waits_for_its_second_limit_keeps_its_first_place(app: Holdfast) -> None:
+    """No repair frees it and the doctor reports nothing; order and places stay as they are."""
+    done: list[int] = []
+    stripe = app.limit("stripe", running=1)
+
+    @app.job(limits=[Limit(running=1, per="order", ordered=True), stripe])
+    async def charge(order: str, number: int) -> None:
+        done.append(number)
+
+    async with app, working(app):
+        limits = Limits(await client_of(app))
+        await limits.pause("stripe")
+        await charge.enqueue_many([charge.request("a", n) for n in range(4)])
+        await until(lambda: _has(line(app), 4))
+        before = {key: gate.held for key, gate in (await gates(app)).items()}
+        assert sum(map(len, before.values())) == 1
+        for _ in range(3):
+            assert not await limits.repair(lines=True)
+        assert not await limits.leaked()
+        assert {key: gate.held for key, gate in (await gates(app)).items()} == before
+        await limits.resume("stripe")
+        await until(lambda: len(done) == 4)
+        await until(lambda: empty(app))
+        await limits.gates.close()
+    assert done == [0, 1, 2, 3]
+
+
 async def test_waiting_run_costs_nothing_and_can_be_cancelled(
     app: Holdfast, nats: Server, namespace: str
 ) -> None:

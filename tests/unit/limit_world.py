@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from holdfast.clock import SystemClock
 from holdfast.errors import Conflict
-from holdfast.model.limit import EVERYBODY, Entry, Gate, Numbers, Rule
+from holdfast.model.limit import EVERYBODY, GATE, Entry, Gate, Numbers, Rule
 from holdfast.model.message import RunMessage
 from holdfast.names import gate_key
 from holdfast.ownership.gates import GateKey, Gates, Waiter
@@ -310,16 +310,22 @@ class World:
         for process in self.processes:
             process.kill()
         await _settled()
-        gate = self._gate()
+        gate = self.stored_gate()
         assert {run: r.state for run, r in self.records.items()} == {
             f"r{n}": "done" for n in range(self.count)
         }, f"stuck: {self.queue}, {self.line}, {gate}"
         assert not gate.held, f"leaked: {gate}"
 
-    def _gate(self) -> Gate:
-        from holdfast.model.limit import GATE
-
+    def stored_gate(self) -> Gate:
+        """The gate as it is stored."""
         return GATE.decode(self.gate)
+
+    async def finish(self) -> None:
+        """Answer every request, in order, until nobody asks."""
+        await _settled()
+        while self.waits:
+            self.waits.pop(0)[1].set_result(None)
+            await _settled()
 
     async def _turn(self, crashes: int) -> None:
         self.crashed = 0

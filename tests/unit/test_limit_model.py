@@ -8,8 +8,8 @@ import os
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.model.limit import Numbers
-from tests.unit.limit_world import World
+from holdfast.model.limit import Entry, Gate, Numbers
+from tests.unit.limit_world import KEY, Process, World
 
 HISTORIES = int(os.environ.get("HOLDFAST_HISTORIES", "150"))
 """`HOLDFAST_HISTORIES=100000` is the long demonstration."""
@@ -54,3 +54,18 @@ def test_ordered_gate_never_lets_a_run_overtake(
     """With a crash between any two steps: each run starts after the one before it is done."""
     world = World(seed, runs=runs, processes=processes, allowed=Numbers(running=1), ordered=True)
     asyncio.run(world.play(crashes))
+
+
+def test_all_free_places_are_given_away() -> None:
+    """However many are free at once: after one look none is, while somebody waits."""
+
+    async def play() -> Gate:
+        world = World(1, runs=0, processes=1, allowed=Numbers(running=200))
+        world.line = [Entry(n, f"r{n}", 2) for n in range(1, 301)]
+        process = Process(world)
+        process.start(process.gates.look(KEY))
+        await world.finish()
+        return world.stored_gate()
+
+    gate = asyncio.run(play())
+    assert (len(gate.held), gate.head, gate.tail) == (200, 200, 300)

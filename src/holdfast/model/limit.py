@@ -124,7 +124,8 @@ class Limit:
     per: str = ""
     """A member of the payload: each of its values has the whole limit for itself."""
     when_full: WhenFull = "wait"
-    """`wait`: a run that finds no place waits for one. `drop`: it ends as cancelled."""
+    """`wait`: a run that finds no place waits for one. `drop`: it ends as cancelled, unless it has
+    begun before or the limit is paused."""
     ordered: bool = False
     """Start each run after the one accepted before it has ended, retries included."""
     name: str = ""

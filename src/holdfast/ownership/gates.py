@@ -207,6 +207,11 @@ class Gates:
         """Free a run's place, and give it to the next."""
         await self._do(key, lambda gate: (limits.leave(gate, run, number), True), True)
 
+    def is_paused(self, key: GateKey) -> bool:
+        """Whether its limit was paused when this process last looked."""
+        state = self._states.get(key)
+        return state is not None and state.gate.paused
+
     async def restore(self, key: GateKey, run: str, number: int) -> None:
         """Name a running run again in a gate that was deleted."""
         await self._do(key, lambda gate: (limits.restore(gate, run, number), True), False)
@@ -239,7 +244,7 @@ class Gates:
         return await asked.done
 
     async def _serve(self, key: GateKey, state: _State) -> None:
-        """Apply what was asked; what is asked meanwhile is left to a task."""
+        """Apply what was asked; what is asked meanwhile, and free places, are left to a task."""
         state.busy = True
         asked, state.asked = state.asked, []
         error: BaseException = OutcomeUnknown("the change of a limit was interrupted")
@@ -259,8 +264,10 @@ class Gates:
                 else:
                     one.done.set_exception(error)
                     one.done.exception()  # retrieved: its owner may have been cancelled
-            state.busy = bool(state.asked)
-            if state.asked:
+            gate = state.gate
+            more = bool(answers) and gate.waiting and gate.has_room
+            state.busy = more or bool(state.asked)
+            if state.busy:
                 self._spawn(self._serve(key, state))  # it stays busy: only one writes at a time
             else:
                 self._pace(key, state)
@@ -388,7 +395,8 @@ class Gates:
         for state in self._states.values():
             if state.timer is not None:
                 state.timer.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 def _same(gate: Gate, before: Gate) -> bool:

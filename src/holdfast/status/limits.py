@@ -4,7 +4,8 @@ A gate may name a run that no longer needs its place: its message was purged, it
 it had acknowledged (`at_most_once`), its job's limits are others now. `Limits.repair` frees such
 places and finishes what a process that died left half done; coordinators call it now and then, and
 after a death. A place is freed when the run's record has ended or has moved on to a newer message,
-or when there is neither a running record nor a message of the run in the queue, twice in a row.
+or when there is neither a running record nor a message of the run, twice in a row. The message of a
+run that waits for its second limit is in that limit's line; it keeps its first place.
 
 Changing a rule also applies it to every gate of the limit at once, so that a higher number, or the
 end of a pause, lets waiting runs start.
@@ -28,7 +29,7 @@ from holdfast.names import GATES, H_SEQUENCE, check_name, decode, is_event_run, 
 from holdfast.ownership.gates import GateKey, Gates
 from holdfast.ownership.line import NatsLine
 from holdfast.ownership.rules import Rules
-from holdfast.status.messages import oldest, subject_counts
+from holdfast.status.messages import in_line, oldest, subject_counts
 
 log = logging.getLogger("holdfast.limits")
 
@@ -310,11 +311,8 @@ class Limits:
         except NotFound:
             return []
         if lines:
-            subjects = await subject_counts(
-                self._broker, self._names.jobs, self._names.line("*", "*", "*")
-            )
-            where = [self._names.parse_line(subject) for subject in subjects]
-            gates = {GateKey(*one[0]): Gate() for one in where if one} | gates
+            waiting = await in_line(self._broker)
+            gates = {GateKey(*where): Gate() for where, _ in waiting} | gates
         gone = await self._gone(gates)
         for key, run, number in gone:
             log.warning("run %s no longer needs its place in limit %s: freed", run, key.limit)
@@ -360,13 +358,34 @@ class Limits:
                     ended.append((key, run, number))
                 elif kept and record and record.due > now - DUE_SECONDS:
                     continue
-                elif (record is None or record.state == "failed") and not is_event_run(run):
+                elif number == 1 and is_event_run(run):
+                    continue  # its message is the event itself
+                elif record is None or record.state == "failed":
                     lost |= {(key, run, number)}
         again, self._suspects = lost & self._suspects, lost
         if again:
-            known = await self._queued({run for _, run, _ in again})
-            ended += [one for one in again if known is not None and one[1] not in known]
+            missing = await self._missing({run for _, run, _ in again})
+            ended += [one for one in again if one[1] in missing]
         return ended
+
+    async def _missing(self, wanted: Set[str]) -> Set[str]:
+        """Which of these runs have no message, neither in a line nor in a queue.
+
+        A message moves both ways while this looks, so the lines are read before and after.
+        """
+        wanted = wanted - {run for _, run in await in_line(self._broker)}
+        if not wanted:
+            return wanted
+        found = await self._queued(wanted)
+        if found is None:
+            log.warning(
+                "%d runs that hold places may be lost, and more than %d messages are queued: "
+                "too many to search",
+                len(wanted),
+                SEARCH_MOST,
+            )
+            return frozenset()
+        return wanted - found - {run for _, run in await in_line(self._broker)}
 
     async def _queued(self, wanted: Set[str]) -> Set[str] | None:
         """Which of these runs have a message in a queue; None: there are too many to search."""

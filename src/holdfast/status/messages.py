@@ -172,6 +172,13 @@ async def subject_counts(broker: Broker, stream: str, subject: str) -> dict[str,
             return counts
 
 
+async def in_line(broker: Broker) -> set[tuple[tuple[str, str], str]]:
+    """Every run that waits for a place in a limit, with the gate it waits for."""
+    names = broker.names
+    subjects = await subject_counts(broker, names.jobs, names.line("*", "*", "*"))
+    return {where for subject in subjects if (where := names.parse_line(subject)) is not None}
+
+
 # ---- deleting
 
 

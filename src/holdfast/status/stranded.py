@@ -47,7 +47,7 @@ from holdfast.names import (
 )
 from holdfast.status.dead import DeadLetters
 from holdfast.status.finding import Finder, replayed
-from holdfast.status.messages import oldest, subject_counts
+from holdfast.status.messages import in_line, oldest, subject_counts
 from holdfast.status.replaying import GONE, is_gone
 
 log = logging.getLogger("holdfast.stranded")
@@ -196,10 +196,8 @@ class Stranded:
             number = whole_number(subject.rpartition(".")[2].partition("-")[0], -1)
             if where and number >= 0:
                 found[where[2]] = max(found.get(where[2], 0), number)
-        pattern = self._names.line("*", "*", "*")
-        for subject in await subject_counts(self._broker, self._names.jobs, pattern):
-            if (waits := self._names.parse_line(subject)) is not None:
-                found[waits[1]] = MOST  # whatever its number, it comes when its run has a place
+        for _, run in await in_line(self._broker):
+            found[run] = MOST  # whatever its number, it comes when its run has a place
         return found
 
     async def _queued(self, missing: dict[str, WaitingRecord]) -> dict[Job, dict[str, int]]:

@@ -2,7 +2,8 @@
 
     message ──► place in each limit ──► claim ──► handler ──► settle ──► leave ──► ack
                    │ full: the message of the run is stored in the line ──► ack
-                   └ when_full="drop": settled as cancelled ──► ack
+                   └ when_full="drop": settled as cancelled ──► ack; not if the limit is paused,
+                     nor a run that has begun
 
     ordered: message ──► line ──► ack, one at a time in the queue's order
              granted ──► message in the job's queue `granted` ──► as above
@@ -98,7 +99,8 @@ class Limiter:
         return found[0].terminal or found[0].message > held.stamp
 
     async def _full(self, held: Held, fresh: RunRecord, key: GateKey, limit: Limit) -> None:
-        if limit.when_full != "drop" or not await self._drop(held, fresh, limit):
+        drops = limit.when_full == "drop" and not self.gates.is_paused(key)
+        if not drops or not await self._drop(held, fresh, limit):
             await self._wait(held, key, self.gates.wait)
 
     async def _wait(self, held: Held, key: GateKey, enter: Enter) -> None:
@@ -131,15 +133,12 @@ class Limiter:
         return found._replace(headers=found.headers | origin)
 
     async def _drop(self, held: Held, fresh: RunRecord, limit: Limit) -> bool:
-        """End a run that found its limit full; False if somebody holds it."""
-        found = await self._claims.read(held.run)
-        if found is not None and found[0].state != "failed":
+        """End a run that found its limit full; False if it has begun: it was not dropped then."""
+        if await self._claims.read(held.run) is not None:
             return False
-        record, revision = found or (msgspec.structs.replace(fresh, state="failed"), 0)
+        record = msgspec.structs.replace(fresh, state="failed")
         error = f"dropped: limit {limit.name!r} was full"
-        ended = await self._claims.give_up(
-            held.run, record, revision, state="cancelled", error=error
-        )
+        ended = await self._claims.give_up(held.run, record, 0, state="cancelled", error=error)
         if ended is None:
             return False
         await self.file(held, ended)
