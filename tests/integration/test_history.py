@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast import Holdfast
+from holdfast.broker import Broker, Received
+from holdfast.broker.kv import certain_get
 from holdfast.client import Client
-from holdfast.config import RecordConfig
+from holdfast.config import ConnectionConfig, RecordConfig
 from holdfast.coordinator.recovery import Recovery
-from holdfast.errors import RunError
+from holdfast.coordinator.unfiled import PAUSE_SECONDS
+from holdfast.errors import BrokerError, RunError
 from holdfast.model import run as runs
 from holdfast.model.node import NodeRecord
 from holdfast.model.run import RunRecord
-from holdfast.ownership.history import History
+from holdfast.ownership.history import FLIGHTS, MOST_FLIGHTS, History
 from holdfast.server import Server
 from holdfast.status.finding import Finder, payload_of
 from holdfast.status.listing import RunFilter, RunPages
@@ -27,6 +32,7 @@ from tests.integration.support import (
     Seen,
     all_records,
     client_of,
+    operating,
     queue_empty,
     raw,
     working,
@@ -266,18 +272,110 @@ async def test_redelivery_writes_the_missing_line_once(
     assert not seen
 
 
-async def test_line_of_an_at_most_once_run_is_written_by_a_coordinator(app: Holdfast) -> None:
-    """No redelivery finds it: the sweep after its worker's death appends what is missing."""
-    async with app:
-        client = await client_of(app)
-        await client.topology.ensure()
+@pytest.mark.parametrize("once", [True, False])
+async def test_lines_that_a_lost_worker_left_out_are_written_by_a_coordinator(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch, once: bool
+) -> None:
+    """Those that a redelivery may still complete come later; nobody else's are touched."""
+    async with operating(app) as client:
         now = client.broker.server_now()
-        for n in range(3):
-            record = RunRecord("done", "default", "once", node="gone", once=True, ended=now + n)
+        for n, node in enumerate(["gone", "gone", "gone", "alive"]):
+            record = RunRecord("done", "default", "work", node=node, once=once, ended=now + n)
             await client.runs.put(f"r{n}", runs.encode(record), expected=0, ttl=100)
             if n == 1:
                 await client.history.append(f"r{n}", record)
         recovery = Recovery(client.broker, Telemetry())
         for _ in range(2):
             await recovery.sweep(NodeRecord("gone", "worker"), set(), 0.0)
-        assert sorted(line.run for line in await lines(client)) == ["r0", "r1", "r2"]
+        expected = ["r0", "r1", "r2"]
+        assert sorted(line.run for line in await lines(client)) == (expected if once else ["r1"])
+        real = client.broker.clock.monotonic
+        monkeypatch.setattr(client.broker.clock, "monotonic", lambda: real() + PAUSE_SECONDS)
+        await recovery.unfiled.file()
+        monkeypatch.undo()
+        assert sorted(line.run for line in await lines(client)) == expected
+
+
+# ---- writing and reading
+
+
+async def test_lines_of_many_jobs_do_not_wait_for_each_other(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With many jobs and slow answers more than two messages are under way, of one job never."""
+    async with operating(app) as client:
+        under_way = Counter[str]()
+
+        def put(subject: str, *_: Any) -> asyncio.Future[int]:
+            under_way[subject] += 1
+            return asyncio.get_running_loop().create_future()
+
+        monkeypatch.setattr(client.broker, "put", put)
+        now = client.broker.server_now()
+        jobs = [f"job{n % 10}" for n in range(100)]
+        records = [RunRecord("done", "default", job, ended=now) for job in jobs]
+        tasks = [
+            asyncio.create_task(client.history.append(f"r{n}", r)) for n, r in enumerate(records)
+        ]
+        await until(lambda: under_way.total() >= MOST_FLIGHTS, what="messages under way")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert (under_way.total(), max(under_way.values())) == (MOST_FLIGHTS, FLIGHTS)
+
+
+async def test_history_is_written_again_after_a_login_was_renewed(
+    namespace: str, tmp_path: Path
+) -> None:
+    """A login that may not write it loses lines only until it reconnects with the right to."""
+    users = tmp_path / "users.conf"
+    user = (
+        "authorization {{ users = [{{user: a, password: b, permissions: {{publish: {{{}}}}}}}] }}"
+    )
+    users.write_text(user.format('deny: ["*.ended.>"]'))
+    with Server(fast=True, includes=[users]) as server:
+        url = server.url.replace("://", "://a:b@")
+        config = ConnectionConfig(nats_url=url, namespace=namespace, request_timeout_seconds=2)
+        async with Broker(config) as broker:
+            client = Client(broker, RecordConfig())
+            await client.topology.ensure()
+            record = RunRecord("done", "default", "work", ended=broker.server_now())
+            await client.history.append("r1", record)
+            reconnected = asyncio.Event()
+            broker.on_reconnect(reconnected.set)
+            users.write_text(user.format('allow: [">"]'))
+            server.kill()
+            server.start()
+            await until(reconnected.is_set, what="the connection to return")
+            await client.history.append("r2", record)
+            assert [line.run for line in await lines(client)] == ["r2"]
+        server.kill()
+
+
+async def test_history_asks_the_leader_where_a_replica_has_nothing(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that lags does not make a run that has ended look like one that has not."""
+    async with operating(app) as client:
+        now = client.broker.server_now()
+        record = RunRecord("done", "default", "work", ended=now)
+        await client.history.append("r1", record, b"[1]", {"Tenant": "a"})
+        status = "404"
+
+        real = client.broker.request
+
+        async def lagging(subject: str, *args: Any, **kwargs: Any) -> Received:
+            if "DIRECT" in subject:
+                return Received("", b"", {}, "", status)
+            return await real(subject, *args, **kwargs)
+
+        monkeypatch.setattr(client.broker, "request", lagging)
+        stream = client.broker.names.history
+        last = (await client.broker.api(f"STREAM.INFO.{stream}"))["state"]["last_seq"]
+        found = await certain_get(client.broker, stream, {"seq": last})
+        assert found is not None
+        assert [line.payload for line in client.history.lines(found, "r1")] == [b"[1]"]
+        assert await certain_get(client.broker, stream, {"seq": last + 1}) is None
+        status = "408"
+        with pytest.raises(BrokerError, match="cannot be read"):
+            await certain_get(client.broker, stream, {"seq": last})

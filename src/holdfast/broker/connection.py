@@ -709,6 +709,7 @@ class Broker:
     async def _on_reconnected(self) -> None:
         away = self.clock.monotonic() - (self._lost_at or self.clock.monotonic())
         self._lost_at, self._refused, self._tries = None, False, 0
+        self.denied.clear()  # a login may have been renewed
         url = self._nc.connected_url
         log.info("connected to NATS again (%s) after %.1f s", url.netloc if url else "?", away)
         for callback in list(self._reconnected):

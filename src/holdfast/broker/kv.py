@@ -23,7 +23,7 @@ import msgspec
 from holdfast import errors
 from holdfast.broker.batch import Write
 from holdfast.broker.connection import Broker
-from holdfast.broker.wire import CAS_REFUSED, Headers, Received
+from holdfast.broker.wire import CAS_REFUSED, Headers, Received, parse_headers
 from holdfast.names import (
     H_EXPECTED,
     H_KV_OPERATION,
@@ -224,12 +224,46 @@ class Bucket:
         return self._broker.unreadable.read(decode, self.name, entry.key, entry.value)
 
     async def records(
-        self, decode: Callable[[bytes], T], prefix: str = ""
+        self,
+        decode: Callable[[bytes], T],
+        prefix: str = "",
+        wanted: Callable[[bytes], bool] = bool,
     ) -> AsyncIterator[tuple[Entry, T]]:
-        """Every entry with its record, without those that cannot be read."""
+        """Every entry with its record, without those that cannot be read.
+
+        `wanted` looks at the bytes first: decoding is most of what a long listing costs.
+        """
         async for entry in self.entries(prefix):
+            if not wanted(entry.value):
+                continue
             if (record := self.read(decode, entry)) is not None:
                 yield entry, record
+
+
+async def direct_get(broker: Broker, stream: str, request: dict[str, Any]) -> Received | None:
+    """One stored message, from any replica; None if that replica has none."""
+    answer = await broker.request(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(request))
+    if H_SEQUENCE in answer.headers:
+        return answer
+    if answer.status == "404":
+        return None
+    raise errors.BrokerError(f"{stream} cannot be read: {answer.status} {answer.description}")
+
+
+async def certain_get(broker: Broker, stream: str, request: dict[str, Any]) -> Received | None:
+    """The same, but None only if the leader has none either: a replica may lag."""
+    if (found := await direct_get(broker, stream, request)) is not None:
+        return found
+    try:
+        message = (await broker.api(f"STREAM.MSG.GET.{stream}", request))["message"]
+    except errors.NotFound as error:
+        if "stream not found" in str(error):
+            raise
+        return None
+    body, raw = (base64.b64decode(message.get(part, "")) for part in ("data", "hdrs"))
+    stored = {"Nats-Subject": message["subject"], H_SEQUENCE: str(message["seq"])}
+    headers = parse_headers(raw) | stored | {"Nats-Time-Stamp": message["time"]}
+    return Received(message["subject"], body, headers, "")
 
 
 async def direct_batch(

@@ -38,6 +38,7 @@ from holdfast.coordinator.alerting import Alerter
 from holdfast.coordinator.detection import Detection
 from holdfast.coordinator.indexer import STEP_SECONDS, Indexer
 from holdfast.coordinator.recovery import DeadInboxes, Recovery
+from holdfast.coordinator.unfiled import LOOK_SECONDS
 from holdfast.coordinator.view import NodeView, Seen
 from holdfast.durations import text
 from holdfast.errors import BrokerError, Conflict
@@ -103,7 +104,7 @@ class Coordinator(Role):
         )
         self._view = NodeView(broker, self._joined)
         self._detection = Detection(broker, self._view)
-        self._recovery = Recovery(broker, self.telemetry)
+        self._recovery = Recovery(broker, self.telemetry, records)
         self._inboxes = DeadInboxes(broker)
         self._indexer = Indexer(broker, self.node, lambda: lags(self._client))
         self._alerting = alerting
@@ -146,7 +147,19 @@ class Coordinator(Role):
             what="indexing the history",
         )
         watch, nodes = self._watch(), self._view.run()
-        found = {"watch": watch, "nodes": nodes, "around": around, "index": index}
+        unfiled = repeating(
+            self._recovery.unfiled.file,
+            clock=self.broker.clock,
+            every=LOOK_SECONDS,
+            what="completing the history",
+        )
+        found = {
+            "watch": watch,
+            "nodes": nodes,
+            "around": around,
+            "index": index,
+            "unfiled": unfiled,
+        }
         if self._alerting and self._alerting.rules:
             found["alerts"] = repeating(
                 Alerter(self._client, self.node, self._alerting).step,

@@ -7,11 +7,11 @@ redelivery cannot do are done here: a run with `after_grace` is given back with 
 whose message is gone already (`at_most_once`) is recorded as lost and dead-lettered. Messages held
 without a claim are given back unchecked, while their reply subjects are certain to be current.
 
-Then all records are scanned once for claims missing from the index, and for runs without a message
-that ended just before the death and are missing in the history. Anything missed by both is
-redelivered after `ack_wait`, if it has a message. `orphans` finds runs without one whose node died
-while no coordinator ran, or whose recovery failed half-way. `status.stranded` finds runs whose
-message should exist and does not.
+Then all records are scanned once for claims missing from the index, and for runs that ended just
+before the death and are missing in the history (`unfiled`). Anything missed by both is redelivered
+after `ack_wait`, if it has a message. `orphans` does the same for nodes that died while no
+coordinator ran, or whose recovery failed half-way. `status.stranded` finds runs whose message
+should exist and does not.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ from typing import Any, Final
 
 from holdfast.broker import Broker, Bucket, Entry
 from holdfast.broker.pull import EXPIRES_SECONDS, nak_body
+from holdfast.config import RecordConfig
+from holdfast.coordinator.unfiled import Unfiled
 from holdfast.errors import BrokerError, Conflict, HoldfastError
 from holdfast.model import run as runs
 from holdfast.model.dead import dead_headers
 from holdfast.model.node import HeldRun, NodeRecord
 from holdfast.model.run import RunRecord
 from holdfast.names import H_OBJECT, inbox_probe, is_pull_inbox
-from holdfast.ownership.history import CLOCKS_SECONDS, History
+from holdfast.ownership.history import History
 from holdfast.telemetry import Telemetry
 
 log = logging.getLogger("holdfast.coordinator")
 
 KEPT_SECONDS: Final = 86_400.0
 """How long the record of a lost run is kept: the same as for a run with a key."""
-UNFILED_SECONDS: Final = 300.0
-"""How long ago a run may have ended whose line is missing in the history: longer than it takes to
-declare a node lost."""
 LISTEN_SECONDS: Final = EXPIRES_SECONDS + 5.0
 """As long as a dead worker's last pull request can live, plus a margin."""
 
@@ -46,10 +45,14 @@ LISTEN_SECONDS: Final = EXPIRES_SECONDS + 5.0
 class Recovery:
     """Recovers the runs of lost nodes."""
 
-    def __init__(self, broker: Broker, telemetry: Telemetry) -> None:
+    def __init__(
+        self, broker: Broker, telemetry: Telemetry, records: RecordConfig | None = None
+    ) -> None:
         self._broker = broker
         self._runs = Bucket(broker, broker.names.runs)
         self._history = History(broker)
+        guard = (records or RecordConfig()).keyless_ttl_seconds
+        self.unfiled = Unfiled(broker, self._history, guard)
         self._telemetry = telemetry
         self.unfinished = False
         """A run could not be recorded as lost: `orphans` has to look again."""
@@ -80,31 +83,16 @@ class Recovery:
             await self._broker.publish(reply, nak_body(delay))
 
     async def sweep(self, node: NodeRecord, known: set[str], grace_left: float) -> int:
-        """Scan all records for claims of the node that its index did not have."""
-        count, ended = 0, dict[str, RunRecord]()
-        since = self._broker.server_now() - UNFILED_SECONDS
-        async for entry, record in self._runs.records(runs.decode):
-            if record.terminal and record.once and record.node == node.id and entry.stored > since:
+        """Scan all records for claims of the node that its index did not have, and for ends."""
+        count, ended, mark = 0, dict[str, RunRecord](), node.id.encode()
+        async for entry, record in self._runs.records(runs.decode, wanted=lambda b: mark in b):
+            if record.node == node.id and self.unfiled.may_be(entry, record):
                 ended[entry.key] = record
             if entry.key not in known:
                 where = node, entry.key, record, entry.revision
                 count += await self._give_back(*where, grace_left)
-        await self._file(ended)
+        await self.unfiled.add(ended)
         return count
-
-    async def _file(self, ended: dict[str, RunRecord]) -> None:
-        """Append runs that ended just before their node was lost, if it no longer did.
-
-        Only those whose message was gone when they started: any other is redelivered, and whoever
-        receives it appends its line.
-        """
-        if not ended:
-            return
-        since = min(record.ended for record in ended.values()) - CLOCKS_SECONDS
-        known = {line.identity async for line in self._history.all(since)}
-        for run, record in ended.items():
-            if (run, record.ended) not in known:
-                await self._history.try_append(run, record)
 
     async def _judge(self, node: NodeRecord, entry: Entry, grace_left: float) -> int:
         record = self._runs.read(runs.decode, entry)
@@ -113,17 +101,26 @@ class Recovery:
         return await self._give_back(node, entry.key, record, entry.revision, grace_left)
 
     async def orphans(self, alive: Callable[[str], Awaitable[bool]]) -> int:
-        """Record as lost the runs without a message whose holder is gone; returns how many."""
+        """Do what recovery does for nodes that died unobserved; returns how many runs were lost.
+
+        Runs that have a message are redelivered.
+        """
         self.unfinished = False
-        count, known = 0, dict[str, bool]()
+        count, ended, known = 0, dict[str, RunRecord](), dict[str, bool]()
         async for entry, record in self._runs.records(runs.decode):
-            if record.state != "running" or not (record.once or record.body):
+            lost = record.state == "running" and (record.once or record.body)
+            if not lost and not self.unfiled.may_be(entry, record):
                 continue
             if record.node not in known:
                 known[record.node] = await alive(record.node)
-            if not known[record.node]:
+            if known[record.node]:
+                continue
+            if lost:
                 node = NodeRecord(record.node, "worker")
                 count += await self._give_back(node, entry.key, record, entry.revision, 0.0)
+            else:
+                ended[entry.key] = record
+        await self.unfiled.add(ended)
         return count
 
     async def _give_back(

@@ -142,6 +142,17 @@ class RunRecord(msgspec.Struct, omit_defaults=True, frozen=True):
 CODEC: Final = Codec[RunRecord](RunRecord, "a run's record")
 encode = CODEC.encode
 decode = CODEC.decode
+_ENDED: Final = tuple(b'{"state":"%s"' % state.encode() for state in sorted(TERMINAL))
+
+
+def may_be_open(encoded: bytes) -> bool:
+    """Whether a record may be of a run that has not ended; the others need no decoding."""
+    return not encoded.startswith(_ENDED)
+
+
+def may_be_parked(encoded: bytes) -> bool:
+    """Whether a record may be of a flow that waits."""
+    return b'"state":"parked"' in encoded
 
 
 class Verdict(Enum):

@@ -22,10 +22,8 @@ import math
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Final, NamedTuple
 
-import msgspec
-
 from holdfast.broker import Broker, Received
-from holdfast.broker.kv import direct_page
+from holdfast.broker.kv import certain_get, direct_page
 from holdfast.clock import rfc3339
 from holdfast.errors import BrokerError, NotFound, PayloadTooLarge, PermissionDenied
 from holdfast.model import history, totals
@@ -40,7 +38,10 @@ from holdfast.retrying import retrying
 log = logging.getLogger("holdfast.history")
 
 FLIGHTS: Final = 2
-"""One is in transit while the next is stored."""
+"""Messages under way for one subject: one is in transit while the next is stored."""
+MOST_FLIGHTS: Final = 16
+"""Messages under way for all subjects: with many jobs, and 2 ms to three replicas, still 8,000 a
+second. More would only make messages of fewer lines."""
 MOST_LINES: Final = 64
 """In one message: a reader that wants one line reads them all."""
 MOST_BYTES: Final = 128 * 1024
@@ -68,11 +69,13 @@ class History:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._names = broker.names
-        self._direct = f"$JS.API.DIRECT.GET.{broker.names.history}"
         self._journals = NatsJournals(broker)
-        self._denied = False
-        self._under_way = 0
+        self._denied = set[str]()
+        """What this login may not do; asked again after a reconnect, as a login may be renewed."""
+        self._flying: dict[str, int] = {}
+        """How many messages are under way for each subject that has any."""
         self._gathering: dict[str, list[_Waiting]] = {}
+        broker.on_reconnect(self._denied.clear)
 
     # ---- appending
 
@@ -107,7 +110,7 @@ class History:
                 line = history.line(run, record, payload)
                 await self._append(subject, run, line)
             except PermissionDenied as error:
-                self._deny(error)
+                self._deny("write", error)
 
         await retrying(
             step,
@@ -129,11 +132,11 @@ class History:
                 on=BrokerError,
             )
 
-    def _deny(self, error: PermissionDenied) -> None:
-        """A login made by an earlier version may not write the history: continue without it."""
-        if not self._denied:
-            self._denied = True
-            log.error("ended runs are not kept: renew the logins with 'holdfast auth': %s", error)
+    def _deny(self, what: str, error: PermissionDenied) -> None:
+        """A login made by an earlier version may not use the history: continue without it."""
+        if what not in self._denied:
+            self._denied.add(what)
+            log.error("cannot %s history: renew the login with 'holdfast auth': %s", what, error)
 
     async def try_append(self, run: str, record: RunRecord, payload: bytes | None = None) -> None:
         """Append, and only log a failure: for those whose work does not depend on it."""
@@ -144,17 +147,19 @@ class History:
 
     def _append(self, subject: str, run: str, line: bytes) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self._denied:
+        if "write" in self._denied:
             done.set_result(None)
             return done
         self._gathering.setdefault(subject, []).append(_Waiting(run, line, done))
-        self._send()
+        self._send(subject)
         return done
 
-    def _send(self) -> None:
-        """Send what has gathered, as far as messages may be under way."""
-        while self._gathering and self._under_way < FLIGHTS:
-            self._send_one(next(iter(self._gathering)))
+    def _send(self, subject: str) -> None:
+        """Send what has gathered for a subject, as far as messages may be under way."""
+        while subject in self._gathering and self._flying.get(subject, 0) < FLIGHTS:
+            if sum(self._flying.values()) >= MOST_FLIGHTS:
+                return
+            self._send_one(subject)
 
     def _send_one(self, subject: str) -> None:
         waiting = self._gathering.pop(subject)
@@ -173,13 +178,17 @@ class History:
         body = b"\n".join(waiting.line for waiting in group)  # JSON has no line breaks
 
         def over(stored: asyncio.Future[int]) -> None:
-            self._under_way -= 1
+            if self._flying[subject] == 1:
+                del self._flying[subject]
+            else:
+                self._flying[subject] -= 1
             _tell(group, stored.exception())
-            self._send()
+            for waiting in list(self._gathering):
+                self._send(waiting)
 
         try:
             _ = self._broker.put(subject, body, {H_RUN: runs}, over)
-            self._under_way += 1
+            self._flying[subject] = self._flying.get(subject, 0) + 1
         except (BrokerError, PayloadTooLarge) as error:
             _tell(group, error)
 
@@ -192,7 +201,7 @@ class History:
         try:
             found = [line async for line in self.find_all(run, group, job, since)]
         except PermissionDenied as error:
-            self._deny(error)
+            self._deny("read", error)
             return None
         return max(found, key=lambda line: line.record.ended, default=None)
 
@@ -202,11 +211,9 @@ class History:
         """Every end of a run, or of the runs with a key, that was stored at or after `since`."""
         indexed, rest = await self._places(name, since)
         for place in indexed:
-            request = msgspec.json.encode({"seq": place})
-            message = await self._broker.request(self._direct, request)
-            if H_SEQUENCE in message.headers:  # else the stream no longer has it
-                for line in self.lines(message, name):
-                    yield line
+            message = await certain_get(self._broker, self._names.history, {"seq": place})
+            for line in self.lines(message, name) if message else ():
+                yield line
         async for message in self._messages(self._names.ended(group, job, "*"), since, rest):
             for line in self.lines(message, name):
                 yield line
@@ -235,6 +242,16 @@ class History:
             if late:
                 return None
             await self._broker.clock.sleep(LOOK_AGAIN_SECONDS)
+
+    async def filed(self, ended: Mapping[str, RunRecord]) -> set[str]:
+        """Which of these ended runs have their line."""
+        found = set[str]()
+        since = min(record.ended for record in ended.values()) - CLOCKS_SECONDS
+        async for message in self._messages(self._names.ended("*", "*", "*"), since):
+            for run in ended.keys() & message.headers.get(H_RUN, "").split(history.SEPARATOR):
+                ends = {line.identity for line in self.lines(message, run)}
+                found |= {run} if (run, ended[run].ended) in ends else set()
+        return found
 
     async def all(self, since: float = 0.0, after: int = 0) -> AsyncIterator[Ended]:
         """Every line stored at or after `since` and after a sequence, oldest first."""
@@ -303,9 +320,5 @@ async def stored_since(
 async def _first(broker: Broker, stream: str, subject: str, since: float) -> int:
     """The sequence of the first message at or after an instant; 0 when there is none."""
     request = {"next_by_subj": subject, "start_time": rfc3339(since)}
-    answer = await broker.request(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(request))
-    if H_SEQUENCE in answer.headers:
-        return int(answer.headers[H_SEQUENCE])
-    if answer.status in ("404", "408"):
-        return 0
-    raise BrokerError(f"{stream} cannot be read: {answer.status} {answer.description}")
+    found = await certain_get(broker, stream, request)
+    return int(found.headers[H_SEQUENCE]) if found else 0

@@ -435,7 +435,9 @@ async def _nodes(site: Site) -> list[tuple[NodeRecord, float]]:
 
 
 _FIXED_FOR_EVER: Final = frozenset({"retention", "storage"})
-_TASTE: Final = frozenset({"max_age", "duplicate_window", "num_replicas", "max_consumers"})
+_BOUNDS: Final = frozenset({"max_age", "max_bytes", "max_msgs", "max_msgs_per_subject"})
+"""A lower one removes messages."""
+_TASTE: Final = _BOUNDS | {"duplicate_window", "num_replicas", "max_consumers"}
 """Options an operator may deliberately have chosen; a difference breaks no promise at once."""
 
 
@@ -449,8 +451,8 @@ def is_safe(difference: Difference) -> bool:
     key, actual, wanted = difference.key, difference.actual, difference.wanted
     if not key or key in _FIXED_FOR_EVER:
         return False
-    if key == "max_age":
-        return bool(actual) and actual < wanted
+    if key in _BOUNDS:
+        return bool(actual) and 0 < actual < wanted
     if key == "num_replicas":
         return bool(actual < wanted)
     return True
@@ -460,8 +462,8 @@ def why_by_hand(difference: Difference) -> str:
     """What to do about a difference that is not corrected automatically."""
     if difference.key in _FIXED_FOR_EVER:
         return "a server never changes it: drain the jobs, delete the stream, restart the workers"
-    if difference.key == "max_age":
-        return "what is older would be removed: change the configuration, or the stream by hand"
+    if difference.key in _BOUNDS:
+        return "messages would be removed: change the configuration, or the stream by hand"
     return "copies would be removed: change HOLDFAST_REPLICAS, or the stream by hand"
 
 

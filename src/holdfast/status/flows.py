@@ -111,7 +111,8 @@ class Flows:
     async def list(self, *, state: str = "", job: str = "", limit: int = 100) -> Sequence[FlowInfo]:
         """Flows whose record is kept, newest change first."""
         found = []
-        async for entry, record in self._client.runs.records(runs.decode):
+        flows = self._client.runs.records(runs.decode, wanted=lambda body: b'"flow":true' in body)
+        async for entry, record in flows:
             if record.flow and (not job or record.job == job):
                 info = _info(entry, record)
                 if not state or info.state == state:
@@ -214,7 +215,8 @@ class Flows:
     async def _stuck(self, lost: set[str]) -> builtins.list[tuple[str, RunRecord, int]]:
         now, found = self._broker.server_now(), []
         try:
-            async for entry, record in self._client.runs.records(runs.decode):
+            parked = self._client.runs.records(runs.decode, wanted=runs.may_be_parked)
+            async for entry, record in parked:
                 if not record.flow or record.state != "parked":
                     continue
                 if now - entry.stored < QUIET_SECONDS:

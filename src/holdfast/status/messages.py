@@ -15,11 +15,9 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from holdfast import errors
 from holdfast.broker import Broker, Received
-from holdfast.broker.kv import direct_batch, direct_page
+from holdfast.broker.kv import direct_batch, direct_get, direct_page
 from holdfast.model.message import due_of, number_of, read_heading, user_headers
 
 PAGE: Final = 1_000
@@ -145,12 +143,8 @@ async def next_of(broker: Broker, stream: str, subject: str, start: int) -> Kept
 
 
 async def _direct(broker: Broker, stream: str, request: dict[str, Any]) -> Kept | None:
-    answer = await broker.request(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(request))
-    if "Nats-Sequence" in answer.headers:
-        return _kept(answer)
-    if answer.status == "404":
-        return None
-    raise errors.BrokerError(f"message of {stream} not readable: {answer.headers}")
+    found = await direct_get(broker, stream, request)
+    return _kept(found) if found else None
 
 
 async def stream_state(broker: Broker, stream: str) -> dict[str, Any]:

@@ -57,9 +57,6 @@ QUIET_SECONDS: Final = 30.0
 SEARCH_MOST: Final = 100_000
 """Messages of one job's queue that are searched; more would take half a minute or longer."""
 
-_ENDED: Final = tuple(b'{"state":"%s"' % state.encode() for state in sorted(runs.TERMINAL))
-"""How the encoded records of ended runs start: they are skipped without decoding."""
-
 Job = tuple[str, str]
 Alive = Callable[[str], Awaitable[bool]]
 
@@ -154,7 +151,7 @@ class Stranded:
 
     def _take(self, run: str, message: Received) -> None:
         self._waiting.pop(run, None)
-        if message.body.startswith(_ENDED):
+        if not runs.may_be_open(message.body):
             return
         try:
             record = runs.decode(message.body)
