@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from holdfast.errors import InvalidInput, InvalidName, InvalidPayload, Unreadabl
 from holdfast.server import Server
 from holdfast.testing import RunningWorker, make_context, memory
 from tests.integration.support import client_of
+from tests.support import until
 
 
 @dataclass
@@ -50,6 +52,20 @@ async def test_bucket_keeps_typed_values(app: Holdfast, place: str) -> None:
         await carts.delete("ann")
         await carts.delete("ann")
         assert await carts.get("ann") is None
+
+
+async def test_bucket_value_lives_as_long_as_its_ttl(app: Holdfast) -> None:
+    """The server counts whole seconds; a part of one is rounded up, so no lease ends early."""
+    async with app:
+        carts = app.bucket("carts", Cart)
+        put = time.monotonic()
+        await carts.put("ann", Cart(1), ttl=1.9)
+
+        async def is_gone() -> bool:
+            return await carts.get("ann") is None
+
+        await until(is_gone, what="expired")
+        assert time.monotonic() - put >= 1.9
 
 
 async def test_bucket_put_is_decided_by_the_revision(app: Holdfast, place: str) -> None:

@@ -194,3 +194,17 @@ def test_every_noun_has_its_verbs_and_its_help() -> None:
     assert len(set(WORDS)) == len(WORDS)
     everything: Any = typer.main.get_command(build())
     assert {w for w, c in everything.commands.items() if hasattr(c, "commands")} == {*NOUNS, "web"}
+
+
+def test_verbs_keep_their_order_whatever_was_imported_first() -> None:
+    """Help and the generated page do not depend on which module registered its commands first."""
+    show = "from holdfast.cli import build; print(list(build('runs').registered_groups[0]"
+    show += ".typer_instance.registered_commands[i].name for i in range(4)))"
+    orders = {
+        subprocess.run(
+            [sys.executable, "-c", f"{first}; {show}"], capture_output=True, text=True, check=True
+        ).stdout
+        for first in ("import holdfast.cli.runs", "import holdfast.cli.rerun")
+    }
+    assert len(orders) == 1
+    assert "'list', 'show'" in orders.pop()

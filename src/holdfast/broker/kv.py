@@ -14,6 +14,7 @@ import asyncio
 import base64
 import contextlib
 import functools
+import math
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
@@ -378,8 +379,11 @@ def _ttl_line(ttl: float) -> bytes:
 
 
 def ttl_text(ttl: float) -> str:
-    """A TTL as the server reads it; its minimum is one second."""
-    return f"{max(1000, round(ttl * 1000))}ms"
+    """A TTL for the server, which knows whole seconds only: it would cut 1.9 s down to one.
+
+    Rounded up, so that nothing expires while its owner still trusts it.
+    """
+    return f"{max(1, math.ceil(ttl))}s"
 
 
 def parse_time(text: str) -> float:

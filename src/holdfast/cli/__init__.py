@@ -86,15 +86,22 @@ def build(first: str = "") -> typer.Typer:
     )
     root.callback()(with_common_options(_root))
     for word in (first,) if first in WORDS else WORDS:
-        for module in MODULES.get(word, word).split():
+        for module in _modules(word):
             importlib.import_module(f"holdfast.cli.{module}")
         _add(root, word)
     return root
 
 
+def _modules(word: str) -> list[str]:
+    return MODULES.get(word, word).split()
+
+
 def _add(root: typer.Typer, word: str) -> None:
-    """Add a command, or a noun with its verbs."""
-    found = {words: one for words, one in REGISTERED.items() if words[0] == word}
+    """Add a command, or a noun with its verbs, in the same order whatever was imported first."""
+    order = [f"holdfast.cli.{module}" for module in _modules(word)]
+    mine = [words for words in REGISTERED if words[0] == word]
+    mine.sort(key=lambda words: order.index(REGISTERED[words].function.__module__))
+    found = {words: REGISTERED[words] for words in mine}
     alone = found.pop((word,), None)
     if not found and alone:
         root.command(word, **alone.options)(alone.function)

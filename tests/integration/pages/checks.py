@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
+
+from tests.support import LEAST_SECONDS
 
 SCRIPT = (Path(__file__).parent / "checks.js").read_text(encoding="utf-8")
 
@@ -44,6 +47,16 @@ def check_fits(tab: Page) -> None:
 def wait_live(tab: Page) -> None:
     """Wait until the page is connected to the feed."""
     tab.wait_for_selector('[data-light][data-state="live"]')
+
+
+def load_until(tab: Page, url: str, wanted: Locator) -> None:
+    """Load a page that has no scripts until it shows something: it is a picture of one moment."""
+    deadline = time.monotonic() + LEAST_SECONDS
+    while True:
+        tab.goto(url)
+        if wanted.count():
+            return
+        assert time.monotonic() < deadline, f"never shown: {wanted}\n{tab.inner_text('body')}"
 
 
 def told(tab: Page, text: str) -> None:

@@ -13,7 +13,7 @@ from holdfast.config import WorkerConfig
 from holdfast.status.dead import DeadLetters
 from holdfast.status.jobs import Jobs
 from holdfast.status.totals import counted
-from tests.integration.pages.checks import check_page, told, wait_live
+from tests.integration.pages.checks import check_page, load_until, told, wait_live
 from tests.integration.pages.conftest import Open, shoot
 from tests.integration.pages.world import World
 from tests.support import until
@@ -178,9 +178,10 @@ def test_failed_run_starts_again_now(world: World, tab: Page) -> None:
 def test_job_is_paused_and_resumed_without_scripts(world: World, open_tab: Open) -> None:
     """Every question has a page of its own: nothing needs a script."""
     tab = open_tab(java_script_enabled=False)
-    tab.goto(f"{world.site.url}/jobs")
     row = tab.locator("tbody tr", has_text="ship")
-    row.get_by_role("button", name="Pause").click()
+    pause = row.get_by_role("button", name="Pause")
+    load_until(tab, f"{world.site.url}/jobs", pause)
+    pause.click()
     expect(tab.get_by_role("heading", name="Pause ship?")).to_be_visible()
     expect(tab.locator("main")).to_contain_text("nothing is lost")
     tab.get_by_role("button", name="Pause").click()
