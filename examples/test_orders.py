@@ -27,7 +27,8 @@ async def test_order_is_charged_once(web: httpx.AsyncClient) -> None:
             again = await web.post("/orders", json={"id": 7, "cents": 100})
             assert again.json()["state"] == "done"
             assert (await web.get("/progress/charge/7")).text == "data: done \n\n"
-            assert (await web.get("/progress/charge/8")).status_code == 404
+            for unknown in ("charge/8", "charge/a%20b"):
+                assert (await web.get(f"/progress/{unknown}")).status_code == 404
     assert books == {7: 100}
 
 

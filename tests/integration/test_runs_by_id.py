@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from holdfast import Backoff, Holdfast, SyncApp
-from holdfast.client import Client
+from holdfast import Backoff, Holdfast, Limit, SyncApp
+from holdfast.client import Client, waiting
 from holdfast.client.waiting import OWN_MOST
-from holdfast.errors import RunFailed, RunNotFound
+from holdfast.errors import InvalidName, RunFailed, RunNotFound
 from holdfast.testing import memory
 from tests.integration.support import client_of, until, working
 
@@ -78,6 +78,78 @@ async def test_unknown_run_is_a_clear_answer(app: Holdfast, where: str) -> None:
         for ask in (run.result, run.cancel, run.retry):
             with pytest.raises(RunNotFound, match="no trace of run charge/none"):
                 await ask()
+        for id in ("a b", "a.b", "", "charge/\n", "é" * 500, "ocr/d2:none"):
+            assert (await app.run(id).status()).state == "unknown"
+            with pytest.raises(RunNotFound, match="no trace of run"):
+                await app.run(id).result()
+        with pytest.raises(InvalidName, match="is a text"):
+            app.run(7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("where", ["nats", "memory"])
+async def test_run_is_found_by_its_key_as_it_was_given(app: Holdfast, where: str) -> None:
+    """As the command line finds it; and one key among many that begin with it."""
+    charge = define(app)
+
+    @app.job(group="scans")
+    async def ocr(page: int) -> int:
+        return page
+
+    async with memory(app) if where == "memory" else app:
+        for job, key in ((charge, "d2:ocr"), (ocr, "d2:left/é")):
+            sent = await job.options(key=key).enqueue(1)
+            home = "" if job is charge else "scans/"
+            found = app.run(f"{home}{job.name}/{key}")
+            assert (await found.status()).state == "queued"
+            assert (found.id, found.job) == (sent.id, job.name)
+            assert await app.run(f"{home}{job.name}/{key}").cancel()
+        one = await charge.options(key="1").enqueue(1)
+        await charge.enqueue_many(charge.options(key=f"1{n}").request(n) for n in range(20))
+        for chosen in ({"job": "charge"}, {"state": "queued"}, {}):
+            assert [r.id for r in await app.runs(key="1", limit=5, **chosen)] == [one.id]
+        assert await app.runs(job="charge", key="1", state="done") == []
+        assert await app.runs(job="charge", key="none") == []
+
+
+async def test_result_is_not_waited_for_when_the_run_is_gone(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A waiter that missed the end takes it from the history; without any trace it is an error.
+
+    Also where the place of the message is not known: delayed, in a limit, or known by its id only.
+    """
+    monkeypatch.setattr(waiting, "LOOK_AGAIN_SECONDS", 0.02)
+
+    @app.job(limits=[Limit(running=1)])
+    async def paid(cents: int) -> int:
+        return cents
+
+    @app.job(delivery="at_least_once")
+    async def ping(number: int) -> None: ...
+
+    charge = define(app)
+    async with app:
+        client = await client_of(app)
+        monkeypatch.setattr(client._waiting, "_read", _nothing_there)
+        monkeypatch.setattr(client._waiting, "_notify", _ignored)
+        late = await charge.options(delay="0.2s").enqueue(1)
+        limited = await paid.enqueue(2)
+        unrecorded = await ping.enqueue(3)
+        by_id = asyncio.create_task(app.run(unrecorded.id).result())
+        waits = [asyncio.create_task(client.wait(run.id, 0, 60)) for run in (late, limited)]
+        await until(lambda: client._waiting._count == 3, what="three waiters")
+        async with working(app):
+            for wait, result in zip(waits, (b'{"cents":1}', b"2"), strict=True):
+                assert bytes((await wait).result) == result
+            with pytest.raises(RunNotFound, match="keeps no records"):
+                await by_id
+
+
+async def _nothing_there(run: str) -> None:
+    """A read of a record that has expired."""
+
+
+def _ignored(*_: object) -> None: ...
 
 
 async def test_plain_code_finds_runs_too(app: Holdfast) -> None:

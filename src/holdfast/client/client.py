@@ -36,13 +36,15 @@ from holdfast.model.message import RunMessage, first_message
 from holdfast.model.run import RunRecord
 from holdfast.model.runlog import LOG_MESSAGE, LogLine, lines_of
 from holdfast.names import (
+    DEFAULT_GROUP,
     H_MSG_ID,
     H_TTL,
     IdMaker,
     check_event,
     check_event_id,
     check_run,
-    encode,
+    keyed_run,
+    parse_consumer,
 )
 from holdfast.ownership.history import History
 from holdfast.ownership.journals import NatsJournals
@@ -383,9 +385,9 @@ class Client:
 
     async def _where(self, run: str) -> str:
         """Where another message than its first carries a run; empty if none does."""
-        from holdfast.status.finding import Finder, home_of
+        from holdfast.status.finding import Finder
 
-        found = await Finder(self).carrier(run, *home_of(run))
+        found = await Finder(self).search(run)
         return "" if found is None else "delayed" if found.later else "queued"
 
     async def _carried(self, run: str) -> bool:
@@ -462,17 +464,13 @@ class Client:
         The record and the history have every run that has ended, so dead letters, which a sender
         may not read, are not needed.
         """
-        from holdfast.status.finding import Finder, home_of
+        from holdfast.status.finding import Finder
 
-        finder = Finder(self)
         try:
             record = await self.read(run) or await self.recall(run)
             if record is not None:
                 return RunStatus.of(run, record)
-            group, job = home_of(run)
-            found = await finder.carrier(run, group, job)
-            if found is None and job:
-                found = await finder.carrier(run)  # the id only looked like a keyed run's
+            found = await Finder(self).search(run)
             if found is None and (record := await self.read(run)) is not None:
                 return RunStatus.of(run, record)  # claimed meanwhile, and perhaps done
         except errors.NotFound:  # nothing was ever sent here
@@ -490,12 +488,23 @@ class Client:
 
     async def list_runs(self, job: str, state: str, key: str, limit: int) -> list[RunStatus]:
         """Runs that match, newest change first."""
-        from holdfast.status.listing import RunFilter
-        from holdfast.status.runs import Runs
+        from holdfast.status.listing import RunFilter, first_runs
 
-        wanted = RunFilter(job=job, state=state, prefix=key)
-        found = await Runs(self).list(wanted, limit)
-        return [_status(i) for i in found if not key or i.run.endswith(f"/{encode(key)}")]
+        wanted = RunFilter(job=job, state=state, key=key)
+        if job and key:  # no list is needed to find these
+            ids = [keyed_run(group, job, key) for group in await self._groups(job)]
+            there = [found for run in ids if (found := await self.look(run)).known]
+            return [found for found in there if state in ("", found.state)][:limit]
+        return [_status(info) for info in await first_runs(self, wanted, limit)]
+
+    async def _groups(self, job: str) -> list[str]:
+        """The default group, and those in which a worker has served the job."""
+        found: list[str] = []
+        with contextlib.suppress(errors.BrokerError):  # nothing was ever sent, or no permission
+            consumers = await self.topology.consumers(self.broker.names.jobs)
+            homes = [home for one in consumers if (home := parse_consumer(one["name"]))]
+            found = [group for group, name in homes if name == job and group != DEFAULT_GROUP]
+        return [DEFAULT_GROUP, *dict.fromkeys(found)]
 
     async def data(self, name: str) -> Data:
         """A bucket of the program, created on first use."""

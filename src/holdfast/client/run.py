@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from holdfast.client.bucket import Data
 from holdfast.durations import Duration, instant, seconds
 from holdfast.errors import (
     InvalidInput,
+    InvalidName,
     NoRecord,
     ResultTimeout,
     RunCancelled,
@@ -37,7 +39,7 @@ from holdfast.log_lines import Attempted, current_attempt
 from holdfast.model.job import JobSpec, Priority
 from holdfast.model.run import TERMINAL, Progress, RunRecord
 from holdfast.model.runlog import LogLine
-from holdfast.names import IdMaker, check_header, check_name, check_run, keyed_run
+from holdfast.names import IdMaker, check_header, check_name, keyed_run, spelled_runs
 from holdfast.payload import decode_result
 
 OnDuplicate = Literal["return", "replace", "raise"]
@@ -411,8 +413,9 @@ class Run(Generic[T]):
 class RunById(Run[T]):
     """The handle on a run of which only the id is known: `app.run(id)`.
 
-    Its job and group are empty until `status()` has found it. `status()` of an unknown run has the
-    state `unknown`; the other methods raise `RunNotFound`.
+    The id may also be job and key as they were given, `ocr/d2:left`; `id` is the right one once the
+    run was found. Its job and group are empty until then. `status()` of an unknown run, or of what
+    can be no id, has the state `unknown`; the other methods raise `RunNotFound`.
     """
 
     def __init__(
@@ -422,7 +425,10 @@ class RunById(Run[T]):
         returns: Callable[[str], Any],
         found: RunStatus | None = None,
     ) -> None:
-        self.id = check_run(run)
+        given: object = run
+        if not isinstance(given, str):
+            raise InvalidName(f"the id of a run is a text, not {given!r}")
+        self.id = run
         self.job, self.group = (found.job, found.group) if found else ("", "")
         self.duplicate = False
         self.state = found.state if found else "unknown"
@@ -432,10 +438,18 @@ class RunById(Run[T]):
 
     async def status(self) -> RunStatus:
         self._backend = await self._connect()
-        found = await self._backend.look(self.id)
-        self.job, self.group, self.state = found.job, found.group, found.state
+        found = await self._look()
+        self.id, self.job, self.group, self.state = found.run, found.job, found.group, found.state
         self._returns = self._returns_of(found.job)
         return found
+
+    async def _look(self) -> RunStatus:
+        with contextlib.suppress(InvalidName):
+            for run in spelled_runs(self.id):
+                found = await self._backend.look(run)
+                if found.known:
+                    return found
+        return RunStatus(self.id, "unknown")
 
     async def _find(self) -> RunStatus:
         found = await self.status()

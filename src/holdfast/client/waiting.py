@@ -7,7 +7,8 @@ runs: 50,000 waiters cost the server no more than one.
 A notice can be lost, so each waiter also reads the record from time to time; the more of them wait,
 the less often, and never more than a few read at once. Guaranteed: `wait` returns the record of a
 run that has ended, from the history if it has expired, and raises `RunNotFound` if the run is
-neither queued nor recorded.
+neither queued nor recorded: at once if it is known where its message was stored, else after a
+search, some looks later.
 """
 
 from __future__ import annotations
@@ -31,9 +32,19 @@ LOOKS_A_SECOND: Final = 500
 """How often all waiters together do: a small part of what a server answers."""
 READS_MOST: Final = 100
 """Reads in flight at once: enough to keep the server busy, too few to fill its buffers."""
+SEARCH_AFTER: Final = 8
+"""Looks without a record before a run whose message has no known place is searched for: a search
+may read a whole queue. The next ones come after twice as many looks each, at most `SEARCH_MOST`."""
+SEARCH_MOST: Final = 64
 
 _AWAY = (errors.NotConnected, errors.Unavailable, errors.OutcomeUnknown, errors.NotFound)
 """NotFound means the bucket itself is missing: it is created again."""
+
+
+def _is_search_due(looks: int) -> bool:
+    if looks >= SEARCH_MOST:
+        return looks % SEARCH_MOST == 0
+    return looks >= SEARCH_AFTER and looks & (looks - 1) == 0  # 8, 16, 32
 
 
 class Notice(asyncio.Event):
@@ -66,24 +77,23 @@ class Waiting:
         self._sharing = 0
         self._count = 0
         self._reads = asyncio.Semaphore(READS_MOST)
+        self._searching = asyncio.Semaphore(1)
 
     async def wait(self, run: str, sequence: int, timeout: float | None) -> RunRecord:
         """A run's record once it has ended; `TimeoutError` if it has not in time."""
         async with asyncio.timeout(timeout), self._noticed(run) as notice:
-            looked = False
+            looks = 0
             while True:
-                record = await self._look(run, sequence, notice, looked)
+                record = await self._look(run, sequence, notice, looks)
                 if record is not None:
                     return record
-                looked = True
+                looks += 1
                 with contextlib.suppress(TimeoutError):
                     pause = max(LOOK_AGAIN_SECONDS, self._count / LOOKS_A_SECOND)
                     async with asyncio.timeout(pause):
                         await notice.wait()
 
-    async def _look(
-        self, run: str, sequence: int, notice: Notice, looked: bool
-    ) -> RunRecord | None:
+    async def _look(self, run: str, sequence: int, notice: Notice, looks: int) -> RunRecord | None:
         record, notice.record = notice.record, None
         notice.clear()
         if record is not None and not record.vacant:
@@ -91,28 +101,32 @@ class Waiting:
         try:
             async with self._reads:
                 record_now = await self._read(run)
-                if record_now is None and looked and sequence:
+                if record_now is None and sequence and looks:
                     return await self._left(run, sequence)
-                if record_now is None or not record_now.terminal:
-                    return None
-                # A vacant record is an earlier run's, as long as this one is still queued.
-                queued = record_now.vacant and sequence and await self._stored(sequence)
-                return None if queued else record_now
+                if record_now is not None and record_now.terminal:
+                    # A vacant record is an earlier run's, as long as this one is still queued.
+                    queued = record_now.vacant and sequence and await self._stored(sequence)
+                    return None if queued else record_now
+            if record_now is None and not sequence and _is_search_due(looks):
+                async with self._searching:
+                    return await self._left(run, sequence)
+            return None
         except _AWAY:
             await self._broker.clock.sleep(0.2)
             return None
 
     async def _left(self, run: str, sequence: int) -> RunRecord | None:
         """How a run without a record ended, from the history; None while it is queued."""
-        if await self._stored(sequence) or await self._carried(run):
-            return None
-        if await self._read(run) is not None:
-            return None
+        for _ in range(2):  # a message that moves from its queue into a line may be missed once
+            if (sequence and await self._stored(sequence)) or await self._carried(run):
+                return None
+            if await self._read(run) is not None:
+                return None
         if ended := await self._recall(run):
             return ended
         raise errors.RunNotFound(
-            f"run {run} is neither queued nor recorded: it was purged, or ended longer ago than "
-            "the history goes back",
+            f"run {run} is neither queued nor recorded: it was purged, it ended longer ago than "
+            "the history goes back, or its job keeps no records",
             run=run,
         )
 

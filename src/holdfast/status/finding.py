@@ -111,6 +111,14 @@ class Finder:
         record = self._client.runs.read(runs.decode, entry) if entry else None
         return record, entry.revision if entry else 0
 
+    async def search(self, run: str) -> Carrier | None:
+        """The newest message that carries a run of which only the id is known."""
+        group, job = home_of(run)
+        found = await self.carrier(run, group, job)
+        if found is None and job:
+            found = await self.carrier(run)  # the id only looked like a keyed run's
+        return found
+
     async def carrier(
         self, run: str, group: str = "", job: str = "", hint: int = 0
     ) -> Carrier | None:

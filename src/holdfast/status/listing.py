@@ -116,6 +116,8 @@ class RunFilter:
     """The run that led to it."""
     seen: Callable[[str], str] = str
     """What the reader may see of an error: only that is searched."""
+    key: str = ""
+    """Exactly this key."""
 
     def __post_init__(self) -> None:
         for name in ("job", "group"):
@@ -131,6 +133,7 @@ class RunFilter:
             and (not self.state or info.state == self.state)
             and (not self.node or info.node == self.node)
             and (not self.prefix or _begins(self.prefix)(info))
+            and (not self.key or _has_key(self.key)(info))
             and info.updated >= self.since
             and (not self.until or info.updated <= self.until)
             and (not self.cause or info.cause == self.cause)
@@ -153,6 +156,8 @@ class RunFilter:
         tests = [_equals(n, getattr(self, n)) for n in _EXACT if getattr(self, n)]
         if self.prefix:
             tests.append(_begins(self.prefix))
+        if self.key:
+            tests.append(_has_key(self.key))
         if self.cause:
             tests.append(_equals("cause", self.cause))
         if self.search:
@@ -178,6 +183,12 @@ def _begins(prefix: str) -> Callable[[RunInfo], bool]:
         return run.startswith(prefix) or run.find(key, run.rfind("/")) >= 0
 
     return begins
+
+
+def _has_key(key: str) -> Callable[[RunInfo], bool]:
+    """Match runs with this key."""
+    ending = f"/{encode(key)}"
+    return lambda info: info.run.endswith(ending)
 
 
 def _contains(text: str, seen: Callable[[str], str]) -> Callable[[RunInfo], bool]:
@@ -393,7 +404,7 @@ class RunPages:
         subject = names.ended(wanted.group or "*", wanted.job or "*", wanted.state or "*")
         before = -(-walk.before // MOST_LINES)
         async for kept in newest(self._broker, names.history, subject, before):
-            first, prefix = kept.sequence * MOST_LINES, wanted.prefix
+            first, prefix = kept.sequence * MOST_LINES, wanted.prefix or wanted.key
             if prefix and not _may_begin(prefix, kept.headers.get(H_RUN, "")):
                 if self._enough(walk, first, kept.stored, wanted, limit):
                     return False
