@@ -16,6 +16,7 @@ from holdfast.errors import Conflict
 from holdfast.model.run import RunRecord
 from holdfast.names import keyed_run
 from holdfast.ownership.history import History, read_head
+from holdfast.status import run_index
 from holdfast.status.listing import RunFilter, RunPages
 from holdfast.status.run_index import EndedIndex
 from holdfast.status.totals import counted
@@ -197,6 +198,25 @@ async def test_index_in_memory_gives_what_the_server_gives(client: Client, most:
         assert len(index) <= most
         for wanted in (RunFilter(), RunFilter(state="dead"), RunFilter(job="work", state="done")):
             assert await listed(client, wanted, index) == await listed(client, wanted, None)
+    finally:
+        await index.close()
+
+
+async def test_index_in_memory_keeps_fewer_runs_with_long_errors(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that all fail differently do not outgrow the process; lists go on behind the index."""
+    monkeypatch.setattr(run_index, "MOST_ERRORS", 1_000)
+    for n in range(20):
+        await end(client, 1, state="dead", error=f"{n}".ljust(200, "."))
+    index = EndedIndex(client)
+    index.start()
+    try:
+        await until(lambda: index.complete, what="an index")
+        newest = (await end(client, 1, state="dead", error="!".ljust(200, ".")))[0]
+        await until(lambda: index.select(RunFilter(prefix=newest), 1)[0], what="the newest")
+        assert 1 <= len(index) <= 5
+        assert len(await listed(client, RunFilter(), index)) == 21
     finally:
         await index.close()
 

@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from holdfast import Holdfast
+from holdfast.config import RecordConfig
 from holdfast.errors import InvalidInput
+from holdfast.status import messages
 from holdfast.status.listing import RunFilter, RunPages
 from tests.integration.support import Seen, client_of, until, working
 
@@ -81,6 +83,31 @@ async def test_page_looks_a_bounded_way_and_says_how_far(app: Holdfast, seen: Se
         assert [p for p in await walk(pages, RunFilter(prefix="wanted"), 5) if p] == [
             ["add/wanted"]
         ]
+
+
+async def test_page_up_to_an_instant_starts_there(
+    app: Holdfast, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What changed later is not read: yesterday's runs are on the first page."""
+    monkeypatch.setattr(messages, "MARGIN_SECONDS", 0.0)
+
+    @app.job
+    async def add(n: int) -> int:
+        seen.append(n)
+        return n
+
+    async with working(app, records=RecordConfig(keyless_ttl_seconds=1, dedup_window_seconds=0.5)):
+        client = await client_of(app)
+        pages = RunPages(client, look=10)
+        first = await add.enqueue(0)
+        await first.result(timeout=60)
+        await until(lambda: _count(pages, "done", 1), 10, "the first run done")
+        wanted = RunFilter(until=client.broker.server_now())
+        for n in range(1, 40):
+            await add.enqueue(n)
+        await seen.wait(40)
+        page = await pages.page(wanted, 5)
+        assert ([info.run for info in page.runs], page.older) == ([first.id], "")
 
 
 async def test_page_of_running_runs_finds_an_old_one_at_once(app: Holdfast, seen: Seen) -> None:

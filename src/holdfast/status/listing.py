@@ -343,7 +343,7 @@ class RunPages:
             return
         bucket = self._client.runs
         subject = kv_subject(bucket.name, ">")
-        async for kept in newest(self._broker, bucket.stream, subject, walk.before):
+        async for kept in newest(self._broker, bucket.stream, subject, walk.before, wanted.until):
             if self._enough(walk, kept.sequence, kept.stored, wanted, limit):
                 if walk.looked >= self._look and await self._is_filed(kept.stored):
                     walk.ended, self._floor = True, walk.at
@@ -378,7 +378,9 @@ class RunPages:
     async def _messages(self, walk: _Walk, subject: str, wanted: RunFilter, limit: int) -> None:
         """Add runs that are only a message so far, and those that wait for their next attempt."""
         chunk: list[Found] = []
-        async for kept in newest(self._broker, self._names.jobs, subject, walk.before):
+        async for kept in newest(
+            self._broker, self._names.jobs, subject, walk.before, wanted.until
+        ):
             if self._enough(walk, kept.sequence, kept.stored, wanted, limit):
                 break
             info = of_message(kept, self._names)
@@ -403,7 +405,7 @@ class RunPages:
         names, history = self._names, self._client.history
         subject = names.ended(wanted.group or "*", wanted.job or "*", wanted.state or "*")
         before = -(-walk.before // MOST_LINES)
-        async for kept in newest(self._broker, names.history, subject, before):
+        async for kept in newest(self._broker, names.history, subject, before, wanted.until):
             first, prefix = kept.sequence * MOST_LINES, wanted.prefix or wanted.key
             if prefix and not _may_begin(prefix, kept.headers.get(H_RUN, "")):
                 if self._enough(walk, first, kept.stored, wanted, limit):

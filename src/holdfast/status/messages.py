@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from holdfast import errors
 from holdfast.broker import Broker, Received
 from holdfast.broker.kv import direct_batch, direct_get, direct_page
+from holdfast.clock import rfc3339
 from holdfast.model.message import due_of, number_of, read_heading, user_headers
 
 PAGE: Final = 1_000
@@ -26,6 +27,8 @@ FIRST: Final = 128
 """The first window: most callers want one screenful."""
 CROWDED: Final = 5_000
 """A window with more messages than this is shrunk, to bound memory."""
+MARGIN_SECONDS: Final = 5.0
+"""How much later a message may be stored than what it tells of happened: clocks differ."""
 
 _FRACTION = re.compile(r"\.(\d{1,9})")
 
@@ -93,8 +96,18 @@ async def oldest(broker: Broker, stream: str, subject: str, start: int = 1) -> A
         yield _kept(message)
 
 
-async def newest(broker: Broker, stream: str, subject: str, before: int = 0) -> AsyncIterator[Kept]:
-    """The stored messages of a subject, newest first; with `before`, those older than that."""
+async def newest(
+    broker: Broker, stream: str, subject: str, before: int = 0, until: float = 0.0
+) -> AsyncIterator[Kept]:
+    """The stored messages of a subject, newest first.
+
+    `before`: those with a lower sequence. `until`: without those that were certainly stored later.
+    """
+    if until:
+        later = {"next_by_subj": subject, "start_time": rfc3339(until + MARGIN_SECONDS)}
+        first_later = await _direct(broker, stream, later)
+        if first_later and (not before or first_later.sequence < before):
+            before = first_later.sequence
     state = await stream_state(broker, stream)
     first, high = int(state["first_seq"]), int(state["last_seq"])
     high = min(high, before - 1) if before else high

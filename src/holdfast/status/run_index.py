@@ -36,8 +36,10 @@ from holdfast.status.messages import newest
 
 log = logging.getLogger("holdfast.status")
 
-MOST: Final = 200_000
-"""Records kept: bounds the memory of the process."""
+MOST: Final = 100_000
+"""Runs kept by each index: about 50 MB, so that both fit into what a web process may use."""
+MOST_ERRORS: Final = 20_000_000
+"""Characters of errors kept: runs that fail all differently have 2,000 each."""
 PAGE: Final = 200
 """Records decoded in one go: bounds how long a concurrent request waits."""
 SWEEP_SECONDS: Final = 30.0
@@ -227,6 +229,8 @@ class EndedIndex:
         self._most = most
         self._lines: deque[tuple[int, RunInfo]] = deque()
         """Places and runs, oldest first."""
+        self._errors = 0
+        """Characters of their errors."""
         self._next = 1
         self._task: asyncio.Task[None] | None = None
 
@@ -258,12 +262,12 @@ class EndedIndex:
         """Read backwards until there are enough."""
         names = self._broker.names
         self._lines.clear()
-        self.floor, self._next = 0, 1
+        self.floor, self._next, self._errors = 0, 1, 0
         async for kept in newest(self._broker, names.history, names.ended("*", "*", "*")):
             self._next = max(self._next, kept.sequence + 1)
             found = self._infos(kept.sequence, kept.body, kept.stored)
             self._lines.extendleft(reversed(found))
-            if len(self._lines) >= self._most:
+            if self._is_full:
                 self.floor = self._lines[0][0]
                 break
             await asyncio.sleep(0)  # requests go first
@@ -282,16 +286,22 @@ class EndedIndex:
                 self._lines.extend(self._infos(sequence, message.body, stored))
                 self._next = sequence + 1
             more = page.more
-            while len(self._lines) > self._most:
-                self._lines.popleft()
+            while len(self._lines) > 1 and self._is_full:
+                self._errors -= len(self._lines.popleft()[1].error)
                 self.floor = self._lines[0][0]
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._lines) > self._most or self._errors > MOST_ERRORS
 
     def _infos(self, sequence: int, body: bytes, stored: float) -> list[tuple[int, RunInfo]]:
         lines = enumerate(self._client.history.read(sequence, body))
-        return [
+        found = [
             (sequence * MOST_LINES + n, _shared(of_record(line.run, line.record, stored)))
             for n, line in lines
         ]
+        self._errors += sum(len(info.error) for _, info in found)
+        return found
 
     def select(
         self, wanted: RunFilter, limit: int, before: int = 0
