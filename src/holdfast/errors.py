@@ -35,7 +35,8 @@ need are attributes. Errors of the NATS client never leave `holdfast.broker`.
     ├── FlowError                 what a flow asked for cannot be had
     │   ├── StepFailed            a step has used up its attempts
     │   ├── FlowTooLong           it has too many operations
-    │   └── FlowMismatch          its code no longer fits its journal; it is kept
+    │   └── FlowStopped           it cannot go on now; it is kept
+    │       └── FlowMismatch      its code no longer fits its journal
     └── RunError                  what became of a run
         ├── RunFailed
         ├── RunCancelled
@@ -229,7 +230,11 @@ class FlowTooLong(FlowError):
     """A flow has too many operations, or too many children at a time: use child flows."""
 
 
-class FlowMismatch(FlowError):
+class FlowStopped(FlowError):
+    """A flow cannot go on until somebody has repaired something; it is kept and can be resumed."""
+
+
+class FlowMismatch(FlowStopped):
     """A flow's code no longer fits its journal; the flow is kept and can be resumed."""
 
     def __init__(self, message: str, *, operation: int = 0) -> None:

@@ -274,13 +274,13 @@ def event_run(group: str, job: str, event_id: str) -> str:
     return f"{prefix}/=e{encode(event_id)}"
 
 
-def child_run(group: str, job: str, parent: str, n: int, index: int) -> str:
+def child_run(group: str, job: str, parent: str, number: int, index: int) -> str:
     """The run id of a flow's child: always the same, so that a replay sends no second one.
 
     The parent is hashed: children of children would otherwise have ever longer ids.
     """
     prefix = job if group == DEFAULT_GROUP else f"{group}/{job}"
-    return f"{prefix}/=c{hashlib.sha256(parent.encode()).hexdigest()[:20]}-{n}-{index}"
+    return f"{prefix}/=c{hashlib.sha256(parent.encode()).hexdigest()[:20]}-{number}-{index}"
 
 
 def wake_message_id(run: str, mark: str) -> str:
@@ -591,9 +591,15 @@ class Names:
         """Where a flow's journal is."""
         return f"{self.namespace}.flow.{run}"
 
-    def flow_children(self, run: str, n: int | str) -> str:
+    def flow_children(self, run: str, number: int | str) -> str:
         """Where the ends of the children are that an operation of a flow waits for."""
-        return f"{self.namespace}.flow.{run}.{n}"
+        return f"{self.namespace}.flow.{run}.{number}"
+
+    def parse_flow_children(self, subject: str) -> tuple[str, int] | None:
+        """The run and the number of a subject of children's ends, or None."""
+        head, _, number = subject.rpartition(".")
+        run = self.parse_flow(head)
+        return (run, int(number)) if run and number.isascii() and number.isdigit() else None
 
     def flow_stop(self, run: str) -> str:
         """Where it is stored that a flow was cancelled."""
@@ -866,6 +872,12 @@ class Names:
 def result_object(run: str, epoch: int) -> str:
     """The object of one holder's large result: a replaced holder writes another one."""
     return f"result/{run}/{epoch}"
+
+
+def step_key(run: str, generation: int, kind: str, n: int) -> str:
+    """The idempotency key of a step or a compensation: another one in each life of a flow's id."""
+    life = f"{run}.{generation}" if generation else run
+    return f"{life}.{kind}.{n}"
 
 
 def step_object(run: str, n: int, epoch: int) -> str:

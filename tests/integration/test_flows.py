@@ -10,7 +10,8 @@ import pytest
 from holdfast import Backoff, Flow, Holdfast, Limit, current_step
 from holdfast.broker.kv import direct_batch
 from holdfast.errors import RunCancelled, RunFailed
-from holdfast.model.journal import FlowJournal
+from holdfast.model.journal import FlowJournal, Parent
+from holdfast.model.run import RunRecord
 from holdfast.ownership.claims import Claims
 from holdfast.status import flows
 from tests.integration.support import HURRIED, broker_of, until, working
@@ -451,3 +452,122 @@ async def test_operator_sees_signals_and_resumes_a_flow(app: Holdfast) -> None:
         await found.resume(run.id)
         await until(lambda: is_parked(run))
         assert await run.cancel()
+
+
+async def subjects_of(app: Holdfast, stream: str, pattern: str) -> list[str]:
+    """The subjects of a stream that have a message."""
+    broker = await broker_of(app)
+    request = {"subjects_filter": pattern}
+    info = await broker.api(f"STREAM.INFO.{stream}", request)
+    return sorted(info["state"].get("subjects") or {})
+
+
+async def test_ended_flow_leaves_one_message(app: Holdfast) -> None:
+    """No ends of children, no wake for its deadline, no wake for an event that came in time."""
+
+    @app.job
+    async def child(n: int) -> int:
+        await asyncio.sleep(0.2)
+        return n
+
+    @app.flow(timeout="30d")
+    async def flow(ctx: Flow) -> int:
+        total = 0
+        for n in range(3):
+            total += sum(await ctx.gather(child.request(i) for i in range(n + 1)))
+        await ctx.event("go", key="k", timeout="10d")
+        return total
+
+    async with working(app):
+        run = await flow.enqueue()
+        names = (await broker_of(app)).names
+        later = names.later("default", "flow", run.id, "*")
+
+        async def waits() -> bool:
+            record = (await run.status()).record
+            return record is not None and "event" in record.waits
+
+        await until(waits)
+        assert len(await subjects_of(app, names.jobs, later)) == 1
+        assert len(await subjects_of(app, names.flows, names.flow_children(run.id, "*"))) == 3
+        await app.publish("go", key="k")
+        assert await run.result(timeout=20) == 4
+        assert await subjects_of(app, names.jobs, later) == []
+        assert await subjects_of(app, names.flows, names.flow(run.id) + ".>") == []
+
+
+async def test_ends_of_children_that_nobody_waits_for_are_removed(app: Holdfast) -> None:
+    """Those of flows that have ended, or never were; those of a waiting flow stay."""
+
+    @app.flow
+    async def flow(ctx: Flow, ends: bool) -> None:
+        if not ends:
+            await ctx.gather([waits.request(0), waits.request(9)])
+
+    @app.job
+    async def waits(n: int) -> None:
+        await asyncio.sleep(6 * n)
+
+    async with working(app):
+        ended, waiting = await flow.enqueue(True), await flow.enqueue(False)
+        await ended.result(timeout=20)
+        backend: Any = await app.backend()
+        names, journals = backend.broker.names, backend.journals
+        kept = names.flow_children(waiting.id, 0)
+
+        async def one_told() -> bool:
+            return await subjects_of(app, names.flows, kept) == [kept]
+
+        await until(one_told)
+        for run in (ended.id, "never"):
+            await backend.broker.store(names.flow_children(run, 0), b"{}")
+        await backend.broker.store(names.flow_children(waiting.id, 770_000), b"{}")
+        assert await journals.forget_ends() == 3
+        every = names.flow_children("*", "*")
+        assert await subjects_of(app, names.flows, every) == [kept]
+        await waiting.cancel()
+
+
+async def test_last_wake_that_meets_a_lagging_replica_is_not_taken_for_an_early_one(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer ends than the leader has are read again before the flow parks."""
+    async with app:
+        backend: Any = await app.backend()
+        await backend.topology.ensure()
+        journals = backend.journals
+        for place in range(3):
+            parent = Parent("r1", "default", "flow", 0, place, 3)
+            await journals.tell(parent, f"child-{place}", RunRecord("done", "default", "child"))
+        read, calls = journals._read_ends, 0
+
+        async def lagging(subject: str) -> Any:
+            nonlocal calls
+            calls += 1
+            found, count = await read(subject)
+            if calls == 1:
+                found.pop(2)
+                count -= 1
+            return found, count
+
+        monkeypatch.setattr(journals, "_read_ends", lagging)
+        assert len(await journals.ends("r1", 0, 3)) == 3
+        assert calls == 2
+        assert len(await journals.ends("r1", 0, 4)) == 3, "one has really not ended"
+
+
+async def test_payload_and_first_result_together_above_the_limit_of_a_message(
+    app: Holdfast,
+) -> None:
+    """Each fits alone; the journal's first message is split."""
+
+    @app.flow
+    async def flow(ctx: Flow, data: str) -> int:
+        return len(data) + len(await ctx.step(grow))
+
+    def grow() -> str:
+        return "y" * 200_000
+
+    async with working(app):
+        run = await flow.enqueue("x" * 900_000)
+        assert await run.result(timeout=30) == 1_100_000

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast import Backoff, Context, Flow, Holdfast, Limit, current_step
-from holdfast.errors import DefinitionError, InvalidInput, RunError, RunFailed, StepFailed
-from holdfast.testing import memory
+from holdfast.config import WorkerConfig
+from holdfast.errors import (
+    DefinitionError,
+    FlowMismatch,
+    InvalidInput,
+    RunError,
+    RunFailed,
+    StepFailed,
+)
+from holdfast.testing import memory, replay_flow
+from holdfast.worker import flow_steps
 
 DAY = 86_400.0
 
@@ -574,3 +584,339 @@ async def test_context_of_a_flow_is_a_context() -> None:
     async with memory(app):
         run = await known.enqueue()
         assert await run.result() is True
+
+
+async def test_key_that_is_used_again_gets_new_children_and_new_step_keys() -> None:
+    """Nothing of the first life reaches the second one, though both have the same id."""
+    app, _ = shop()
+    keys: list[str] = []
+    factor = 1
+
+    @app.job
+    async def times(n: int) -> int:
+        return factor * n
+
+    @app.flow
+    async def multiply(ctx: Flow) -> list[int]:
+        await ctx.step(lambda: keys.append(current_step().key), name="effect")
+        return await ctx.gather(times.request(n) for n in (1, 2))
+
+    async with memory(app) as mem:
+        for factor in (1, 2):
+            run = await multiply.options(key="k", on_duplicate="replace").enqueue()
+            await mem.drain()
+            assert await run.result() == [factor, 2 * factor]
+        await mem.advance("60d")
+        factor = 3
+        again = await multiply.options(key="k").enqueue()  # the old journal is still there
+        await mem.advance("1s")
+        assert await again.result() == [3, 6]
+    assert len(set(keys)) == 3
+
+
+@pytest.mark.parametrize("at", ["before", "called", "after"])
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_step_key_survives_a_crash_before_anything_is_stored(at: Any, key: Any) -> None:
+    """The first step of a flow, too: its journal begins with its result."""
+    app, _ = shop()
+    keys: list[str] = []
+
+    def effect() -> None:
+        keys.append(current_step().key)
+
+    @app.flow
+    async def one(ctx: Flow) -> None:
+        await ctx.step(effect)
+
+    async with memory(app) as mem:
+        mem.crash_step("effect", at=at)
+        run = await one.options(key=key).enqueue()
+        await mem.drain()
+        assert (await run.status()).state == "done"
+    assert len(set(keys)) == 1
+
+
+async def test_replay_after_undo_gives_every_step_a_new_key_and_asks_children_again() -> None:
+    """A provider would answer the old key with the payment that was refunded."""
+    app, _ = shop()
+    keys: list[str] = []
+    broken = True
+
+    def charge() -> None:
+        keys.append(current_step().key)
+
+    @app.job(retry=Backoff.never())
+    async def pack() -> str:
+        if broken:
+            raise ValueError("no box")
+        return "packed"
+
+    @app.flow
+    async def order(ctx: Flow) -> str:
+        await ctx.step(charge)
+        ctx.undo(charge)
+        return await ctx.call(pack.request())
+
+    async with memory(app) as mem:
+        run = await order.enqueue()
+        await mem.drain()
+        assert (await run.status()).state == "dead"
+        broken = False
+        await run.retry()
+        await mem.drain()
+        assert await run.result() == "packed"
+    charged, refunded, charged_again = keys
+    assert len({charged, refunded, charged_again}) == 3
+
+
+class Small(msgspec.Struct):
+    """A value as the code knew it when the flow began."""
+
+    n: int
+
+
+class Grown(msgspec.Struct):
+    """The same after a release that added a member without a default."""
+
+    n: int
+    colour: str
+
+
+class Tolerant(msgspec.Struct):
+    """The repair."""
+
+    n: int
+    colour: str = "grey"
+
+
+@pytest.mark.parametrize("where", ["input", "step", "child", "event"])
+async def test_type_that_no_longer_fits_stops_a_flow_and_keeps_it(where: str) -> None:
+    """Whatever is stored in a form that the new code cannot read; nothing is undone."""
+    app, effects = shop()
+    kind: Any = Small
+
+    def compute() -> Any:
+        return Small(1)
+
+    @app.job
+    async def child() -> Any:
+        return Small(1)
+
+    async def body(ctx: Flow, given: Any) -> int:
+        ctx.undo(effects.append, "undone")
+        compute.__annotations__["return"] = kind if where == "step" else Any
+        flow_steps._annotated.cache_clear()
+        found = await ctx.step(compute)
+        child.signature.returns = kind if where == "child" else Any
+        await ctx.call(child.request())
+        await ctx.event("e", key="k", type=kind if where == "event" else Any)
+        await ctx.sleep("1d")
+        return int(found.n if where == "step" else 1)
+
+    def release(version: type[Any]) -> tuple[Holdfast, Any]:
+        nonlocal kind
+        kind = version
+
+        async def flow(ctx: Flow, given: Any) -> int:
+            return await body(ctx, given)
+
+        flow.__annotations__["given"] = version if where == "input" else Any
+        flow.__annotations__["ctx"] = Flow
+        app.jobs.pop("flow", None)
+        return app, app.flow(flow)
+
+    _, flow = release(Small)
+    async with memory(app) as mem:
+        run = await flow.enqueue({"n": 1})
+        await mem.drain()
+        await app.publish("e", {"n": 1}, key="k")
+        await mem.drain()
+        stored = mem.journal(run.id)
+        _, grown = release(Grown)
+        await mem.advance("1d")
+        status = await run.status()
+        assert (status.state, effects) == ("parked", []), status
+        assert "no longer fits" in status.error
+        assert "resume the flow" in status.error
+        with pytest.raises(FlowMismatch, match="no longer fits"):
+            await replay_flow(grown, stored)
+        release(Tolerant)
+        await mem.advance("2h")
+        assert await run.result() == 1
+
+
+async def test_replayed_journal_raises_if_the_code_fails_on_its_way() -> None:
+    """An exception before the frontier would end the flow, with or without compensations."""
+    app, effects = shop()
+    fails = False
+
+    @app.flow
+    async def flow(ctx: Flow, undo: bool) -> None:
+        if undo:
+            ctx.undo(effects.append, "undone")
+        await ctx.step(len, "x")
+        if fails:
+            raise TypeError("new code")
+        await ctx.sleep("1d")
+
+    async with memory(app) as mem:
+        runs = [await flow.enqueue(undo) for undo in (False, True)]
+        await mem.drain()
+        stored = [mem.journal(run.id) for run in runs]
+    fails = True
+    for journal in stored:
+        with pytest.raises(FlowMismatch, match="TypeError: new code"):
+            await replay_flow(flow, journal)
+    assert effects == []
+
+
+async def test_result_that_its_own_annotation_refuses_fails_the_step() -> None:
+    """At its first call as in every replay: the code has not changed."""
+    app, _ = shop()
+
+    def wrong() -> int:
+        return "text"  # type: ignore[return-value]
+
+    @app.flow
+    async def flow(ctx: Flow) -> str:
+        try:
+            await ctx.step(wrong)
+        except StepFailed as error:
+            await ctx.sleep("1d")
+            return error.step
+        return "never"
+
+    async with memory(app) as mem:
+        run = await flow.enqueue()
+        await mem.advance("2d")
+        assert await run.result() == "wrong"
+
+
+async def test_event_with_wrong_data_fails_the_flow_the_same_in_every_replay() -> None:
+    """Anybody may publish it, so it is no change of the code."""
+    app, _ = shop()
+
+    @app.flow
+    async def flow(ctx: Flow) -> str:
+        try:
+            await ctx.event("e", key="k", type=Small)
+        except InvalidInput:
+            await ctx.sleep("1d")
+            return "refused"
+        return "never"
+
+    async with memory(app) as mem:
+        run = await flow.enqueue()
+        await mem.drain()
+        await app.publish("e", "no object", key="k")
+        await mem.advance("2d")
+        assert await run.result() == "refused"
+
+
+async def test_changed_may_be_removed_from_the_code() -> None:
+    """Alone, before another operation, beside another change, and at the end of the function."""
+    app, effects = shop()
+    names = ["one", "two"]
+
+    @app.flow
+    async def flow(ctx: Flow) -> None:
+        for name in names:
+            if ctx.changed(name):
+                effects.append(name)
+        await ctx.sleep("1d")
+        if names:
+            ctx.changed("three")
+
+    async with memory(app) as mem:
+        runs = [await flow.enqueue() for _ in range(2)]
+        await mem.drain()
+        names, seen = ["two"], len(effects)
+        stored = mem.journal(runs[0].id)
+        assert (await replay_flow(flow, stored)).startswith("until ")
+        assert effects[seen:] == ["two"]
+        names = []
+        await mem.advance("1d")
+        for run in runs:
+            assert (await run.status()).state == "done"
+
+
+async def test_large_result_that_is_gone_stops_the_flow_without_a_busy_loop() -> None:
+    """A broker error that would repeat is a reason to stop; the flow is called now and then."""
+    app, _ = shop()
+    calls = 0
+
+    def large() -> str:
+        return "x" * 500_000
+
+    @app.flow
+    async def flow(ctx: Flow) -> int:
+        nonlocal calls
+        calls += 1
+        found = await ctx.step(large)
+        await ctx.sleep("1d")
+        return len(found)
+
+    async with memory(app) as mem:
+        run = await flow.enqueue()
+        await mem.drain()
+        objects = mem._outbox.objects
+        (name,) = objects
+        kept = objects.pop(name)
+        await mem.advance("1d")
+        status = await run.status()
+        assert status.state == "parked"
+        assert "does not exist" in status.error
+        await mem.advance("12h")
+        assert calls < 40
+        objects[name] = kept
+        await mem.advance("2h")
+        assert await run.result() == 500_000
+        assert name not in objects, "its flow has ended"
+
+
+async def test_flow_that_is_given_up_stops_its_children_and_folds_its_journal() -> None:
+    """Its workers died again and again: nothing of it waits or runs on."""
+    app, effects = shop()
+
+    @app.job
+    async def child() -> None:
+        effects.append("child")
+
+    @app.flow
+    async def flow(ctx: Flow) -> None:
+        await ctx.gather([child.options(delay="30d").request()])
+
+    async with memory(app, worker=WorkerConfig(crash_limit=1)) as mem:
+        run = await flow.enqueue()
+        await mem.drain()
+        mem.crash_next(flow, at="start", times=5)
+        await mem.journals.wake("default", "flow", run.id, "early")
+        await mem.drain()
+        assert (await run.status()).state == "dead"
+        await mem.advance("40d")
+        assert effects == []
+        assert (await mem.journals.load(run.id)).end is not None
+
+
+async def test_cancel_that_comes_too_late_does_not_cancel_a_replay() -> None:
+    """The flow has ended meanwhile; its cancellation is forgotten."""
+    app, _ = shop()
+    fails = True
+
+    @app.flow
+    async def flow(ctx: Flow) -> str:
+        await ctx.step(len, "x")
+        if fails:
+            raise ValueError("broken")
+        return "done"
+
+    async with memory(app) as mem:
+        run = await flow.enqueue()
+        await mem.drain()
+        await mem.journals.stop(run.id, "cancelled")
+        await mem.journals.wake("default", "flow", run.id, "x1")
+        await mem.drain()
+        fails = False
+        await run.retry()
+        await mem.drain()
+        assert await run.result() == "done"

@@ -14,12 +14,14 @@ from holdfast import Backoff, Flow, Holdfast
 from holdfast.errors import FlowMismatch, FlowTooLong, Unreadable
 from holdfast.model.journal import (
     ENTRIES,
+    GENERATIONS,
     MOST_OPERATIONS,
     FlowJournal,
     FlowReplay,
     JournalEntry,
     Parent,
     children_of,
+    gather_number,
     parent_of,
 )
 from holdfast.testing import memory, replay_flow
@@ -124,9 +126,17 @@ def test_parent_survives_its_header_and_children_have_fixed_ids() -> None:
     parent = Parent("order/o1", "default", "order", 3, 1, 2)
     assert parent_of(str(parent)) == parent
     gather = JournalEntry("gather", 3, "pack", total=2, jobs=("default pack",))
-    ids = [run for run, _, _ in children_of("order/o1", gather)]
-    assert len(set(ids)) == 2
-    assert ids == [run for run, _, _ in children_of("order/o1", gather)]
+
+    def ids(generation: int) -> list[str]:
+        flow = FlowJournal("order/o1")
+        flow.add(JournalEntry("start", generation=generation))
+        return [run for run, _, _ in children_of(flow, gather)]
+
+    assert len({*ids(0), *ids(7), *ids(8)}) == 6
+    assert ids(7) == ids(7)
+    assert ids(0)[1].endswith("-3-1"), "as version 0.1.0 made them"
+    longest = Parent("r", "g", "j", gather_number(MOST_OPERATIONS - 1, GENERATIONS - 1), 0, 1)
+    assert parent_of(str(longest)) == longest
 
 
 # ---- random programs

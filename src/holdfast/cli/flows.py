@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from holdfast.cli import out
-from holdfast.cli.command import command, connected, operating
+from holdfast.cli.command import command, operating
 from holdfast.cli.options import DataArgument, argument, option
 from holdfast.cli.typed import read_payload
 from holdfast.status import actions
@@ -83,15 +83,11 @@ def _result(line: FlowLine) -> str:
 
 @command("flows journal")
 async def journal(run: FlowArgument) -> None:
-    """Print a flow's journal as it is stored, to replay it in a test (holdfast.testing)."""
-    from holdfast.broker.kv import direct_batch
-    from holdfast.names import check_run
-
-    async with connected() as client:
-        names = client.broker.names
-        subject = names.flow(check_run(run))
-        async for message in direct_batch(client.broker, names.flows, subject):
-            out.say(message.body.decode(errors="replace"))
+    """Print a flow's journal and the ends of its children, to replay them in a test
+    (holdfast.testing)."""
+    async with operating() as by:
+        for line in await by.flows.export(run):
+            out.say(line)
 
 
 @command("flows signal", help=actions.signal_flow.doc)

@@ -35,6 +35,8 @@ MOST_OPERATIONS: Final = 10_000
 flows, each with its own journal."""
 MOST_CHILDREN: Final = 10_000
 """Of one gather: their results are in memory together when the flow continues."""
+GENERATIONS: Final = 99_998
+"""A number in a `Parent` has at most nine digits: version 0.1.0 reads no longer ones."""
 STORY_LINES: Final = 500
 """Lines that are kept of an ended flow: its journal becomes one message."""
 STORY_CHARS: Final = 300
@@ -87,6 +89,8 @@ class JournalEntry(msgspec.Struct, omit_defaults=True, frozen=True):
     by: str = ""
     headers: Headers = {}
     state: str = ""
+    generation: Count = 0
+    """Of `start` and `end`: which life of the flow's id this is (`RunRecord.generation`)."""
     jobs: tuple[str, ...] = ()
     """Group and job of each child; one if all have the same."""
     story: tuple[StoryLine, ...] = ()
@@ -110,6 +114,16 @@ class ChildEnd(msgspec.Struct, omit_defaults=True, frozen=True):
 CHILD_END: Final = Codec[ChildEnd](ChildEnd, "the end of a flow's child")
 
 
+class ExportedEnd(msgspec.Struct, frozen=True):
+    """The end of a child in an exported journal, where it has no subject."""
+
+    number: Count
+    end: ChildEnd
+
+
+EXPORTED_END: Final = Codec[ExportedEnd](ExportedEnd, "the end of a flow's child")
+
+
 class Parent(NamedTuple):
     """Whose child a run is: the end of the run is stored beside that flow."""
 
@@ -117,7 +131,7 @@ class Parent(NamedTuple):
     group: str
     job: str
     n: int
-    """The operation of the flow that waits."""
+    """The `gather_number` of the operation that waits."""
     place: int
     """Which child, counted from 0."""
     total: int
@@ -138,6 +152,14 @@ def parent_of(text: str) -> Parent | None:
         return None
     n, place, total = map(int, numbers)
     return Parent(run, group, job, n, place, total) if place < total <= MOST_CHILDREN else None
+
+
+def gather_number(n: int, generation: int) -> int:
+    """The number under which the children of an operation are known.
+
+    Each generation of a flow has its own: a child of an earlier one is no child of this one.
+    """
+    return n + MOST_OPERATIONS * (1 + generation % GENERATIONS) if generation else n
 
 
 class KeyedEvent(NamedTuple):
@@ -208,9 +230,34 @@ class FlowJournal:
             self.end = entry
 
     @property
+    def running(self) -> bool:
+        """Whether the flow has begun and not ended."""
+        return self.start is not None and self.end is None
+
+    @property
+    def newest(self) -> JournalEntry | None:
+        """The operation that began last: the one that it waits for, while it waits."""
+        return self.operations.get(max(self.operations, default=-1))
+
+    @property
     def created(self) -> float:
         """When the flow was accepted."""
         return self.start.since if self.start else 0.0
+
+    @property
+    def generation(self) -> int:
+        """Which life of the flow's id this is."""
+        known = self.start or self.end
+        return known.generation if known else 0
+
+    def gather_number(self, n: int) -> int:
+        """The number under which the children of an operation are known."""
+        return gather_number(n, self.generation)
+
+    def leftovers(self) -> Sequence[JournalEntry]:
+        """The operations of which something is stored elsewhere: ends of children, a wake for
+        later, a large result."""
+        return [e for e in self.operations.values() if e.kind in ("gather", "event") or e.object]
 
     def story(self) -> tuple[StoryLine, ...]:
         """Its operations as people see them; of very many the first and the last."""
@@ -271,7 +318,7 @@ class FlowReplay:
 
     def next(self, kind: str, name: str, total: int = 0) -> tuple[int, JournalEntry | None]:
         """The number of the operation that is asked for, and what is stored of it."""
-        n = self.position
+        n = self.position = self._past_changes(self.position)
         stored = self.journal.operations.get(n)
         if stored is None and n in self.journal.tried:
             self._check(n, self.journal.tried[n], "step", kind, name, 0)
@@ -305,24 +352,30 @@ class FlowReplay:
         """
         if name in self._changed:
             return self._changed[name], False
-        stored = self.journal.operations.get(self.position)
-        ours = stored is not None and (stored.kind, stored.name) == ("changed", name)
-        new = stored is None and self.position not in self.journal.tried
-        self._changed[name] = ours or new
-        if ours or new:
-            self.position += 1
-        return ours or new, new
+        operations, past = self.journal.operations, self._past_changes(self.position)
+        places = [n for n in range(self.position, past) if operations[n].name == name]
+        new = past not in operations and past not in self.journal.tried
+        self._changed[name] = bool(places) or new
+        if places or new:
+            self.position = 1 + (places[0] if places else past)
+        return self._changed[name], new and not places
+
+    def _past_changes(self, n: int) -> int:
+        """The next operation that is no `changed`: code may stop asking for one at any time."""
+        while (stored := self.journal.operations.get(n)) is not None and stored.kind == "changed":
+            n += 1
+        return n
 
     def finish(self) -> None:
         """The function has returned: everything that is stored must have been asked for."""
-        left = [n for n in self.journal.operations if n >= self.position]
-        if left:
-            stored = self.journal.operations[min(left)]
+        n = self._past_changes(self.position)
+        stored = self.journal.operations.get(n)
+        if stored is not None:
             raise FlowMismatch(
-                f"operation {min(left) + 1}: the journal has "
+                f"operation {n + 1}: the journal has "
                 f"{described(stored.kind, stored.name, stored.total)}, and the code ends without "
                 "asking for it. Put it back, then resume the flow",
-                operation=min(left) + 1,
+                operation=n + 1,
             )
 
 
@@ -340,13 +393,14 @@ def check_epoch(journal: FlowJournal, epoch: int) -> bool:
     return journal.epoch <= epoch
 
 
-def children_of(run: str, gather: JournalEntry) -> list[tuple[str, str, str]]:
+def children_of(journal: FlowJournal, gather: JournalEntry) -> list[tuple[str, str, str]]:
     """The run, the group and the job of each child of an operation."""
     homes = gather.jobs if len(gather.jobs) == gather.total else gather.jobs * gather.total
+    number = journal.gather_number(gather.n)
     found = []
     for index, home in enumerate(homes):
         group, _, job = home.partition(" ")
-        found.append((child_run(group, job, run, gather.n, index), group, job))
+        found.append((child_run(group, job, journal.run, number, index), group, job))
     return found
 
 

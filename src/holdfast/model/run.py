@@ -123,6 +123,9 @@ class RunRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     """What a parked flow waits for, in words."""
     parent: str = ""
     """Whose child it is (`model.journal.Parent`): the flow that waits for its end."""
+    generation: Count = 0
+    """Of a flow: another one each time its id is used again, by a replay or for a key; 0 for an id
+    that was never used before."""
 
     @property
     def terminal(self) -> bool:
@@ -218,8 +221,12 @@ def waits_for(record: RunRecord, message: int) -> bool:
 
 def _may_not_start_again(record: RunRecord) -> bool:
     """Whether a waiting run was started under another delivery mode; an operator may replay it."""
-    replay = record.token.startswith(REPLAY_MARK)
-    return bool(record.attempts) and not record.once and not replay
+    return bool(record.attempts) and not record.once and not starts_over(record)
+
+
+def starts_over(record: RunRecord) -> bool:
+    """Whether it was sent again from its beginning, and nobody has claimed it since."""
+    return record.token.startswith(REPLAY_MARK)
 
 
 def believed(record: RunRecord | None, message: int) -> int:

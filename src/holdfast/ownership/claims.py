@@ -519,4 +519,5 @@ def _base(record: RunRecord | None, fresh: RunRecord) -> RunRecord:
         once=fresh.once,
         body=fresh.body,
         body_object=fresh.body_object,
+        generation=fresh.generation if runs.starts_over(record) else record.generation,
     )

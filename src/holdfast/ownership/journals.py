@@ -1,7 +1,7 @@
 """Flows on the wire: their journals, the ends of their children, the events they wait for.
 
     hf.flow.<run>               the journal; each message expects the sequence of the one before
-    hf.flow.<run>.<n>           one message for each child of operation n that has ended
+    hf.flow.<run>.<number>      one message for each child of an operation that has ended
     hf.flow.<run>.stop          the flow was cancelled
     hf.signal.<event>.<key>     events with a key
     hf.wait.<event>.<key>.<run> a flow that waits for one
@@ -15,7 +15,9 @@ who sends it.
 
 **Children.** Whoever ends a run with a parent stores that end beside the parent's journal and then
 counts: if all are there, it sends the wake. A crash before the run's message is acknowledged
-repeats both.
+repeats both. An operation's number differs between the generations of a flow, and the ends are
+removed with its journal. Those that come later, of children that nobody waited for, are removed by
+`forget_ends`.
 
 **Events.** A wait is stored only if the newest event is still the one that the flow has seen, so an
 event is either seen by the flow or comes after the wait, where the watcher of events finds it.
@@ -48,6 +50,7 @@ from holdfast.errors import (
 from holdfast.model.journal import (
     CHILD_END,
     ENTRIES,
+    MOST_OPERATIONS,
     ChildEnd,
     FlowJournal,
     JournalEntry,
@@ -101,8 +104,12 @@ class Journals(Protocol):
         which expire."""
         ...
 
-    async def ends(self, run: str, n: int) -> dict[int, ChildEnd]:
-        """The children of an operation that have ended, by index."""
+    async def ends(self, run: str, number: int, total: int) -> dict[int, ChildEnd]:
+        """The children of an operation that have ended, by index; all that the leader knows."""
+        ...
+
+    async def forget(self, run: str) -> None:
+        """The flow has ended: remove what its children and a cancellation left. Best effort."""
         ...
 
     async def stop(self, run: str, why: str) -> None:
@@ -114,7 +121,7 @@ class Journals(Protocol):
         ...
 
     async def unstop(self, run: str) -> None:
-        """The flow has ended; a replay of it is not cancelled. Best effort."""
+        """A cancellation came too late: a replay of the flow is not cancelled. Best effort."""
         ...
 
     async def wake(
@@ -250,17 +257,57 @@ class NatsJournals:
 
     # ---- children
 
-    async def ends(self, run: str, n: int) -> dict[int, ChildEnd]:
-        subject = self._names.flow_children(run, n)
+    async def ends(self, run: str, number: int, total: int) -> dict[int, ChildEnd]:
+        """Read the ends of children.
+
+        A replica that lags may answer. If some seem to be missing, the leader is asked how many
+        there are: the wake of the last one must not be taken for an early one.
+        """
+        subject = self._names.flow_children(run, number)
+        for _ in range(READ_TRIES):
+            found, count = await self._read_ends(subject)
+            if len(found) >= total or count >= await self._look(subject, None):
+                return found
+        raise OutcomeUnknown(f"the ends of {run}'s children could not be read to their end")
+
+    async def _read_ends(self, subject: str) -> tuple[dict[int, ChildEnd], int]:
+        """The ends by index, and how many messages were read."""
         found: dict[int, ChildEnd] = {}
+        count = 0
         async for message in direct_batch(self._broker, self._names.flows, subject):
-            at = message.headers[H_SEQUENCE]
+            at, count = message.headers[H_SEQUENCE], count + 1
             read = self._broker.unreadable.read(
                 CHILD_END.decode, self._names.flows, at, message.body
             )
             if read is not None:
                 found.setdefault(read.index, read)
-        return found
+        return found, count
+
+    async def forget(self, run: str) -> None:
+        await self._purge(self._names.flows, self._names.flow_children(run, "*"))
+
+    async def forget_ends(self) -> int:
+        """Remove ends of children that no flow waits for; returns of how many operations.
+
+        A journal is read after the subject was found, so one that is not there, has ended or is of
+        another generation will never ask for it.
+        """
+        removed = 0
+        async for subject in self._subjects(self._names.flow_children("*", "*")):
+            found = self._names.parse_flow_children(subject)
+            if found is not None and await self._is_over(*found):
+                await self._purge(self._names.flows, subject)
+                removed += 1
+        return removed
+
+    async def _is_over(self, run: str, number: int) -> bool:
+        try:
+            journal = await self.load(run)
+        except Unreadable:
+            return False
+        if not journal.running:
+            return True
+        return number != journal.gather_number(number % MOST_OPERATIONS)
 
     async def tell(self, parent: Parent, run: str, record: RunRecord) -> None:
         """Store the end of a child beside its flow, and wake the flow if it was the last one."""
@@ -360,17 +407,22 @@ class NatsJournals:
 
     async def waiting(self, pattern: str) -> AsyncIterator[tuple[str, str, str]]:
         """The flows that wait for events, with the group and the job of each, from the leader."""
+        async for subject in self._subjects(pattern):
+            last = await self._last(subject)
+            body = base64.b64decode(last.get("data", "")) if last else b""
+            target = body.decode(errors="replace")
+            if where := self._names.parse_job(target):
+                yield subject.rpartition(".")[2], *where
+
+    async def _subjects(self, pattern: str) -> AsyncIterator[str]:
+        """The subjects that have a message, from the leader."""
         offset = 0
         while True:
             request = {"subjects_filter": pattern, "offset": offset}
             info = await self._broker.api(f"STREAM.INFO.{self._names.flows}", request)
             page = info["state"].get("subjects") or {}
             for subject in page:
-                last = await self._last(subject)
-                body = base64.b64decode(last.get("data", "")) if last else b""
-                target = body.decode(errors="replace")
-                if where := self._names.parse_job(target):
-                    yield subject.rpartition(".")[2], *where
+                yield subject
             offset += len(page)
             if not page or offset >= int(info.get("total", 0)):
                 return

@@ -16,11 +16,16 @@ from typing import Final
 import msgspec
 
 from holdfast.broker.kv import Entry as StoredRecord
+from holdfast.broker.kv import direct_batch
 from holdfast.client import Client
 from holdfast.client.client import EventSent
 from holdfast.errors import BrokerError, InvalidInput, NotFound, RunNotFound, Unreadable
 from holdfast.model import run as runs
 from holdfast.model.journal import (
+    CHILD_END,
+    ENTRIES,
+    EXPORTED_END,
+    ExportedEnd,
     FlowJournal,
     JournalEntry,
     Parent,
@@ -138,6 +143,29 @@ class Flows:
             broken,
         )
 
+    async def export(self, run: str) -> builtins.list[str]:
+        """A flow's journal with the ends of its children, as `holdfast.testing.replay_flow` reads
+        it: a line for each message, large values in it."""
+        stream, lines = self._names.flows, []
+        async for message in direct_batch(self._broker, stream, self._names.flow(check_run(run))):
+            entries = [await self._whole(entry) for entry in ENTRIES.decode(message.body)]
+            lines.append(ENTRIES.encode(tuple(entries)))
+        subject = self._names.flow_children(run, "*")
+        async for message in direct_batch(self._broker, stream, subject):
+            if where := self._names.parse_flow_children(message.subject):
+                end = CHILD_END.decode(message.body)
+                if end.result_object:
+                    body = msgspec.Raw(await self._client.objects.get(end.result_object))
+                    end = msgspec.structs.replace(end, result=body, result_object="")
+                lines.append(EXPORTED_END.encode(ExportedEnd(where[1], end)))
+        return [line.decode(errors="replace") for line in lines]
+
+    async def _whole(self, entry: JournalEntry) -> JournalEntry:
+        if not entry.object:
+            return entry
+        body = msgspec.Raw(await self._client.objects.get(entry.object))
+        return msgspec.structs.replace(entry, value=body, object="")
+
     async def _find(self, run: str) -> tuple[StoredRecord, RunRecord]:
         entry = await self._client.runs.get(check_run(run))
         record = self._client.runs.read(runs.decode, entry) if entry else None
@@ -155,7 +183,8 @@ class Flows:
         ended = line.total
         waits = record.state == "parked" and line.n == max(journal.operations, default=-1)
         if line.kind == "gather" and waits:
-            ended = len(await self._client.journals.ends(run, line.n))
+            number = journal.gather_number(line.n)
+            ended = len(await self._client.journals.ends(run, number, line.total))
         opened = waits and line.kind != "undo" and (line.until == 0 or line.kind == "sleep")
         return FlowLine(
             line.n + 1,
@@ -236,11 +265,11 @@ class Flows:
             journal = await self._client.journals.load(run)
         except (Unreadable, BrokerError):
             return False
-        entry = journal.operations.get(max(journal.operations, default=-1))
+        entry = journal.newest
         if entry is None:
             return True  # it parked before its first operation: a give-back that was lost
         if entry.kind == "gather":
-            return await self._children_ended(run, record, entry, lost)
+            return await self._children_ended(journal, record, entry, lost)
         if entry.kind == "event" and entry.n not in journal.ends:
             event, _, key = entry.name.partition(" ")
             last = await self._client.journals.newest(event, key)
@@ -249,16 +278,17 @@ class Flows:
         return False
 
     async def _children_ended(
-        self, run: str, record: RunRecord, gather: JournalEntry, lost: set[str]
+        self, journal: FlowJournal, record: RunRecord, gather: JournalEntry, lost: set[str]
     ) -> bool:
         """Whether all children have ended; tells of those whose end was not told."""
-        ends = await self._client.journals.ends(run, gather.n)
-        children = children_of(run, gather)
+        run, number = journal.run, journal.gather_number(gather.n)
+        ends = await self._client.journals.ends(run, number, gather.total)
+        children = children_of(journal, gather)
         for index in missing(gather.total, ends):
             if index >= len(children):
                 break
             child, group, job = children[index]
-            parent = Parent(run, record.group, record.job, gather.n, index, gather.total)
+            parent = Parent(run, record.group, record.job, number, index, gather.total)
             known = await self._client.read(child) or await self._client.recall(child)
             if known is not None and known.terminal:
                 await self._client.journals.tell(parent, child, known)
@@ -267,7 +297,7 @@ class Flows:
                 if child in self._suspects and not await self._is_queued(child):
                     gone = RunRecord("lost", group, job, error=GONE, ended=self._now())
                     await self._client.journals.tell(parent, child, gone)
-        return len(await self._client.journals.ends(run, gather.n)) >= gather.total
+        return len(await self._client.journals.ends(run, number, gather.total)) >= gather.total
 
     def _now(self) -> float:
         return self._broker.server_now()

@@ -19,7 +19,7 @@ from holdfast.broker.wire import ENVELOPE_BYTES, header_bytes
 from holdfast.client import Enqueued, Request, RunStatus, duplicates
 from holdfast.client.bucket import Data
 from holdfast.config import RecordConfig
-from holdfast.errors import Conflict, PayloadTooLarge, RunError, Unreadable
+from holdfast.errors import Conflict, NotFound, PayloadTooLarge, RunError, Unreadable
 from holdfast.model import run as runs
 from holdfast.model.history import Ended
 from holdfast.model.job import JobSpec
@@ -185,6 +185,8 @@ class MemoryOutbox:
             await self.journals.tell(parent, run, record)
 
     async def fetch(self, name: str) -> bytes:
+        if name not in self.objects:
+            raise NotFound(f"object {name} does not exist")
         return self.objects[name]
 
     async def wake(self, spec: JobSpec, run: str, mark: str, due: float) -> None:

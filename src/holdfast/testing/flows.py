@@ -5,9 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import msgspec
+
 from holdfast.clock import Clock
 from holdfast.errors import Conflict
-from holdfast.model.journal import ENTRIES, ChildEnd, FlowJournal, JournalEntry, KeyedEvent, Parent
+from holdfast.model.journal import (
+    ENTRIES,
+    EXPORTED_END,
+    ChildEnd,
+    ExportedEnd,
+    FlowJournal,
+    JournalEntry,
+    KeyedEvent,
+    Parent,
+)
 from holdfast.model.message import RunMessage
 from holdfast.model.run import RunRecord
 from holdfast.names import H_MSG_ID, Names
@@ -36,6 +47,25 @@ class MemoryJournals:
             journal.read(sequence, body)
         return journal
 
+    def export(self, run: str) -> bytes:
+        """A journal as one text: a line for each message, and for each child that has ended."""
+        lines = [body for _, body in self.stored.get(run, ())]
+        for (parent, number), ends in self._ends.items():
+            if parent == run:
+                lines += [EXPORTED_END.encode(ExportedEnd(number, end)) for end in ends.values()]
+        return b"".join(line + b"\n" for line in lines)
+
+    def restore(self, run: str, lines: Sequence[bytes]) -> None:
+        """Store an exported journal, without its epochs: they fence writers of another system."""
+        kept = self.stored.setdefault(run, [])
+        for line in lines:
+            if line.startswith(b"{"):
+                told = EXPORTED_END.decode(line)
+                self._ends.setdefault((run, told.number), {})[told.end.index] = told.end
+            else:
+                entries = (msgspec.structs.replace(e, epoch=0) for e in ENTRIES.decode(line))
+                kept.append((next(self._sequence), ENTRIES.encode(tuple(entries))))
+
     async def append(
         self,
         run: str,
@@ -55,8 +85,12 @@ class MemoryJournals:
         kept.append((sequence, ENTRIES.encode(tuple(entries))))
         return sequence
 
-    async def ends(self, run: str, n: int) -> dict[int, ChildEnd]:
-        return dict(self._ends.get((run, n), {}))
+    async def ends(self, run: str, number: int, total: int) -> dict[int, ChildEnd]:
+        return dict(self._ends.get((run, number), {}))
+
+    async def forget(self, run: str) -> None:
+        self._ends = {key: ends for key, ends in self._ends.items() if key[0] != run}
+        await self.unstop(run)
 
     async def tell(self, parent: Parent, run: str, record: RunRecord) -> None:
         ends = self._ends.setdefault((parent.run, parent.n), {})
@@ -110,8 +144,3 @@ class MemoryJournals:
             assert where is not None
             await self.wake(*where, run, f"s{sequence}")
         return sequence
-
-
-def export(stored: Sequence[tuple[int, bytes]]) -> bytes:
-    """A journal as one text, a line for each message."""
-    return b"".join(body + b"\n" for _, body in stored)

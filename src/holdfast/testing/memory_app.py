@@ -43,7 +43,7 @@ from holdfast.payload import Bound
 from holdfast.telemetry import Telemetry
 from holdfast.testing.backend import DeadLetter, MemoryBackend, MemoryOutbox, PublishedEvent
 from holdfast.testing.clock import FakeClock
-from holdfast.testing.flows import MemoryJournals, export
+from holdfast.testing.flows import MemoryJournals
 from holdfast.testing.limits import MemoryGates, MemoryLine
 from holdfast.testing.queue import MemoryDelivery, MemoryQueue, QueuedMessage
 from holdfast.worker.attempt import Call, Caller, Held
@@ -316,7 +316,7 @@ class Memory:
 
     def journal(self, run: str) -> bytes:
         """A flow's journal as it is stored, to be kept as a file and replayed by a test."""
-        return export(self.journals.stored.get(run, []))
+        return self.journals.export(run)
 
     # ---- looking
 

@@ -14,7 +14,6 @@ from typing import Any
 from holdfast.errors import FlowMismatch, InvalidInput
 from holdfast.job import Job
 from holdfast.model import run as runs
-from holdfast.model.journal import FlowJournal
 from holdfast.model.run import RunRecord
 from holdfast.testing.memory_app import Memory, ProcessDied
 
@@ -24,19 +23,23 @@ RUN = "replayed"
 async def replay_flow(flow: Job[Any], journal: bytes) -> str:
     """Call a flow's function against a stored journal; returns what it asks for next.
 
-    Raises `FlowMismatch` if the code no longer fits.
+    Raises `FlowMismatch` if the code no longer fits, or fails before it gets that far.
     """
-    found = FlowJournal(RUN)
-    lines = [line for line in journal.split(b"\n") if line.strip()]
-    for number, line in enumerate(lines, 1):
-        found.read(number, line)
+    memory = Memory(flow.app)
+    memory.journals.restore(RUN, [line for line in journal.split(b"\n") if line.strip()])
+    found = await memory.journals.load(RUN)
     if found.start is None:
         raise InvalidInput("this is not the journal of a flow that has begun and not ended")
-    memory = Memory(flow.app)
     memory.clock.advance(max(0.0, found.created - memory.clock.utc()))
-    memory.journals.stored[RUN] = list(enumerate(lines, 1))
     spec, created = flow.spec, found.created
-    record = RunRecord("parked", spec.group, spec.name, created=created, flow=True)
+    record = RunRecord(
+        "parked",
+        spec.group,
+        spec.name,
+        created=created,
+        flow=True,
+        generation=found.generation,
+    )
     frontier: list[str] = []
 
     def stop(moment: str, step: str) -> None:
@@ -49,8 +52,13 @@ async def replay_flow(flow: Job[Any], journal: bytes) -> str:
         await memory.journals.wake(spec.group, spec.name, RUN, "replay")
         await memory.step()
         ended = await memory.record(RUN)
-    if ended is not None and ended.state == "parked" and ended.error:
+    if ended is not None and ended.state != "done" and ended.error:
         raise FlowMismatch(ended.error)
+    now = await memory.journals.load(RUN)
+    if now.unwind is not None and found.unwind is None:  # what it asks for next would undo it
+        raise FlowMismatch(
+            f"the code fails before it gets as far as the journal: {now.unwind.error}"
+        )
     if frontier:
         return frontier[0]
     return "" if ended is None else ended.waits or ended.state

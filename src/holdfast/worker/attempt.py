@@ -253,6 +253,16 @@ class Held:
         return count_of(self.message.headers, H_CRASHES)
 
     @property
+    def generation(self) -> int:
+        """What tells this life of a flow from earlier ones under the same id, if there may be any.
+
+        A redelivery has it too, so the steps of a flow keep their keys when its worker dies before
+        anything is stored.
+        """
+        reused = self.keyed or self.stamp > 1
+        return self.message.sequence if self.job.spec.flow and reused else 0
+
+    @property
     def sender(self) -> str:
         """The run that sent this one, if any."""
         return cause_of(self.message.headers)

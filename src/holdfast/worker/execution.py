@@ -29,7 +29,7 @@ from holdfast.errors import (
     BrokerError,
     ClaimLost,
     Discard,
-    FlowMismatch,
+    FlowStopped,
     InvalidInput,
     InvalidPayload,
     Retry,
@@ -63,6 +63,10 @@ LEFT_SECONDS: Final = 2.0
 """Redelivery delay of a run that this worker cannot execute."""
 FOREIGN_MOST: Final = 100_000
 """Most runs of other versions to remember: bounds memory."""
+INPUT_CHANGED: Final = (
+    "the input with which the flow began no longer fits its function; let the function accept it, "
+    "for example by a default for a new parameter, then resume the flow"
+)
 HAS_BEGUN: Final = "it had begun before its job became at_most_once, and may not start again"
 CROWDED_SECONDS: Final = 2.0
 """Redelivery delay of a suspect that must wait: as long as a short run takes."""
@@ -178,6 +182,7 @@ class Executor:
             alias=held.alias,
             flow=spec.flow,
             parent=held.parent,
+            generation=held.generation,
         )
         special = spec.debounce or spec.flow or spec.limits
         if special and not await self._admit(held, fresh):
@@ -401,6 +406,8 @@ class Executor:
         told = runs.close_crashed(record, self._now()) if running else record
         letter = await self._settle.write_letter(held, reason, error, "", told)
         if ended := await self.claims.give_up(held.run, record, revision, state=state, error=error):
+            if held.job.spec.flow:
+                await self._flow.given_up(held, ended)
             await self._settle.file(held, ended)
             await self._settle.over(held)
         else:
@@ -417,18 +424,8 @@ class Executor:
                 held, "timeout", "the run's time was over before this attempt", ""
             )
             return
-        try:
-            bound = held.decode()
-        except UnknownMember as error:
-            await self._unknown(held, held.conceal(f"InvalidPayload: {error}"))
-            return
-        except InvalidPayload as error:
-            await self._settle.dead(held, "invalid", held.conceal(f"InvalidPayload: {error}"), "")
-            return
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - the user's own types are made here
-            await self._settle.dead(held, "invalid", *story_of(error, held))
+        bound = await self._decoded(held)
+        if bound is None:
             return
         if spec.delivery == "at_most_once" and not await self._ack_first(held):
             return
@@ -444,6 +441,26 @@ class Executor:
             await self._logs.flush_attempt(held.run, held.attempt)
         outcome = await self._ended(held)
         tally.finish(outcome, self._clock.monotonic() - began)
+
+    async def _decoded(self, held: Held) -> Bound | None:
+        """The arguments of the call; None: they do not fit, and the message was dealt with."""
+        flow = held.flow
+        try:
+            return held.decode()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the user's own types are made here
+            fits_not = isinstance(error, InvalidPayload)
+            line = held.conceal(f"InvalidPayload: {error}") if fits_not else error_line(error, held)
+            if flow is not None and flow.has_done_something:
+                log.error("flow %s is stopped: %s", held.run, line)
+                await self._settle.parked(held, flow.stopped(f"{INPUT_CHANGED}: {line}"))
+            elif isinstance(error, UnknownMember):
+                await self._unknown(held, line)
+            else:
+                trace = "" if fits_not else traceback_of(error, held)
+                await self._settle.dead(held, "invalid", line, trace)
+        return None
 
     async def _run(self, held: Held, bound: Bound, limit: float | None) -> None:
         """Call the handler until it has ended or was given up."""
@@ -509,6 +526,7 @@ class Executor:
         end = flow.journal.end
         if end is None or not flow.ended_before:
             return False
+        await self._flow.clean(held)
         await self._settle.ended_before(held, end)
         return True
 
@@ -517,10 +535,11 @@ class Executor:
         if flow.lost is not None:
             raise flow.lost
         if flow.again:
-            return await self._settle.parked(held, Park("its next call"), back=True)
+            wait = busy_delay(held.message.deliveries)
+            return await self._settle.parked(held, Park("its next call"), back=wait)
         if flow.park is not None:
             return await self._settle.parked(held, flow.park)
-        if isinstance(error, (FlowMismatch, Unreadable)):
+        if isinstance(error, (FlowStopped, Unreadable)):
             log.error("flow %s is stopped: %s", held.run, error)
             return await self._settle.parked(held, flow.stopped(error))
         undone = flow.story_of_undo()
@@ -540,7 +559,7 @@ class Executor:
         """A flow was cancelled, or its time is over, while it ran: its next call unwinds it."""
         if held.cause is Interrupt.CANCEL:
             await self._flow.stop(held)
-        return await self._settle.parked(held, Park("its end"), back=True)
+        return await self._settle.parked(held, Park("its end"), back=0.0)
 
     # ---- the end
 

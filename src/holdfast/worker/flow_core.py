@@ -22,9 +22,13 @@ from holdfast import durations
 from holdfast.errors import (
     BrokerError,
     ClaimLost,
+    Conflict,
     FlowMismatch,
+    FlowStopped,
     HoldfastError,
     InvalidInput,
+    PayloadTooLarge,
+    TryAgain,
     Unreadable,
 )
 from holdfast.flow import Parked, Unwound
@@ -32,6 +36,7 @@ from holdfast.model.journal import FlowJournal, FlowReplay, JournalEntry
 from holdfast.model.message import user_headers
 from holdfast.model.run import NO_RESULT
 from holdfast.ownership.journals import Writer
+from holdfast.payload import decode_result
 from holdfast.worker.attempt import Held
 
 if TYPE_CHECKING:
@@ -42,6 +47,10 @@ log = logging.getLogger("holdfast.flows")
 STOPPED_SECONDS: Final = (5.0, 3_600.0)
 """When a flow that does not fit this code is tried again: first soon, since another worker may have
 the code, then each time after twice as long, so that a repair needs no operator."""
+
+
+DUE_MARK: Final = "t"
+"""Of the wake that is stored for later: a flow has one at most."""
 
 
 class Park(NamedTuple):
@@ -84,16 +93,26 @@ class FlowCore:
         limit = held.job.spec.run_timeout_seconds
         self.deadline = held.created + limit if limit is not None else math.inf
 
+    @property
+    def generation(self) -> int:
+        """Which life of the flow's id this is: as its journal began, or as its claim says."""
+        claim = self._held.claim
+        assert claim is not None
+        return self.journal.generation if self.journal.start else claim.record.generation
+
     # ---- opening
 
     @property
     def ended_before(self) -> bool:
         """Whether the flow ended, and only its record was not settled.
 
-        A replay by an operator has a higher number, and starts the flow from its beginning.
+        A replay by an operator has a higher number and another generation, and starts the flow from
+        its beginning.
         """
-        end = self.journal.end
-        return end is not None and self._held.stamp <= end.attempt
+        end, claim = self.journal.end, self._held.claim
+        assert claim is not None
+        same = end is not None and end.generation == claim.record.generation
+        return same and end is not None and self._held.stamp <= end.attempt
 
     def _start(self) -> JournalEntry:
         held, body = self._held, self._held.message.body
@@ -103,6 +122,7 @@ class FlowCore:
             since=held.created,
             epoch=self._writer.epoch,
             node=self._flows.node,
+            generation=self.generation,
             value=msgspec.Raw(body) if body else NO_RESULT,
             total=int(body == b"null"),
             headers=user_headers(held.message.headers),
@@ -122,6 +142,30 @@ class FlowCore:
         await self._writer.append(first)
         if why := await self._flows.journals.stopped(self._held.run):
             self.unwinding = Unwound("cancelled", why)
+
+    # ---- what is stored
+
+    @property
+    def has_done_something(self) -> bool:
+        """Whether the flow got on in an earlier call, so that its code has changed since."""
+        return bool(self.journal.operations or self.journal.tried)
+
+    def _decoded(self, body: bytes, kind: Any, what: str) -> Any:
+        """A stored value as the type that the code expects now."""
+        if body == b"null":
+            return None
+        try:
+            return decode_result(body, kind)
+        except InvalidInput as error:
+            raise FlowMismatch(
+                f"operation {self.replay.position}: the stored result of {what} no longer fits "
+                f"its type: {error}. Let the type accept what is stored, for example by a default "
+                "for a new member, then resume the flow",
+                operation=self.replay.position,
+            ) from error
+
+    async def _fetched(self, body: bytes, name: str) -> bytes:
+        return await self._flows.outbox.fetch(name) if name else body
 
     # ---- the call
 
@@ -165,10 +209,16 @@ class FlowCore:
         except (Unreadable, FlowMismatch) as error:
             self._mismatch = error
             raise
-        except BrokerError as error:  # nothing the function could do about it
+        except (TryAgain, Conflict) as error:  # nothing the function could do about it
             log.warning("flow %s is left to its redelivery: %s", self._held.run, error)
             self.again = True
             raise Parked from None
+        except BrokerError as error:  # a repetition would fail in the same way
+            self._mismatch = FlowStopped(
+                f"operation {self.replay.position}: {what} cannot be done: {error}. Repair that, "
+                "then resume the flow"
+            )
+            raise self._mismatch from error
         finally:
             self._busy = ""
 
@@ -184,8 +234,12 @@ class FlowCore:
         if not self._lazy:
             await self._writer.append(*pending, *entries)
             return
+        first = self._start()
         try:
-            await self._writer.append(self._start(), *pending, *entries)
+            await self._writer.append(first, *pending, *entries)
+        except PayloadTooLarge:  # together with the flow's payload
+            await self._writer.append(first)
+            await self._writer.append(*pending, *entries)
         except ClaimLost:
             if self._held.lost:
                 raise
@@ -215,23 +269,26 @@ class FlowCore:
         await self._append(unwind)
         raise reason
 
-    async def _wait(self, waits: str, due: float = 0.0, n: int = 0) -> None:
-        """Park; at the latest, the flow is called again when it is due or its time is over."""
+    async def _wait(self, waits: str, due: float = 0.0) -> None:
+        """Park; at the latest, the flow is called again when it is due or its time is over.
+
+        The wake replaces the one of the wait before.
+        """
         at = min(due or math.inf, self.deadline if self.unwinding is None else math.inf)
         if at < math.inf:
             spec = self._held.job.spec
-            await self._flows.journals.wake(spec.group, spec.name, self._held.run, f"t{n}", at)
+            await self._flows.journals.wake(spec.group, spec.name, self._held.run, DUE_MARK, at)
         await self._flush()
         self.park = Park(waits, at if at < math.inf else 0.0)
         raise Parked
 
-    async def _pause(self, waits: str, due: float, n: int) -> None:
+    async def _pause(self, waits: str, due: float) -> None:
         """Wait here if it is not worth parking."""
         left = due - self._now()
         if left <= self._flows.near_seconds:
             await self._flows.clock.sleep(max(0.0, left))
             return
-        await self._wait(waits, due, n)
+        await self._wait(waits, due)
 
     # ---- the end
 
@@ -250,22 +307,14 @@ class FlowCore:
     ) -> None:
         """Replace the journal by one entry that says how the flow ended, and expires."""
         self._pending = []
-        end = JournalEntry(
-            "end",
-            at=self._now(),
-            epoch=self._writer.epoch,
-            node=self._flows.node,
-            state=state,
-            error=error,
-            value=msgspec.Raw(value) if value else NO_RESULT,
-            object=stored,
-            attempt=self._held.stamp,
-            since=self.journal.created or self._held.created,
-            story=self.journal.story(),
+        leftovers = self.journal.leftovers()
+        end = self._flows.end_of(
+            self._held, self.journal, state, error=error, value=value, stored=stored
         )
+        end = msgspec.structs.replace(end, epoch=self._writer.epoch, generation=self.generation)
         await self._writer.append(end, ttl=self._flows.kept_seconds)
-        if self.unwinding is not None:
-            await self._flows.journals.unstop(self._held.run)
+        if leftovers or self.unwinding is not None:
+            await self._flows.clean(self._held, leftovers)
 
     def stopped(self, error: BaseException | str) -> Park:
         """Park the flow with the reason why it cannot continue."""

@@ -21,7 +21,7 @@ from holdfast import durations
 from holdfast.context import sending
 from holdfast.errors import (
     Discard,
-    FlowMismatch,
+    FlowStopped,
     FlowTooLong,
     InvalidInput,
     Retry,
@@ -35,7 +35,7 @@ from holdfast.model import backoff
 from holdfast.model.backoff import Backoff
 from holdfast.model.journal import JournalEntry
 from holdfast.model.run import NO_RESULT
-from holdfast.names import step_object
+from holdfast.names import step_key, step_object
 from holdfast.payload import decode_result, encode_result
 from holdfast.worker.flow_core import FlowCore
 from holdfast.worker.settling import error_line
@@ -44,8 +44,9 @@ log = logging.getLogger("holdfast.flows")
 
 SOON_SECONDS: Final = 0.005
 """Scheduled wakes may come this much early, by the worker's idea of the server's clock."""
-OBJECT_SECONDS: Final = 30 * durations.DAY
-"""How long a large result of a step is kept: as long as flows usually live."""
+REPAIR_SECONDS: Final = 30 * durations.DAY
+"""How much longer than its flow may take a large result is kept: a stopped flow has to be
+repaired."""
 
 
 class FlowSteps(FlowCore):
@@ -69,7 +70,7 @@ class FlowSteps(FlowCore):
             self._remember(self.replay.finish)
             return value
         self._check()
-        if isinstance(error, (FlowMismatch, Unreadable)):
+        if isinstance(error, (FlowStopped, Unreadable)):
             raise error
         await self._undo_all(error)
         raise error
@@ -97,6 +98,7 @@ class FlowSteps(FlowCore):
             policy = retry if retry is not None else backoff.DEFAULT
             work = functools.partial(func, *args, **kwargs)
             entry = await self._attempts(n, called, work, policy, timeout, tried, "step")
+            entry = _checked(entry, returns)
             await self._append(entry)
             if self._flows.on_step is not None:
                 self._flows.on_step("after", called)
@@ -116,12 +118,13 @@ class FlowSteps(FlowCore):
         began = tried.since if tried else self._now()
         attempt = tried.attempt if tried else 0
         if tried is not None and tried.due > self._now() + SOON_SECONDS:
-            await self._pause(f"retry of {kind} {name}", tried.due, n)
+            await self._pause(f"retry of {kind} {name}", tried.due)
         while True:
             attempt += 1
             if self._flows.on_step is not None:
                 self._flows.on_step("before", name)
-            step = FlowStep(f"{self._held.run}.{kind}.{n}", self._writer.epoch, attempt)
+            key = step_key(self._held.run, self.generation, kind, n)
+            step = FlowStep(key, self._writer.epoch, attempt)
             value, error = await self._call(work, step, timeout)
             if self._flows.on_step is not None:
                 self._flows.on_step("called", name)
@@ -157,7 +160,7 @@ class FlowSteps(FlowCore):
                     state=state,
                 )
             )
-            await self._pause(f"retry of {kind} {name}", due, n)
+            await self._pause(f"retry of {kind} {name}", due)
 
     async def _call(
         self, work: functools.partial[Any], step: FlowStep, timeout: float | None
@@ -196,7 +199,7 @@ class FlowSteps(FlowCore):
         stored = ""
         if len(body) > self._flows.outbox.largest_result:
             stored = step_object(self._held.run, n, self._writer.epoch)
-            await self._flows.outbox.keep(stored, body, OBJECT_SECONDS)
+            await self._flows.outbox.keep(stored, body, self._kept_seconds)
             body = b"null"
         return JournalEntry(
             done,
@@ -209,14 +212,18 @@ class FlowSteps(FlowCore):
             attempt=attempt,
         )
 
+    @property
+    def _kept_seconds(self) -> float | None:
+        """How long a large result is kept if the flow's end does not remove it; None: for ever."""
+        limit = self._held.job.spec.run_timeout_seconds
+        return None if limit is None else limit + REPAIR_SECONDS
+
     async def _stored(self, entry: JournalEntry, returns: Any) -> Any:
         """What an operation returns, the same on its first call and in every replay."""
         if entry.error:
             raise StepFailed(entry.name, entry.error, entry.attempt)
-        body = bytes(entry.value)
-        if entry.object:
-            body = await self._flows.outbox.fetch(entry.object)
-        return None if body == b"null" else decode_result(body, returns)
+        body = await self._fetched(bytes(entry.value), entry.object)
+        return self._decoded(body, returns, f"step {entry.name!r}")
 
     # ---- values
 
@@ -277,6 +284,21 @@ class FlowSteps(FlowCore):
                         k, name, work, backoff.DEFAULT, None, tried, "undo"
                     )
                     await self._append(entry)
+
+
+def _checked(entry: JournalEntry, returns: Any) -> JournalEntry:
+    """The entry of a step; an error if its result is not what its annotation says.
+
+    It was never read as that, so a later replay would take it for a change of the code.
+    """
+    if entry.error or entry.value == NO_RESULT:
+        return entry
+    try:
+        decode_result(bytes(entry.value), returns)
+    except InvalidInput as error:
+        line = error_line(error)
+        return msgspec.structs.replace(entry, value=NO_RESULT, error=line)
+    return entry
 
 
 def _wait_after(error: BaseException, policy: Backoff, attempt: int, seed: str) -> float | None:

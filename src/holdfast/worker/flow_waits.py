@@ -6,9 +6,6 @@ is then called again and finds the wait over.
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -19,24 +16,27 @@ from holdfast.client.run import Request
 from holdfast.clock import rfc3339
 from holdfast.errors import (
     FlowTooLong,
-    HoldfastError,
     InvalidInput,
+    InvalidPayload,
     RunCancelled,
     RunFailed,
     RunLost,
 )
 from holdfast.flow import FlowEvent, Settled
-from holdfast.model.journal import MOST_CHILDREN, ChildEnd, JournalEntry, Parent, missing
+from holdfast.model.journal import (
+    MOST_CHILDREN,
+    ChildEnd,
+    JournalEntry,
+    Parent,
+    gather_number,
+    missing,
+)
 from holdfast.model.run import NO_RESULT
 from holdfast.names import H_PARENT, child_run
 from holdfast.ownership.journals import wake_message
 from holdfast.payload import decode_result
 from holdfast.worker.flow_steps import SOON_SECONDS, FlowSteps
 
-log = logging.getLogger("holdfast.flows")
-
-CANCELS_AT_ONCE: Final = 50
-"""Children that are cancelled concurrently: each takes a few requests."""
 STOPPING_SECONDS: Final = 5.0
 """How long a flow waits before it asks children to stop again."""
 
@@ -58,13 +58,8 @@ class FlowCall(FlowSteps):
             if stored.due <= self._now() + SOON_SECONDS:
                 return
             if self.unwinding is not None or self._now() >= self.deadline:
-                await self._unwake(n)
                 await self._frontier(n)
-            await self._pause(f"until {rfc3339(stored.due)}", stored.due, n)
-
-    async def _unwake(self, n: int) -> None:
-        spec = self._held.job.spec
-        await self._flows.journals.unwake(spec.group, spec.name, self._held.run, f"t{n}")
+            await self._pause(f"until {rfc3339(stored.due)}", stored.due)
 
     # ---- children
 
@@ -86,7 +81,7 @@ class FlowCall(FlowSteps):
                 await self._send(n, requests, {})
                 ends: dict[int, ChildEnd] = {}
             else:
-                ends = await self._flows.journals.ends(self._held.run, n)
+                ends = await self._ends(n, total)
                 if n not in self.journal.ends:
                     await self._send(n, requests, ends)
             if len(ends) < total:
@@ -95,12 +90,20 @@ class FlowCall(FlowSteps):
                 await self._unwind(n, self.unwinding)  # they were stopped with the flow
             return await self._results(requests, ends, settled)
 
+    async def _ends(self, n: int, total: int) -> dict[int, ChildEnd]:
+        number = gather_number(n, self.generation)
+        return await self._flows.journals.ends(self._held.run, number, total)
+
     def _child(self, n: int, index: int, total: int, request: Request) -> Request:
-        spec = self._held.job.spec
-        run = child_run(request.group, request.spec.name, self._held.run, n, index)
+        spec, parent, number = (
+            self._held.job.spec,
+            self._held.run,
+            gather_number(n, self.generation),
+        )
+        run = child_run(request.group, request.spec.name, parent, number, index)
         headers = dict(request.headers)
         if total:
-            headers[H_PARENT] = str(Parent(self._held.run, spec.group, spec.name, n, index, total))
+            headers[H_PARENT] = str(Parent(parent, spec.group, spec.name, number, index, total))
         return msgspec.structs.replace(
             request,
             run=run,
@@ -125,29 +128,21 @@ class FlowCall(FlowSteps):
             self._time_is_over()
         if self.unwinding is not None:
             await self._stop_children(n, requests, ends)
-            ends |= await self._flows.journals.ends(self._held.run, n)
+            ends |= await self._ends(n, total)
             if len(ends) >= total:
                 await self._unwind(n, self.unwinding)
             left = total - len(ends)
             again = self._now() + STOPPING_SECONDS
-            await self._wait(f"{left} of {total} children to stop: {name}", again, n)
+            await self._wait(f"{left} of {total} children to stop: {name}", again)
         left = total - len(ends)
-        await self._wait(f"{left} of {total} children: {name}", 0.0, n)
+        await self._wait(f"{left} of {total} children: {name}")
 
     async def _stop_children(
         self, n: int, requests: Sequence[Request], ends: dict[int, ChildEnd]
     ) -> None:
-        limit, total = asyncio.Semaphore(CANCELS_AT_ONCE), len(requests)
-
-        async def stop(index: int) -> None:
-            child = self._child(n, index, total, requests[index])
-            async with limit:
-                try:
-                    await self._flows.backend().cancel_child(child)
-                except (HoldfastError, TimeoutError) as error:
-                    log.info("child %s of flow %s: %s", child.run, self._held.run, error)
-
-        await asyncio.gather(*map(stop, missing(total, ends)))
+        total = len(requests)
+        left = (self._child(n, i, total, requests[i]) for i in missing(total, ends))
+        await self._flows.cancel_children(self._held.run, left)
 
     async def _results(
         self, requests: Sequence[Request], ends: dict[int, ChildEnd], settled: bool
@@ -158,11 +153,9 @@ class FlowCall(FlowSteps):
             job, end = jobs.get(request.spec.name), ends[index]
             value = None
             if end.state == "done":
-                body = bytes(end.result)
-                if end.result_object:
-                    body = await self._flows.outbox.fetch(end.result_object)
+                body = await self._fetched(bytes(end.result), end.result_object)
                 returns = job.signature.returns if job is not None else Any
-                value = None if body == b"null" else decode_result(body, returns)
+                value = self._decoded(body, returns, f"child {end.run}")
             elif not settled:
                 raise _failure(end, request)
             found.append(Settled(end.run, end.state, value, end.error) if settled else value)
@@ -198,13 +191,17 @@ class FlowCall(FlowSteps):
                 await self._append(stored)
             got = self.journal.ends.get(n)
             if got is None:
-                got = await self._receive(n, stored, name, key)
+                got = await self._receive(n, stored, name, key, kind)
             if got.missing:
                 return None
-            data = None if got.value == NO_RESULT else decode_result(bytes(got.value), kind)
+            if got.error:  # as it was received: anybody may have sent it
+                raise InvalidPayload(got.error)
+            data = self._decoded(bytes(got.value), kind, f"event {called!r}")
             return FlowEvent(data, datetime.fromtimestamp(got.at, UTC), got.by)
 
-    async def _receive(self, n: int, stored: JournalEntry, name: str, key: str) -> JournalEntry:
+    async def _receive(
+        self, n: int, stored: JournalEntry, name: str, key: str, kind: Any
+    ) -> JournalEntry:
         journals, run = self._flows.journals, self._held.run
         spec = self._held.job.spec
         while True:
@@ -215,34 +212,30 @@ class FlowCall(FlowSteps):
                 and last.at >= self.journal.created
                 and after > self.journal.taken.get(stored.name, 0)
             ):
+                value = _event_value(last.body)
                 got = JournalEntry(
                     "got",
                     n,
                     stored.name,
                     last.at,
-                    value=_event_value(last.body),
+                    value=value,
                     sequence=after,
                     by=last.by,
+                    error=_misfit(value, kind),
                 )
                 break
             if stored.due and stored.due <= self._now() + SOON_SECONDS:
                 got = JournalEntry("got", n, stored.name, self._now(), missing=True)
                 break
             if self.unwinding is not None or self._now() >= self.deadline:
-                await self._no_longer(n, name, key)
+                await journals.unwait(name, key, run)
                 await self._frontier(n)
             wake = wake_message(self._flows.outbox.names, spec.group, spec.name, run, "")
             if await journals.wait(name, key, wake, run, after):
-                await self._wait(f"event {name}, key {key}", stored.due, n)
+                await self._wait(f"event {name}, key {key}", stored.due)
         await self._append(got)
-        await self._no_longer(n, name, key, stored.due)
+        await journals.unwait(name, key, run)
         return got
-
-    async def _no_longer(self, n: int, name: str, key: str, due: float = 1.0) -> None:
-        """Take back what was stored for the wait."""
-        await self._flows.journals.unwait(name, key, self._held.run)
-        if due or self.deadline < math.inf:
-            await self._unwake(n)
 
 
 def _event_value(body: bytes) -> msgspec.Raw:
@@ -254,6 +247,17 @@ def _event_value(body: bytes) -> msgspec.Raw:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return msgspec.Raw(msgspec.json.encode(body.decode(errors="replace")))
     return msgspec.Raw(body)
+
+
+def _misfit(value: msgspec.Raw, kind: Any) -> str:
+    """Why the data of an event is not what the flow expects; empty if it is."""
+    if value == NO_RESULT:
+        return ""
+    try:
+        decode_result(bytes(value), kind)
+    except InvalidInput as error:
+        return str(error)
+    return ""
 
 
 def _check_children(requests: Sequence[Any]) -> None:

@@ -17,20 +17,37 @@ with the reason, and tried again now and then, because another worker may have t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from holdfast.client.run import Backend
+import msgspec
+
+from holdfast.client.run import Backend, Request
 from holdfast.clock import Clock
-from holdfast.errors import ClaimLost, OutcomeUnknown, Unreadable
-from holdfast.model.journal import FlowJournal, JournalEntry, check_epoch
+from holdfast.errors import ClaimLost, HoldfastError, OutcomeUnknown, Unreadable
+from holdfast.model.job import JobSpec
+from holdfast.model.journal import (
+    FlowJournal,
+    JournalEntry,
+    check_epoch,
+    children_of,
+    missing,
+)
+from holdfast.model.run import NO_RESULT, RunRecord
 from holdfast.ownership.claims import Claims
 from holdfast.ownership.journals import Journals
 from holdfast.worker.attempt import Held
-from holdfast.worker.flow_core import Park
+from holdfast.worker.flow_core import DUE_MARK, Park
 from holdfast.worker.flow_waits import FlowCall
 from holdfast.worker.settling import Outbox
 
+log = logging.getLogger("holdfast.flows")
+
+CANCELS_AT_ONCE: Final = 50
+"""Children that are cancelled concurrently: each takes a few requests."""
 OPEN_TRIES: Final = 10
 """How often a new holder reads the journal again because its predecessor has just written."""
 NEAR_SECONDS: Final = 1.0
@@ -47,6 +64,11 @@ def busy_delay(deliveries: int) -> float:
     """How long a wake of a running flow waits."""
     first, longest = BUSY_SECONDS
     return min(longest, first * 2.0 ** min(deliveries - 1, 10))
+
+
+def _child(run: str, group: str, job: str) -> Request:
+    """A child as far as its flow's journal knows it: enough to cancel it."""
+    return Request(JobSpec(job, group), group, run, b"")
 
 
 class FlowRunner:
@@ -110,10 +132,14 @@ class FlowRunner:
             if wait > 0 and not held.wake.startswith("x"):
                 await held.message.nak(min(wait, LONGEST_NAK_SECONDS))
                 return False
-        elif journal.start is None or journal.end is not None:
-            await held.message.ack()  # it ended a while ago
-            return False
-        return True
+        if journal.running or held.wake.startswith("r"):
+            return True
+        if journal.end is not None and record is not None and record.state in ("parked", "running"):
+            return True  # only its record does not say so yet
+        await held.message.ack()  # it has ended, or the message with its payload is still to come
+        if journal.end is not None:
+            await self.journals.unstop(held.run)
+        return False
 
     def _restore_message(self, held: Held, start: JournalEntry) -> None:
         """A wake carries nothing: its payload and headers are in the journal."""
@@ -152,6 +178,84 @@ class FlowRunner:
                 continue
             return call
         raise OutcomeUnknown(f"the journal of {held.run} is being written by others")
+
+    # ---- the end
+
+    def end_of(
+        self,
+        held: Held,
+        journal: FlowJournal,
+        state: str,
+        *,
+        error: str = "",
+        value: bytes = b"",
+        stored: str = "",
+    ) -> JournalEntry:
+        """What is kept of a journal when its flow has ended."""
+        return JournalEntry(
+            "end",
+            at=self.now(),
+            epoch=journal.epoch,
+            node=self.node,
+            generation=journal.generation,
+            state=state,
+            error=error,
+            value=msgspec.Raw(value) if value else NO_RESULT,
+            object=stored,
+            attempt=held.stamp,
+            since=journal.created or held.created,
+            story=journal.story(),
+        )
+
+    async def clean(self, held: Held, leftovers: Sequence[JournalEntry] = ()) -> None:
+        """Remove what waits and results have left outside the journal. Best effort."""
+        spec = held.job.spec
+        await self.journals.forget(held.run)
+        await self.journals.unwake(spec.group, spec.name, held.run, DUE_MARK)
+        for entry in leftovers:
+            if entry.object:
+                await self.outbox.forget(entry.object)
+
+    async def cancel_children(self, run: str, children: Iterable[Request]) -> None:
+        """Ask children to stop; each tells its flow."""
+        limit = asyncio.Semaphore(CANCELS_AT_ONCE)
+
+        async def stop(child: Request) -> None:
+            async with limit:
+                try:
+                    await self.backend().cancel_child(child)
+                except (HoldfastError, TimeoutError) as error:
+                    log.info("child %s of flow %s: %s", child.run, run, error)
+
+        await asyncio.gather(*map(stop, children))
+
+    async def given_up(self, held: Held, record: RunRecord) -> None:
+        """A flow is given up without another call: stop its children, and fold its journal.
+
+        Best effort: what is left is only storage, and children that nobody waits for.
+        """
+        try:
+            journal = await self.journals.load(held.run)
+            if not journal.running:
+                return
+            entry = journal.newest
+            if entry is not None and entry.kind == "gather":
+                ends = await self.journals.ends(
+                    held.run, journal.gather_number(entry.n), entry.total
+                )
+                children = children_of(journal, entry)
+                left = (children[i] for i in missing(len(children), ends))
+                await self.cancel_children(held.run, itertools.starmap(_child, left))
+            elif entry is not None and entry.kind == "event":
+                event, _, key = entry.name.partition(" ")
+                await self.journals.unwait(event, key, held.run)
+            end = self.end_of(held, journal, record.state, error=record.error)
+            await self.journals.append(
+                held.run, [end], expected=journal.last, epoch=end.epoch, ttl=self.kept_seconds
+            )
+            await self.clean(held, journal.leftovers())
+        except (HoldfastError, TimeoutError) as error:
+            log.warning("flow %s was given up, and is not cleaned up: %s", held.run, error)
 
     async def stop(self, held: Held) -> None:
         """A running flow was cancelled: its next call unwinds it."""

@@ -257,13 +257,14 @@ class Settler:
         await quietly(self.over(held))
         return "cancelled"
 
-    async def parked(self, held: Held, park: Park, *, back: bool = False) -> Outcome:
-        """A flow waits: what wakes it is stored. `back`: its message is given back at once."""
+    async def parked(self, held: Held, park: Park, *, back: float | None = None) -> Outcome:
+        """A flow waits: what wakes it is stored. `back`: its message is given back instead, to be
+        delivered again after so many seconds."""
         assert held.claim is not None
         if park.error:
             spec, mark = held.job.spec, "tstopped"
             await self._surely(held, lambda: self._outbox.wake(spec, held.run, mark, park.due))
-        number = held.stamp + 1 if held.places and not back else None
+        number = held.stamp + 1 if held.places and back is None else None
         await self._claims.settle(
             held.claim,
             "parked",
@@ -274,7 +275,7 @@ class Settler:
             begun=False,
             waits=park.waits,
         )
-        await quietly(held.message.nak() if back else self.over(held))
+        await quietly(self.over(held) if back is None else held.message.nak(back))
         return "parked"
 
     async def ended_before(self, held: Held, end: JournalEntry) -> None:

@@ -60,14 +60,16 @@ class SignalWatch:
                 task.cancel()
 
     async def _forget(self) -> None:
-        """Remove events that have no TTL once they are as old as others may become."""
+        """Remove events that have no TTL once they are as old as others may become, and the ends
+        of children that no flow waits for."""
         broker = self._client.broker
         while True:
             before = broker.server_now() - self._client.records.event_days * DAY
             try:
                 await self._client.journals.forget_events(before)
+                await self._client.journals.forget_ends()
             except BrokerError as error:
-                log.debug("old events are kept for now: %s", error)
+                log.debug("old events and ends of children are kept for now: %s", error)
             await broker.clock.sleep(FORGET_SECONDS)
 
     async def _ensure(self) -> None:
