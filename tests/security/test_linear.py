@@ -113,7 +113,8 @@ BOUNDED = {"holdfast.durations._PART"}
 """Patterns that take the square of a text whose length is limited before."""
 OWN = {"holdfast.settings.document.mask"}
 """Functions over what the operator's own folder holds: unclosed templates take the square there."""
-PRINTS = {"say", "note", "block", "complain", "confirm"}
+ACTS = {"say", "note", "block", "complain", "confirm", "edited"}
+"""Functions that print, ask, or open an editor."""
 
 
 def modules() -> Iterator[types.ModuleType]:
@@ -161,7 +162,7 @@ def readers() -> dict[str, Callable[[str], object]]:
     for name in READERS:
         module = importlib.import_module(name)
         for key, value in vars(module).items():
-            if inspect.isfunction(value) and value.__module__ == name and key not in PRINTS:
+            if inspect.isfunction(value) and value.__module__ == name and key not in ACTS:
                 call = _calling(value)
                 if call is not None and f"{name}.{key}" not in OWN:
                     found[f"{name}.{key}"] = call
