@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, event, func, select
@@ -14,8 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from holdfast import Holdfast
+from holdfast.errors import InvalidInput
 from holdfast.integrations import outbox
-from holdfast.integrations.relay import WaitingRow, turns
+from holdfast.integrations import relay as relays
+from holdfast.integrations.relay import Batch, WaitingRow, turns
 from holdfast.server import Server
 from tests.integration.support import Seen, working
 from tests.postgres import Postgres
@@ -31,7 +36,7 @@ async def app(nats: Server, namespace: str) -> AsyncIterator[Holdfast]:
 
 @pytest.fixture
 def engine(postgres: Postgres) -> Iterator[Engine]:
-    engine = create_engine(postgres.url)
+    engine = create_engine(postgres.url, pool_pre_ping=True)  # Postgres is killed below
     outbox.metadata.drop_all(engine)
     outbox.create(engine)
     yield engine
@@ -72,13 +77,15 @@ async def test_run_exists_if_the_transaction_commits(
 async def test_async_session_and_engine(
     app: Holdfast, engine: Engine, postgres: Postgres, seen: Seen
 ) -> None:
-    """`AsyncSession` writes rows, and a relay on an async engine sends them."""
+    """An async engine creates the table, `AsyncSession` writes rows, and a relay sends them."""
 
     @app.job
     async def charge(order: int) -> None:
         seen.append(order)
 
     async_engine = create_async_engine(postgres.url)
+    outbox.metadata.drop_all(engine)
+    await outbox.create(async_engine)
     async with AsyncSession(async_engine) as session, session.begin():
         outbox.enqueue(session, charge, 7)
     relay = outbox.Relay(app, async_engine)
@@ -141,6 +148,119 @@ async def test_row_that_cannot_be_sent_is_set_aside(
     assert "2,0" in reasons[1]
 
 
+async def test_row_for_a_forbidden_group_is_set_aside(
+    engine: Engine, seen: Seen, tmp_path: Path
+) -> None:
+    """The relay's login may not send to one group: those rows stay, and the others are sent."""
+    login = tmp_path / "login.conf"
+    login.write_text(
+        "authorization { users: [{ user: relay, password: p, permissions: "
+        '{ publish: { deny: ["hf.job.billing.>"] } } }] }'
+    )
+    with Server(fast=True, includes=[login]) as server:
+        async with Holdfast("shop", nats_url=server.url.replace("//", "//relay:p@")) as app:
+
+            @app.job
+            async def ship(order: int) -> None:
+                seen.append(order)
+
+            with Session(engine) as session, session.begin():
+                for order in range(10):
+                    chosen = ship if order % 3 else ship.options(group="billing")
+                    outbox.enqueue(session, chosen, order)
+            assert await outbox.Relay(app, engine).send_all() == 6
+            async with working(app):
+                await seen.wait(6)
+    assert sorted(seen) == [1, 2, 4, 5, 7, 8]
+    with Session(engine) as session:
+        reasons = session.scalars(select(outbox.OutboxRow.error)).all()
+    assert len(reasons) == 4
+    assert all("permissions violation" in (reason or "") for reason in reasons)
+
+
+async def test_options_of_a_run_travel_with_its_row(
+    app: Holdfast, engine: Engine, seen: Seen
+) -> None:
+    """A priority of its own is kept; what cannot be kept is refused when the row is written."""
+
+    @app.job
+    async def charge(order: int) -> None:
+        seen.append(order)
+
+    with Session(engine) as session, session.begin():
+        for order in range(20):
+            outbox.enqueue(session, charge, order)
+        outbox.enqueue(session, charge.options(priority="high"), 99)
+        replacing = charge.options(key="k", on_duplicate="replace")
+        with pytest.raises(InvalidInput, match="on_duplicate"):
+            outbox.enqueue(session, replacing, 1)
+    assert await outbox.Relay(app, engine).send_all() == 21
+    async with working(app, concurrency=1):
+        await seen.wait(21)
+    assert seen.index(99) < 10
+
+
+class Broken(relays.Table):
+    """A table whose driver has a bug, for a while."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def batch(self, most: int) -> AbstractAsyncContextManager[Batch]:
+        self.asked += 1
+        raise RuntimeError("the driver is broken")
+
+
+async def test_relay_that_cannot_work_ends(app: Holdfast) -> None:
+    """As a process it raises what is no outage, so that it is started again."""
+    with pytest.raises(RuntimeError, match="driver"):
+        await relays.Relay(app, Broken()).run()
+
+
+async def test_relay_in_a_worker_says_why_and_tries_again(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing would start it again there."""
+    monkeypatch.setattr(relays, "AFTER_ERROR_SECONDS", 0.01)
+    table = Broken()
+    relay = relays.Relay(app, table)
+    with caplog.at_level(logging.ERROR, "holdfast.outbox"):
+        await relay.start()
+        await until(lambda: table.asked > 2, what="another try")
+    await relay.aclose()
+    assert "the driver is broken" in caplog.text
+
+
+async def test_relay_waits_for_a_database_whose_driver_raises_its_own_errors(
+    app: Holdfast, engine: Engine, seen: Seen
+) -> None:
+    """Not every driver's error of connecting is one of SQLAlchemy's."""
+
+    @app.job
+    async def charge(order: int) -> None:
+        seen.append(order)
+
+    tries = 0
+
+    @event.listens_for(engine, "do_connect")
+    def refuse(*_: object) -> None:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise ValueError("the database system is starting up")
+
+    engine.dispose()
+    relay = outbox.Relay(app, engine)
+    running = asyncio.create_task(relay.run())
+    await until(lambda: tries >= 3, what="a connection")
+    with Session(engine) as session, session.begin():
+        outbox.enqueue(session, charge, 1)
+    async with working(app):
+        await seen.wait()
+    relay.stop()
+    await running
+
+
 async def test_relay_waits_for_its_database(
     app: Holdfast, engine: Engine, postgres: Postgres, seen: Seen
 ) -> None:
@@ -157,7 +277,6 @@ async def test_relay_waits_for_its_database(
     await until(lambda: waiting(engine) == 0, what="the first row sent")
     postgres.kill()
     await asyncio.to_thread(postgres.start)
-    engine.dispose()
     with Session(engine) as session, session.begin():
         outbox.enqueue(session, charge, 2)
     async with working(app):

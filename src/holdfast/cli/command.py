@@ -16,6 +16,7 @@ import copy
 import functools
 import inspect
 import os
+import sys
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -119,9 +120,10 @@ def with_common_options(function: Callable[..., Any]) -> Callable[..., None]:
 
 def run_cli(cli: typer.Typer, arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; tracebacks only on request."""
-    current.set(Given(debug=bool(os.environ.get("HOLDFAST_DEBUG"))))
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    current.set(Given(debug=bool(os.environ.get("HOLDFAST_DEBUG")), arguments=tuple(words)))
     try:
-        cli(args=list(arguments) if arguments is not None else None, prog_name="holdfast")
+        cli(args=words, prog_name="holdfast")
     except SystemExit as exit:
         return exit.code if isinstance(exit.code, int) else 0
     except KeyboardInterrupt:

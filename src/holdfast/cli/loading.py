@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.cli import out
 from holdfast.errors import ConfigError, HoldfastError
+from holdfast.projects import set_up_django
 
 if TYPE_CHECKING:
     from holdfast.app import Holdfast
@@ -95,6 +96,7 @@ def _import(name: str) -> ModuleType:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
+        set_up_django()
         return importlib.import_module(name)
     except KeyboardInterrupt:
         raise

@@ -28,6 +28,8 @@ class Given:
     json: bool | None = None
     verbose: bool | None = None
     debug: bool | None = None
+    arguments: tuple[str, ...] = ()
+    """The whole command, without the program's name."""
 
 
 current: ContextVar[Given] = ContextVar("holdfast_given", default=Given())  # noqa: B039 - frozen

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from holdfast.cli import out
 from holdfast.cli.command import command
-from holdfast.cli.options import AppArgument, connection_given, option
+from holdfast.cli.options import AppArgument, connection_given, given, option
 from holdfast.cli.processes import role_command
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _supervise(config: WorkerConfig) -> int:
     from holdfast.process import run_loop
 
     with tempfile.TemporaryDirectory(prefix="holdfast-worker-") as folder:
-        command = [sys.executable, "-m", "holdfast", *sys.argv[1:]]
+        command = [sys.executable, "-m", "holdfast", *given().arguments]
         specs = [process_spec(Path(folder), n, command) for n in range(config.processes)]
         return run_loop(_supervised(specs, config, folder))
 

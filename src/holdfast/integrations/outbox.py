@@ -18,9 +18,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar, overload
 
 from sqlalchemy import (
     BigInteger,
@@ -82,15 +82,38 @@ class OutboxRow(_Base):
 metadata = _Base.metadata
 
 
-def create(engine: Engine) -> None:
-    """Create the table if it is missing, for a project without migrations."""
+@overload
+def create(engine: Engine | Connection) -> None: ...
+@overload
+def create(engine: AsyncEngine) -> Awaitable[None]: ...
+def create(engine: Engine | Connection | AsyncEngine) -> Awaitable[None] | None:
+    """Create the table if it is missing, for a project without migrations.
+
+    With an async engine: `await outbox.create(engine)`.
+    """
+    if isinstance(engine, AsyncEngine):
+        return _create_async(engine)
     metadata.create_all(engine)
+    return None
+
+
+async def _create_async(engine: AsyncEngine) -> None:
+    async with engine.begin() as connection:
+        await connection.run_sync(metadata.create_all)
 
 
 def enqueue(
     session: Session | AsyncSession, job: Sendable[P, Any], *args: P.args, **kwargs: P.kwargs
 ) -> str:
-    """Send a run when the session commits; returns its id. Takes what `job.enqueue` takes."""
+    """Send a run when the session commits; returns its id.
+
+    Takes what `job.enqueue` takes, but for `on_duplicate`. The run waits for a worker, whatever
+    `fallback` the job has.
+
+        with Session(engine) as session, session.begin():
+            session.add(Order(id=42))
+            outbox.enqueue(session, charge.options(key="42"), 42)
+    """
     return _add(session, None, job, args, kwargs)
 
 
@@ -164,12 +187,14 @@ class _Table:
         """A transaction, as a way to call a function with its connection."""
         engine = self._engine
         if isinstance(engine, AsyncEngine):
-            async with engine.begin() as connection:
-                yield connection.run_sync
+            async with AsyncExitStack() as ending:
+                connection = await _connected(ending.enter_async_context(engine.connect()))
+                async with connection.begin():
+                    yield connection.run_sync
             return
         held: list[Connection] = []
         try:
-            await self._in_thread(lambda: held.append(engine.connect()))
+            await _connected(self._in_thread(lambda: held.append(engine.connect())))
             yield lambda function: self._in_thread(lambda: function(held[0]))
             await self._in_thread(lambda: held[0].commit())
         finally:
@@ -178,6 +203,14 @@ class _Table:
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+
+
+async def _connected(connecting: Awaitable[T]) -> T:
+    """What this waits for; some drivers raise errors of their own while they connect."""
+    try:
+        return await connecting
+    except Exception as error:
+        raise TryAgain(f"no connection to the database of the outbox: {error}") from error
 
 
 def _close(held: list[Connection]) -> None:

@@ -13,8 +13,12 @@ no record, so there it may run again.
 Rows with the same order key are stored in the queue in the order in which they were written: of
 each key only one is under way at a time. What was written by concurrent transactions has no order.
 
-A row that can never be sent stays in the table with the reason in its column `error`, and does not
-delay the others.
+A row that the server refuses stays in the table with the reason in its column `error`, and does not
+delay the others: one that is too large or damaged, or for a group that the relay's login may not
+send to. Later rows of its order key are sent.
+
+While NATS or the database is away a relay waits. Any other error ends `run`, and so the process;
+a relay that was started inside a worker logs it and tries again.
 """
 
 from __future__ import annotations
@@ -32,9 +36,15 @@ import msgspec
 from holdfast.app import Holdfast
 from holdfast.client import Request
 from holdfast.clock import SystemClock
-from holdfast.errors import BrokerError, InvalidInput, PartlyStored, Unreadable
+from holdfast.errors import (
+    BrokerError,
+    InvalidInput,
+    PartlyStored,
+    PermissionDenied,
+    Unreadable,
+)
 from holdfast.job import Sendable
-from holdfast.model.codec import Codec, GivenName, Headers, Instant, RunId
+from holdfast.model.codec import Codec, GivenName, Headers, Instant, Name, RunId
 from holdfast.model.job import JobSpec
 from holdfast.names import keyed_run
 from holdfast.retrying import repeating
@@ -49,6 +59,9 @@ look-up."""
 STUCK_SECONDS: Final = 30
 """How long a silent relay keeps its rows locked on Postgres: longer than the election of a stream's
 leader, after which sending continues."""
+AFTER_ERROR_SECONDS: Final = 10
+"""Between a traceback in a worker's log and the next try: often enough to notice that the cause is
+gone, seldom enough not to fill the log."""
 
 
 class OutboxEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -62,8 +75,12 @@ class OutboxEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """When it is due; 0 for at once."""
     headers: Headers = {}
     cause: RunId = ""
+    queue: Name = ""
+    """Which of the job's queues, for a run with a priority of its own."""
 
 
+REFUSED: Final = (InvalidInput, PermissionDenied)
+"""What the same row meets again, however often it is sent."""
 ENTRY: Final = Codec[OutboxEntry](OutboxEntry, "an outbox row")
 
 
@@ -98,12 +115,23 @@ class Table(Protocol):
 
 
 def entry_of(job: Sendable[..., Any], args: Any, kwargs: Any) -> OutboxEntry:
-    """The row of a run; its id is made here, so that sending it twice is one run."""
+    """The row of a run; its id is made here, so that sending it twice is one run.
+
+    What needs an answer while sending is left out: a job's `fallback`, since the transaction has
+    ended by then, and `on_duplicate`, which would take a row that is sent twice for two runs.
+    """
     request = job.request(*args, **kwargs)
+    if request.on_duplicate != "return":
+        raise InvalidInput(
+            f"on_duplicate={request.on_duplicate!r} cannot be used with an outbox, which may send "
+            "a row twice: leave it out, and the later run with the same key is dropped"
+        )
     group, name = request.group, request.spec.name
     run = request.run if request.keyed else keyed_run(group, name, f"outbox-{request.run}")
     due = request.at or (time.time() + request.delay_seconds if request.delay_seconds else 0.0)
-    return OutboxEntry(name, group, run, request.body, due, request.headers, request.cause)
+    return OutboxEntry(
+        name, group, run, request.body, due, request.headers, request.cause, request.queue
+    )
 
 
 def _request(entry: OutboxEntry) -> Request:
@@ -116,6 +144,7 @@ def _request(entry: OutboxEntry) -> Request:
         at=entry.at or None,
         headers=entry.headers,
         cause=entry.cause,
+        queue=entry.queue,
     )
 
 
@@ -150,9 +179,9 @@ class Relay:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Send in the background."""
+        """Send in the background, whatever fails."""
         if self._task is None:
-            self._task = asyncio.create_task(self._send_forever(), name="holdfast-outbox")
+            self._task = asyncio.create_task(self._send_surely(), name="holdfast-outbox")
 
     async def aclose(self) -> None:
         """Stop sending; rows that were not sent stay."""
@@ -166,13 +195,26 @@ class Relay:
         self._stopped.set()
 
     async def run(self) -> None:
-        """Send until `stop` is called, or until cancelled."""
-        await self.start()
+        """Send until `stop` is called, or until cancelled; raises what is no outage."""
+        sending = asyncio.create_task(self._send_forever(), name="holdfast-outbox")
+        stopping = asyncio.create_task(self._stopped.wait())
         try:
-            await self._stopped.wait()
+            await asyncio.wait({sending, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
         finally:
-            await self.aclose()
+            sending.cancel()
+            stopping.cancel()
+            await asyncio.gather(sending, stopping, return_exceptions=True)
             await self.app.close()
+
+    async def _send_surely(self) -> None:
+        while True:
+            try:
+                await self._send_forever()
+            except Exception:  # nobody waits for this task
+                log.exception("the outbox's relay failed; again in %d s", AFTER_ERROR_SECONDS)
+                await asyncio.sleep(AFTER_ERROR_SECONDS)
 
     async def _send_forever(self) -> None:
         await repeating(
@@ -223,21 +265,35 @@ class Relay:
                 requests[row.id] = _request(ENTRY.decode(row.entry))
             except Unreadable as error:
                 await self._refuse(batch, row, error)
-        try:
-            await self.app.enqueue_many(requests.values())
-        except InvalidInput:  # one of them is too large, and nothing was sent: find it
+        if await self._some_refused(requests.values()):  # find them: what is stored is recognised
             for row in rows:
                 if row.id not in requests:
                     continue
                 try:
                     await self.app.enqueue_many([requests[row.id]])
-                except InvalidInput as error:
+                except REFUSED as error:
                     await self._refuse(batch, row, error)
                     del requests[row.id]
         return [row for row in rows if row.id in requests]
 
+    async def _some_refused(self, requests: Iterable[Request]) -> bool:
+        try:
+            await self.app.enqueue_many(requests)
+        except REFUSED:
+            return True
+        except PartlyStored as error:
+            if not isinstance(error.__cause__, REFUSED):
+                raise
+            return True
+        return False
+
     async def _refuse(self, batch: Batch, row: WaitingRow, error: Exception) -> None:
-        log.error("outbox row %d cannot be sent and stays in the table: %s", row.id, error)
+        log.error(
+            "outbox row %d is refused and stays in the table; set its column `error` to NULL to "
+            "have it sent again: %s",
+            row.id,
+            error,
+        )
         await batch.refused(row.id, str(error))
 
 

@@ -58,6 +58,7 @@ from holdfast.log_lines import (
 from holdfast.model.job import JobSpec
 from holdfast.model.settings import Settings
 from holdfast.payload import Bound, Signature, encode_result, encode_value
+from holdfast.projects import set_up_django
 from holdfast.worker.logs import Printed, catching_prints, finish_lines
 from holdfast.worker.settling import traceback_of
 
@@ -436,6 +437,7 @@ def _executed(worker: _Worker, request: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def _find(module: str, file: str, name: str) -> Callable[..., Any]:
+    set_up_django()
     outer, _, rest = name.partition(".")
     if file:
         found: Any = runpy.run_path(file, run_name="__holdfast_pooled__").get(outer)

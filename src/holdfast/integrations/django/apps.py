@@ -28,8 +28,7 @@ class HoldfastConfig(AppConfig):
         autodiscover_modules("jobs")
         if getattr(settings, "HOLDFAST_APP", ""):
             for job in project_app().jobs.values():
-                if job.lane != "process":  # a process of the pool imports the function by its name
-                    job.func = _with_fresh_connections(job.func, job.is_async)
+                job.func = _with_fresh_connections(job.func, job.is_async)
 
 
 def project_app() -> Holdfast:

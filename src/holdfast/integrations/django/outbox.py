@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from django.db import Error, connections, router, transaction
 from holdfast.app import Holdfast
 from holdfast.errors import TryAgain
 from holdfast.integrations import relay
+from holdfast.integrations.django.apps import project_app
 from holdfast.integrations.django.models import OutboxRow
 from holdfast.integrations.relay import ENTRY, STUCK_SECONDS, WaitingRow, entry_of
 from holdfast.job import Sendable
@@ -33,7 +35,15 @@ P = ParamSpec("P")
 
 
 def enqueue(job: Sendable[P, Any], *args: P.args, **kwargs: P.kwargs) -> str:
-    """Send a run when the transaction commits; returns its id. Takes what `job.enqueue` takes."""
+    """Send a run when the transaction commits; returns its id.
+
+    Takes what `job.enqueue` takes, but for `on_duplicate`. The run waits for a worker, whatever
+    `fallback` the job has.
+
+        with transaction.atomic():
+            order.save()
+            outbox.enqueue(charge, order.id)
+    """
     return _add(None, None, job, args, kwargs)
 
 
@@ -50,6 +60,18 @@ class ordered:
     def enqueue(self, job: Sendable[P, Any], *args: P.args, **kwargs: P.kwargs) -> str:
         """Send a run when the transaction commits, after earlier ones with the same key."""
         return _add(self._key, self._using, job, args, kwargs)
+
+
+@functools.cache
+def _project_relay() -> Relay:
+    return Relay(project_app())
+
+
+def __getattr__(name: str) -> Relay:
+    """`project_relay`, for the command line: made when asked for, since it needs the settings."""
+    if name != "project_relay":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _project_relay()
 
 
 def _add(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import REMAINDER
 from typing import Any
 
@@ -11,8 +10,9 @@ from django.core.management.base import BaseCommand, CommandParser
 
 from holdfast.integrations.django.apps import project_app
 
-WITH_APP = frozenset({"worker", "dev", "control"})
-"""Commands whose first argument is the app, which the settings name."""
+WITH_APP = ("worker", "dev", "control", "scheduler", "schedules sync", "deploy register")
+"""Commands that take the app first, which the settings name."""
+RELAY = "holdfast.integrations.django.outbox:project_relay"
 
 
 class Command(BaseCommand):
@@ -29,19 +29,17 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run it; the exit code is the command's."""
-        given: list[str] = options["arguments"]
-        if given[:1] == ["relay"]:
-            sys.exit(_relay())
         from holdfast.cli import main
 
-        if given and given[0] in WITH_APP:
-            project_app()
-            given = [given[0], settings.HOLDFAST_APP, *given[1:]]
-        main(given)
+        project_app()
+        main(with_target(options["arguments"], settings.HOLDFAST_APP))
 
 
-def _relay() -> int:
-    from holdfast.integrations.django.outbox import Relay
-    from holdfast.process import run_role
-
-    return run_role(lambda: Relay(project_app()))
+def with_target(given: list[str], app: str) -> list[str]:
+    """A command with the project's app or relay as its first argument, unless it names one."""
+    for known in (*WITH_APP, "relay"):
+        words = known.split()
+        rest = given[len(words) :]
+        if given[: len(words)] == words and (not rest or rest[0].startswith("-")):
+            return [*words, RELAY if known == "relay" else app, *rest]
+    return given
