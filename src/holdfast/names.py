@@ -836,6 +836,12 @@ class Names:
             return parts[2], parts[3], parts[4]
         return None
 
+    def parse_delayed(self, subject: str) -> tuple[str, str] | None:
+        """Group and job of a message that is not due yet and was never attempted, or None."""
+        where = self.parse_later(subject)
+        first = subject.rpartition(".")[2] in ("1", "quiet")
+        return where[:2] if where and first else None
+
     def parse_line(self, subject: str) -> tuple[tuple[str, str], str] | None:
         """The gate and the run of a message that waits for a place, or None."""
         parts = subject.split(".")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 from holdfast.broker import Broker
@@ -140,3 +141,23 @@ async def test_index_is_filled_again_after_a_break(namespace: str) -> None:
                     await back.wait()
                 await until(lambda: index.complete and len(index) == 2, 30)
                 assert await listed(client, ALL, index) == ["b running", "a done"]
+
+
+async def test_ended_keyed_records_do_not_make_the_index_forget(
+    nats: Server, namespace: str
+) -> None:
+    """Records of ended runs stay for a day, but are in the history: however many there are, the
+    states of what has not ended are known."""
+    async with connected(nats, namespace) as client:
+        await put(client, "live", "running")
+        for n in range(30):
+            await put(client, f"add/key-{n}", "done", ttl=0.2 * 86_400)
+        await put(client, "late", "failed")
+        client.broker.server_now = lambda: time.time() + 60  # type: ignore[method-assign]
+        async with indexed(client, most=10) as index:
+            assert index.floor == 0
+            states = index.states()
+            assert states is not None
+            assert {key[2]: n for key, n in states.items()} == {"running": 1, "failed": 1}
+            page = await RunPages(client, index=index).page(RunFilter(state="running"), 50)
+            assert [info.run for info in page.runs] == ["live"]

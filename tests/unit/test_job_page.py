@@ -59,6 +59,44 @@ def test_labels_of_days_are_dates() -> None:
     assert "2 done" in chart.hits[0].title
 
 
+def period(at: int, **members: Any) -> Period:
+    none = (0.0, 0.0, 0.0)
+    return Period(at, members.pop("ended", {}), 0, 0, none, none, **members)
+
+
+def test_lag_is_a_gap_while_nobody_counted() -> None:
+    """Idle is a line at zero; two hours without a coordinator are a shaded gap, and no line."""
+    counted = [period(at, waiting=5) for at in (0, 60)] + [period(at) for at in (600, 660)]
+    chart = charts.lag(Counted(60, counted, 690.0), 719.0, 719)
+    assert [name for name, _ in chart.series] == ["waiting", "second"] * 2
+    first, last = (points for name, points in chart.series if name == "waiting")
+    assert len({point.split(",")[1] for point in first.split()}) == 1, "5 throughout"
+    assert last.split()[0].split(",")[1] == "160.0", "idle is zero"
+    (gap,) = chart.blocks
+    assert gap.look == "gap"
+    assert first.split()[-1].split(",")[0] == f"{gap.x:.1f}"
+    assert last.split()[0].split(",")[0] == f"{gap.x + gap.width:.1f}"
+    assert chart.gaps
+    assert "not counted" in gap.title
+
+
+def test_bars_tell_not_counted_from_nothing_ended() -> None:
+    """Before the first total and after the last one nobody counted; in between, nothing ended."""
+    counted = [period(600, ended={"done": 2}), period(660), period(720)]
+    chart = charts.ended(Counted(60, counted, 779.0), 1_200.0, 1_200)
+    told = {hit.title.split(": ", 1)[1] for hit in chart.hits}
+    assert told == {charts.NOT_COUNTED, "no runs ended", "2 done"}
+    assert len([block for block in chart.blocks if block.look == "gap"]) == 10 + 8
+    assert not charts.ended(Counted(60, [period(1_140)], 1_190.0), 1_200.0, 60).gaps
+
+
+def test_nothing_is_counted_yet() -> None:
+    """Without a coordinator the whole range is a gap, not a row of zeros."""
+    chart = charts.lag(Counted(60, [], 0.0), 86_400.0, 900)
+    assert [block.look for block in chart.blocks] == ["gap"]
+    assert chart.series == []
+
+
 # ---- the form
 
 

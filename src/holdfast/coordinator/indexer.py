@@ -31,8 +31,8 @@ log = logging.getLogger("holdfast.coordinator")
 
 STEP_SECONDS: Final = 2.0
 """How often to look for new lines; until then a look-up reads them one by one."""
-STANDBY_SECONDS: Final = 10.0
-"""How long after another coordinator's last step this one takes over."""
+STANDBY_SECONDS: Final = 30.0
+"""How long after another coordinator's last step this one takes over: three missed samples."""
 BLOCK_LINES: Final = 4_096
 """Lines in a block of the index. What is not indexed is read line by line: a few milliseconds."""
 MINUTES_SECONDS: Final = 26 * HOUR
@@ -102,11 +102,12 @@ class Indexer:
         self._sampled = now
         found = [one for one in await self._lags() if one.waiting or one.in_flight]
         await self._turn(int(self._broker.server_now()) // MINUTE * MINUTE)
+        self._head.minute.sampled += 1  # idle is not the same as not counted
         for one in found:
             job = self._totals(f"{one.group} {one.job}")
             job.waiting = max(job.waiting, one.waiting)
             job.in_flight = max(job.in_flight, one.in_flight)
-        return bool(found)
+        return True
 
     def _totals(self, job: str) -> JobTotals:
         """The totals of a job in the current minute."""
@@ -132,17 +133,18 @@ class Indexer:
         over = self._head.minute
         if over.at >= minute:
             return  # a line that was stored before the lag of its successor was sampled
-        if over.jobs:
+        if over.jobs or over.sampled:
             await self._store("minute", over, {H_TTL: ttl_text(MINUTES_SECONDS)})
             hour = over.at // HOUR * HOUR
             if self._head.hour.at != hour:
-                if self._head.hour.jobs:
+                if self._head.hour.jobs or self._head.hour.sampled:
                     await self._store("hour", self._head.hour)
                 self._head.hour = Totals(hour)
             self._head.hour.merge(over)
         self._head.minute = Totals(minute)
 
     async def _store(self, kind: str, found: Totals, headers: dict[str, str] | None = None) -> None:
+        found.every = totals.added(found.jobs.values())
         await self._broker.store(self._names.indexed(kind), totals.TOTALS.encode(found), headers)
 
     async def _write_blocks(self) -> None:

@@ -92,11 +92,25 @@ class JobTotals(msgspec.Struct, omit_defaults=True):
         self.in_flight = max(self.in_flight, other.in_flight)
 
 
+def added(jobs: Iterable[JobTotals]) -> JobTotals:
+    """The sum of several jobs in the same period."""
+    total, waiting, in_flight = JobTotals(), 0, 0
+    for job in jobs:
+        total.merge(job)
+        waiting, in_flight = waiting + job.waiting, in_flight + job.in_flight
+    total.waiting, total.in_flight = waiting, in_flight
+    return total
+
+
 class Totals(msgspec.Struct, omit_defaults=True):
     """All jobs in one period."""
 
     at: Moment = 0
     """When it began."""
+    sampled: Count = 0
+    """How often the lag was looked up: a period without it and without jobs was not counted."""
+    every: JobTotals | None = None
+    """The sum of all jobs, once the period is over: spares readers from adding them up."""
     jobs: dict[str, JobTotals] = {}
     """By `<group> <job>`."""
 
@@ -108,6 +122,7 @@ class Totals(msgspec.Struct, omit_defaults=True):
         return found
 
     def merge(self, other: Totals) -> None:
+        self.sampled += other.sampled
         for job, totals in other.jobs.items():
             self.of(job).merge(totals)
 
@@ -128,6 +143,19 @@ class Head(msgspec.Struct, omit_defaults=True):
 
 HEAD: Final = Codec[Head](Head, "the head of the history's index")
 TOTALS: Final = Codec[Totals](Totals, "totals of the history")
+
+
+class StoredTotals(msgspec.Struct, frozen=True):
+    """The same for a reader of some jobs: those are decoded one by one, as `JOB`."""
+
+    at: Moment = 0
+    every: msgspec.Raw = msgspec.Raw()
+    """Empty in totals of earlier versions."""
+    jobs: dict[str, msgspec.Raw] = {}
+
+
+STORED: Final = Codec[StoredTotals](StoredTotals, "totals of the history")
+JOB: Final = Codec[JobTotals](JobTotals, "totals of a job")
 
 
 # ---- lines, as far as they are counted

@@ -308,7 +308,7 @@ async def stored_since(
     broker: Broker, stream: str, subject: str, since: float, after: int = 0
 ) -> AsyncIterator[Received]:
     """The messages of a subject at or after an instant and after a sequence, oldest first."""
-    start = await _first(broker, stream, subject, since) if since > 0 else 1
+    start = await first_since(broker, stream, subject, since) if since > 0 else 1
     start = max(start, after + 1) if start else 0
     while start:
         page = await direct_page(broker, stream, subject, start)
@@ -317,7 +317,7 @@ async def stored_since(
         start = page.last + 1 if page.more else 0
 
 
-async def _first(broker: Broker, stream: str, subject: str, since: float) -> int:
+async def first_since(broker: Broker, stream: str, subject: str, since: float) -> int:
     """The sequence of the first message at or after an instant; 0 when there is none."""
     request = {"next_by_subj": subject, "start_time": rfc3339(since)}
     found = await certain_get(broker, stream, request)

@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from holdfast.broker.kv import parse_time
+from holdfast.broker.kv import direct_page, parse_time
 from holdfast.client import Client
 from holdfast.errors import InvalidInput, NotFound, Unreadable
 from holdfast.model.codec import whole_number
@@ -36,6 +36,7 @@ from holdfast.names import (
     H_TRACEBACK,
     Names,
 )
+from holdfast.ownership.history import first_since
 from holdfast.status.actions import SELECT_MOST
 from holdfast.status.messages import Kept, by_sequence, delete, newest, subject_counts
 from holdfast.status.replaying import Replayer
@@ -368,3 +369,14 @@ async def dead_totals(client: Client) -> dict[tuple[str, str], int]:
     names = client.broker.names
     counts = await subject_counts(client.broker, names.dead, names.dead_letter("*", "*"))
     return {where: n for s, n in counts.items() if (where := names.parse_dead(s))}
+
+
+async def dead_since(client: Client, since: float) -> int:
+    """How many of the letters that there are were stored at or after an instant."""
+    broker, names = client.broker, client.broker.names
+    subject = names.dead_letter("*", "*")
+    first = await first_since(broker, names.dead, subject, since)
+    if not first:
+        return 0
+    page = await direct_page(broker, names.dead, subject, first, 1)
+    return len(page.messages) + page.left

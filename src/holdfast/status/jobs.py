@@ -157,6 +157,8 @@ class JobInfo(msgspec.Struct, frozen=True):
     """Delivered and not acknowledged: running, or waiting out a short retry."""
     parked: int = 0
     """Not due yet: delayed runs and long retries."""
+    delayed: int = 0
+    """Of these, the runs that wait for their first attempt."""
     dead: int = 0
     paused: bool = False
     served: bool = False
@@ -212,6 +214,7 @@ class _Counts:
     waiting: dict[tuple[str, str], int]
     """In queues that no worker has served yet."""
     parked: dict[tuple[str, str], int]
+    delayed: dict[tuple[str, str], int]
     dead: dict[tuple[str, str], int]
     paused: set[tuple[str, str]]
     """Jobs recorded as paused."""
@@ -255,6 +258,7 @@ class Jobs:
             waiting + sum(e.waiting for e in events),
             sum(c.in_flight for c in mine),
             counts.parked.get((group, job), 0),
+            counts.delayed.get((group, job), 0),
             counts.dead.get((group, job), 0),
             all(c.paused for c in mine) if mine else (group, job) in counts.paused,
             bool(mine),
@@ -293,6 +297,7 @@ class Jobs:
         return _Counts(
             _by_job({s: names.parse_job(s) for s in queued if s not in served}, queued),
             _by_job({s: (names.parse_later(s) or ())[:2] or None for s in later}, later),
+            _by_job({s: names.parse_delayed(s) for s in later}, later),
             _by_job({s: names.parse_dead(s) for s in dead}, dead),
             {
                 where

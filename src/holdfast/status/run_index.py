@@ -70,12 +70,14 @@ class RunIndex:
     def __init__(self, client: Client, most: int = MOST) -> None:
         self.complete = False
         self.floor = 0
-        """Records below this sequence were left out; 0 if none were."""
+        """Live records below this sequence were left out; 0 if none were."""
         self._client = client
         self._broker = client.broker
         self._most = most
         self._known: dict[str, Known] = {}
         """By run, in the order of their last write."""
+        self._swept = -math.inf
+        """When expired records were last removed to make room."""
         self._fresh: dict[str, Known | None] = {}
         """Changes heard while loading; None for a removed record."""
         self._task: asyncio.Task[None] | None = None
@@ -149,9 +151,12 @@ class RunIndex:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SWEEP_SECONDS):
                     await self._stale.wait()
-            now = self._broker.server_now()
-            for run in [run for run, known in self._known.items() if known.expires < now]:
-                del self._known[run]
+            self._sweep()
+
+    def _sweep(self) -> None:
+        now = self._broker.server_now()
+        for run in [run for run, known in self._known.items() if known.expires < now]:
+            del self._known[run]
 
     # ---- writing
 
@@ -167,9 +172,13 @@ class RunIndex:
 
     def _put(self, run: str, known: Known | None) -> None:
         self._known.pop(run, None)
-        if known is None:
+        if known is None or known.expires < self._broker.server_now():
             return
         self._known[run] = known
+        now = self._broker.clock.monotonic()
+        if len(self._known) > self._most and now - self._swept > FOLLOW_SECONDS:
+            self._swept = now
+            self._sweep()  # those are in the history, and leave no gap in this index
         if len(self._known) > self._most:
             oldest = next(iter(self._known))
             self.floor = max(self.floor, self._known.pop(oldest).sequence + 1)

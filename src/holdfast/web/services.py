@@ -36,6 +36,7 @@ from holdfast.status.listing import RunPages
 from holdfast.status.operators import Action, Operator
 from holdfast.status.run_index import EndedIndex, RunIndex
 from holdfast.status.schedules import SlotHistory
+from holdfast.status.totals import Archive
 from holdfast.telemetry import Telemetry
 from holdfast.web.auth import SESSIONS, Authenticate, Role, Sessions, Tokens, User, require
 from holdfast.web.masking import MASK, masked, masked_bytes, masked_headers, masked_text
@@ -161,6 +162,7 @@ class Services:
         self.client = Client(self.broker, records or RecordConfig(), self.telemetry)
         self.run_index = RunIndex(self.client)
         self.ended_index = EndedIndex(self.client)
+        self.archive = Archive(self.client)
         self.sessions = Sessions(self.client, self.tokens, config.session_seconds)
         self.upkeep = Upkeep(self.client.topology, buckets=[SESSIONS])
         self.member: Membership | None = None

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
+import pytest
 from playwright.sync_api import Page, expect
 
+from holdfast.clock import rfc3339
+from holdfast.durations import instant
+from holdfast.names import H_MSG_ID
 from holdfast.status.jobs import Jobs
+from holdfast.status.listing import LOOK
+from holdfast.web import bulks
+from holdfast.web.auth import User
+from holdfast.web.pages import bulk
+from holdfast.web.services import Access
 from tests.integration.pages.checks import check_fits, check_page, told, wait_live
 from tests.integration.pages.conftest import Open, shoot
 from tests.integration.pages.world import World
@@ -29,6 +39,20 @@ def purge(world: World, job: str) -> None:
         await Jobs(await world.client()).purge(job)
 
     world.call(work())
+
+
+def wait_bulk(world: World, tab: Page, state: str) -> None:
+    """Wait until the action of the page is in a state, and show that; also without scripts."""
+    id = tab.url.rsplit("/", 1)[1]
+
+    async def over() -> bool:
+        by = world.site.app.state.services.access(User("local", "admin", "local"))
+        record = await world.site.app.state.bulks.find(by, id)
+        return str(record.state(by.client.broker.server_now())) == state
+
+    world.call(until(over, 30, f"an action that is {state}"))
+    tab.reload()
+    expect(tab.locator(".head .state")).to_have_text(state)
 
 
 def test_runs_are_found_by_what_was_sent(world: World, tab: Page) -> None:
@@ -70,18 +94,124 @@ def test_all_matching_runs_are_cancelled_after_a_count(world: World, open_tab: O
     expect(tab.locator("main")).to_contain_text("30 queued")
     tab.get_by_role("button", name="Cancel them").click()
 
-    async def over() -> bool:
-        bulks = world.site.app.state.bulks
-        return bool(bulks.find(tab.url.rsplit("/", 1)[1]).ended)
-
-    world.call(until(over, 20, "all are cancelled"))
-    tab.reload()
-    expect(tab.locator(".lead")).to_contain_text("30 runs done, 0 refused, 0 left")
+    wait_bulk(world, tab, "complete")
+    expect(tab.locator(".lead")).to_contain_text("30 runs done, 0 refused.")
     tab.goto(f"{world.site.url}/audit?q=bulk-")
     expect(tab.locator("#audit tbody tr")).to_have_count(30)
     expect(tab.locator("#audit tbody tr").first).to_contain_text("runs cancel")
     tab.goto(f"{world.site.url}/do/runs/bulk?verb=cancel")
     expect(tab.locator("main")).to_contain_text("select runs, or filter the list first")
+
+
+def test_bulk_action_takes_what_was_counted(world: World, open_tab: Open) -> None:
+    """An end in time that the user chose is kept, and so is a beginning that moves with the time;
+    what was sent after the question is left alone."""
+    send(world, "unserved", 3, "early", **{"X-Customer": "8"})
+    between = rfc3339(world.now())
+    world.call(until(lambda: world.now() > instant(between, "") + 0.05, what="a later time"))
+    send(world, "unserved", 2, "late", **{"X-Customer": "8"})
+    tab = open_tab(java_script_enabled=False)
+    try:
+        for query, count in ((f"until={between}", 3), ("since=1h", 2)):
+            tab.goto(f"{world.site.url}/do/runs/bulk?verb=cancel&q=X-Customer%3D8&{query}")
+            expect(tab.locator("h1")).to_have_text(f"Cancel {count} runs?")
+            if count == 2:
+                send(world, "unserved", 4, "later", **{"X-Customer": "8"})
+            tab.get_by_role("button", name="Cancel them").click()
+            wait_bulk(world, tab, "complete")
+            expect(tab.locator(".lead")).to_contain_text(f"{count} runs done, 0 refused.")
+        tab.goto(f"{world.site.url}/runs?q=X-Customer%3D8&state=queued")
+        expect(tab.locator("#runs tbody tr")).to_have_count(4)
+    finally:
+        purge(world, "unserved")
+        send(world, "unserved", 1, "u")
+
+
+def test_bulk_action_reaches_what_counting_did_not(
+    world: World, open_tab: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If counting takes too long the question says so, and the action goes on to the oldest; at its
+    limit it pauses, and is continued from there."""
+    monkeypatch.setattr(bulk, "COUNT_SECONDS", -1.0)
+    monkeypatch.setattr(bulks, "MOST", 2)
+    monkeypatch.setattr(bulks, "PAGE", 1)
+    send(world, "unserved", 3, "oldest", **{"X-Customer": "9"})
+
+    async def more() -> None:
+        broker = (await world.client()).broker
+        for n in range(LOOK + 100):
+            subject = broker.names.job("other", "unserved")
+            await broker.publish(subject, b"1", {H_MSG_ID: f"many-{n}"})
+        await broker.flush()
+
+    world.call(more())
+    tab = open_tab(java_script_enabled=False)
+    try:
+        tab.goto(f"{world.site.url}/do/runs/bulk?verb=cancel&q=X-Customer%3D9")
+        expect(tab.locator("h1")).to_have_text("Cancel all runs that match?")
+        expect(tab.locator("main")).to_contain_text("Older ones that match are meant, too")
+        tab.get_by_role("button", name="Cancel them").click()
+        wait_bulk(world, tab, "paused")
+        expect(tab.locator(".lead")).to_contain_text("2 runs done, 0 refused, more are left")
+        tab.get_by_role("button", name="Continue").click()
+        wait_bulk(world, tab, "complete")
+        expect(tab.locator(".lead")).to_contain_text("3 runs done, 0 refused.")
+    finally:
+        purge(world, "unserved")
+        send(world, "unserved", 1, "u")
+
+
+def test_bulk_action_is_continued_by_another_process(
+    world: World, open_tab: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every process shows its progress; when the one that works on it stops, it is interrupted, not
+    complete, and another one does the rest. A run that fails unexpectedly stops nothing."""
+    send(world, "unserved", 30, "moved", **{"X-Customer": "10"})
+    cancel = bulks._ACTS["cancel"]
+
+    async def some(by: Access, run: str) -> str:
+        if run.endswith("-29"):
+            raise KeyError("a bug")
+        if run.endswith(("-7", "-8")):
+            await asyncio.Event().wait()
+        return await cancel(by, run)
+
+    monkeypatch.setitem(bulks._ACTS, "cancel", some)
+    monkeypatch.setattr(bulks, "SAVE_SECONDS", 0.0)
+    site = world.another_site()
+    tab = open_tab(java_script_enabled=False)
+    try:
+        tab.goto(f"{site.url}/do/runs/bulk?verb=cancel&q=X-Customer%3D10")
+        tab.get_by_role("button", name="Cancel them").click()
+        tab.goto(f"{world.site.url}/bulk/{tab.url.rsplit('/', 1)[1]}")
+        wait_bulk(world, tab, "running")
+    finally:
+        site.close()
+    monkeypatch.setitem(bulks._ACTS, "cancel", cancel)
+    wait_bulk(world, tab, "interrupted")
+    tab.get_by_role("button", name="Continue").click()
+    wait_bulk(world, tab, "complete")
+    expect(tab.locator("main")).to_contain_text("unexpected error: KeyError")
+    tab.goto(f"{world.site.url}/runs?q=X-Customer%3D10&state=queued")
+    expect(tab.locator("#runs")).to_contain_text("No matching runs")
+    purge(world, "unserved")
+    send(world, "unserved", 1, "u")
+
+
+def test_filters_work_on_older_pages(world: World, tab: Page) -> None:
+    """After "Older" the list no longer follows what happens, but it follows its filters."""
+    send(world, "charge", 60, "page")
+    tab.goto(f"{world.site.url}/runs")
+    wait_live(tab)
+    tab.get_by_role("link", name="Older").click()
+    tab.wait_for_url(re.compile("before="))
+    tab.get_by_label("Search", exact=True).fill("flaky/f")
+    expect(tab.locator("#runs tbody tr")).to_have_count(1)
+    expect(tab.locator("#runs tbody tr")).to_contain_text("flaky")
+    wait_live(tab)
+    tab.goto(f"{world.site.url}/audit?before=1")
+    tab.get_by_label("Who").fill("nobody")
+    expect(tab.locator("#audit")).to_contain_text("No matching actions")
 
 
 def test_selected_runs_are_run_again(world: World, tab: Page) -> None:

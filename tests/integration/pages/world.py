@@ -145,6 +145,10 @@ class World:
         app = create_app(connection=self.connection(), config=WebConfig(), open_to_all=True)
         return WebServer(self.thread, app)
 
+    def now(self) -> float:
+        """The server's time, as the web knows it."""
+        return self.site.app.state.services.broker.server_now()
+
     def connection(self) -> ConnectionConfig:
         return ConnectionConfig(nats_url=self.url, namespace=self.namespace)
 

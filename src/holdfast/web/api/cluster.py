@@ -18,7 +18,6 @@ from holdfast.status.audit import AuditLine
 from holdfast.status.jobs import JobInfo
 from holdfast.status.nodes import NodeInfo, by_role
 from holdfast.status.schedules import coming, overdue_since
-from holdfast.status.totals import counted
 from holdfast.web.services import Access, ViewerAccess, acting
 from holdfast.web.wire import Cursor, Limit, Page, answer, does, page_of, returns
 
@@ -128,7 +127,9 @@ class Stats(msgspec.Struct, frozen=True):
     seconds: int
     """The period of `ended`, `per_minute` and `failures`."""
     counted_since: str
-    """These are complete from this time on: later than requested soon after a start."""
+    """These are counted from this time on: later than requested if nobody counted before."""
+    counted_until: str
+    """And up to this time: earlier than now if no coordinator runs."""
     ended: dict[str, int]
     """Runs and failed attempts by outcome; without jobs that keep no records (`at_least_once`)."""
     per_minute: float
@@ -158,15 +159,16 @@ async def stats(
         access.jobs.list(), access.nodes.list(), access.schedules.list(), access.slots.progress()
     )
     now = access.client.broker.server_now()
-    counted_ = await counted(access.client, seconds)
-    ended = counted_.ends()
+    history = await access.services.archive.counted(seconds)
+    ended = history.ends()
     oldest = max(jobs, key=_age, default=None)
     waiting, in_flight = sum(j.waiting for j in jobs), sum(j.in_flight for j in jobs)
     found = Stats(
         rfc3339(now),
         access.services.namespace,
         seconds,
-        rfc3339(now - seconds),
+        rfc3339(max(history.since(now - seconds), now - seconds)),
+        rfc3339(history.until),
         dict(ended),
         round(60 * ended.total() / seconds, 3),
         sum(ended[kind] for kind in FAILURES),

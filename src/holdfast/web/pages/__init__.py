@@ -67,7 +67,7 @@ def include(app: FastAPI) -> None:
     """Add the pages, their static files, and the event stream."""
     services: Services = app.state.services
     app.state.shared = Shared(services.broker.clock)
-    app.state.bulks = bulk.Bulks()
+    app.state.bulks = bulk.bulks()
     services.before_close.append(app.state.bulks.aclose)
     app.mount("/static", StaticFiles(directory=HERE / "static"), "static")
     for module in PAGES:

@@ -1,164 +1,57 @@
 """`/bulk`: one action on many runs: selected on the list, or all that match its filters.
 
-The confirmation counts first and changes nothing. What is confirmed is what matched then: runs that
-changed later are left alone. Each run is acted on and audited by itself, with the same actions as a
-single one; what has ended, or was sent again by somebody else meanwhile, is refused and told.
-
-The work goes on while its page is closed, in the web process that was asked; another process does
-not know it, but the audit names every run. If the process stops, the rest is left undone.
+The confirmation counts first and changes nothing; `holdfast.web.bulks` says what is done then, and
+to which runs. Counting stops after a few seconds; the action itself does not, and the question says
+that more may match.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
+import dataclasses
 from collections import Counter
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from holdfast.clock import rfc3339
-from holdfast.errors import HoldfastError, InvalidInput, NotFound, RunError
-from holdfast.status import actions as table
-from holdfast.status.listing import CANCELLABLE, SENT_AGAIN, RunInfo
+from holdfast.durations import instant
+from holdfast.errors import InvalidInput
+from holdfast.status.listing import RunFilter, RunInfo
 from holdfast.status.operators import shortlist
-from holdfast.web.pages.rendering import Question, many
+from holdfast.web.bulks import MOST, VERBS, BulkRecord, Bulks, Verb
+from holdfast.web.pages.rendering import Question, exact, many
 from holdfast.web.pages.request import OperatorPage, PageRequest, ViewerPage
 from holdfast.web.pages.run_list import Wanted
 from holdfast.web.problems import Problem
 from holdfast.web.security import Fields
+from holdfast.web.services import Access
+from holdfast.web.wire import when
 
 router = APIRouter(include_in_schema=False)
 
-MOST: Final = 10_000
-"""Runs of one bulk action: what an operator can still answer for, and a few MB of memory."""
-AT_ONCE: Final = 20
-"""Runs acted on at a time: hides the round trips without flooding the server."""
 PAGE: Final = 1_000
 """Runs read at a time while counting."""
 COUNT_SECONDS: Final = 5.0
 """How long counting may take before it is told that there are more."""
-KEPT: Final = 50
-"""Bulk actions that a process remembers after their end."""
-REFUSALS: Final = 100
-"""Refused runs that are listed by name."""
+SELECTED: Final = 500
+"""Selected runs: ten times what a page lists."""
 
 
-class Verb(msgspec.Struct, frozen=True):
-    """What can be done with many runs."""
-
-    name: str
-    states: tuple[str, ...]
-    """In which a run can be meant."""
-    button: str
-    effect: str
-    admin: bool = False
+def bulks() -> Bulks:
+    """The bulk actions that this process works on."""
+    return Bulks(_filter)
 
 
-VERBS: Final = {
-    verb.name: verb
-    for verb in (
-        Verb(
-            "cancel",
-            CANCELLABLE,
-            "Cancel them",
-            "Those that wait will not start; handlers that run are interrupted. None is retried.",
-        ),
-        Verb(
-            "retry",
-            SENT_AGAIN,
-            "Run them again",
-            "Dead letters are sent again under the same run id, failed runs start their next "
-            "attempt now.",
-        ),
-        Verb(
-            "delete",
-            ("dead", "lost"),
-            "Remove for good",
-            "Their dead letters are removed with their payloads; the history of the runs stays.",
-            admin=True,
-        ),
-    )
-}
-
-
-class Bulk:
-    """One action on many runs, under way or over."""
-
-    def __init__(self, verb: Verb, by: PageRequest, runs: list[str]) -> None:
-        self.id = secrets.token_hex(6)
-        self.verb = verb
-        self.who = by.user.name
-        self.started = by.now
-        self.ended = 0.0
-        self.runs = runs
-        self.done = 0
-        self.refused: list[tuple[str, str]] = []
-        self._by = by
-
-    @property
-    def handled(self) -> int:
-        return self.done + len(self.refused)
-
-    async def work(self) -> None:
-        """Act on all of them."""
-        try:
-            for n in range(0, len(self.runs), AT_ONCE):
-                part = self.runs[n : n + AT_ONCE]
-                for run, why in zip(part, await asyncio.gather(*map(self._one, part)), strict=True):
-                    if why:
-                        self.refused.append((run, why))
-                    else:
-                        self.done += 1
-        finally:
-            self.ended = self._by.now
-
-    async def _one(self, run: str) -> str:
-        """Act on one; returns why it was refused."""
-        try:
-            if self.verb.name == "cancel":
-                return "" if await table.cancel_run(self._by, run) else "it had already ended"
-            if self.verb.name == "retry":
-                await table.retry_run(self._by, run)
-                return ""
-            letter = (await self._by.runs.find(run)).letter
-            if letter is None:
-                raise RunError("it has no dead letter", run=run)
-            (done,) = await table.drop_dead(self._by, [letter.sequence])
-            return "" if done.result == "dropped" else done.why or "already gone"
-        except HoldfastError as error:
-            return str(error)
-
-
-class Bulks:
-    """The bulk actions of one web process."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, Bulk] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def start(self, bulk: Bulk) -> None:
-        self._known[bulk.id] = bulk
-        over = [id for id, one in self._known.items() if one.ended]
-        for id in over[: max(0, len(self._known) - KEPT)]:
-            del self._known[id]
-        task = asyncio.create_task(bulk.work(), name="holdfast-bulk")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def find(self, id: str) -> Bulk:
-        found = self._known.get(id)
-        if found is None:
-            raise NotFound("this web process does not know that action: see the audit")
+def _filter(by: Access, record: BulkRecord, state: str) -> RunFilter:
+    """Which runs of a bulk action to list next."""
+    wanted = Wanted.of(record.filters)
+    found = wanted.filter(by, record.asked, state)
+    if record.verb == "cancel":  # whatever has happened to them since, they are not to go on
         return found
-
-    async def aclose(self) -> None:
-        """Stop what is under way: the connection is about to be closed."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    return dataclasses.replace(found, until=min(found.until or record.asked, record.asked))
 
 
 # ---- asking
@@ -169,29 +62,20 @@ async def ask(request: Request, page: OperatorPage) -> Response:
     """Count what is meant, and ask."""
     query = request.query_params
     given = {name: "\n".join(query.getlist(name)) for name in query}
-    verb = _verb(page, given)
-    runs, complete = await _meant(page, verb, given)
-    if not runs:
+    verb, record = _verb(page, given), _record(page, given)
+    counted = await _selected(page, record) if record.runs else await _count(page, record)
+    if not counted.runs and not counted.more:
         states = ", ".join(verb.states)
         return page.done("/runs", f"Nothing to {verb.name}: no run is {states}", "bad")
-    counts = Counter(info.state for info in runs)
-    by_state = ", ".join(f"{count:,} {state}" for state, count in counts.most_common())
-    effects = [f"{many(len(runs), 'run')}: {by_state}.", verb.effect]
-    if not complete:
-        effects.append(f"More match: this takes the newest {len(runs):,}, repeat it for the rest.")
-    hidden = [(name, one) for name, value in given.items() for one in value.split("\n")]
-    if not given.get("run"):
-        hidden = [pair for pair in hidden if pair[0] != "until"]
-        hidden.append(("until", rfc3339(page.now)))
     question = Question(
-        f"{verb.name.capitalize()} {many(len(runs), 'run')}?",
-        effects,
+        f"{verb.name.capitalize()} {counted.text}?",
+        [*counted.effects, verb.effect],
         verb.button,
         "/do/runs/bulk",
-        hidden,
+        _hidden(record, len(counted.runs)),
         "/runs",
         danger=verb.name != "retry",
-        listed=shortlist([f"{info.run}  {info.state}" for info in runs]),
+        listed=shortlist([f"{info.run}  {info.state}" for info in counted.runs]),
     )
     return page.ask(question, "runs")
 
@@ -199,15 +83,18 @@ async def ask(request: Request, page: OperatorPage) -> Response:
 @router.post("/do/runs/bulk")
 async def act(page: OperatorPage, fields: Fields) -> Response:
     """Start it, and show how far it is."""
-    verb = _verb(page, fields)
-    runs, _ = await _meant(page, verb, fields)
-    bulk = Bulk(verb, page, [info.run for info in runs])
-    bulks: Bulks = page.request.app.state.bulks
-    bulks.start(bulk)
-    return page.done(f"/bulk/{bulk.id}", f"{many(len(runs), 'run')} to {verb.name}")
+    verb, record = _verb(page, fields), _record(page, fields)
+    id = await _bulks(page).start(page, record)
+    what = many(record.expected, "run") if record.expected else "all that match"
+    return page.done(f"/bulk/{id}", f"{what} to {verb.name}")
 
 
-def _verb(page: PageRequest, given: dict[str, Any]) -> Verb:
+def _bulks(page: PageRequest) -> Bulks:
+    found: Bulks = page.request.app.state.bulks
+    return found
+
+
+def _verb(page: PageRequest, given: dict[str, str]) -> Verb:
     verb = VERBS.get(given.get("verb", ""))
     if verb is None:
         raise InvalidInput(f"choose what to do: {', '.join(VERBS)}")
@@ -216,34 +103,94 @@ def _verb(page: PageRequest, given: dict[str, Any]) -> Verb:
     return verb
 
 
-async def _meant(
-    page: PageRequest, verb: Verb, given: dict[str, str]
-) -> tuple[list[RunInfo], bool]:
-    """The runs that are selected, or all that match the filters; and whether these are all."""
+def _record(page: PageRequest, given: dict[str, str]) -> BulkRecord:
+    """The bulk action that a form describes, with the times of its filters fixed."""
+    verb = VERBS[given["verb"]]
+    asked = instant(given["asked"], "asked") if given.get("asked") else page.now
+    record = BulkRecord(verb.name, asked=min(asked, page.now))
+    expected = given.get("expected", "")
+    record.expected = int(expected) if expected.isdecimal() and len(expected) < 10 else 0
     if given.get("run"):
-        names = list(dict.fromkeys(given["run"].split("\n")))[:MOST]
-        shown = await asyncio.gather(*(page.runs.show(run) for run in names))
-        return [detail.info for detail in shown], True
+        record.runs = list(dict.fromkeys(given["run"].split("\n")))
+        if len(record.runs) > SELECTED:
+            raise InvalidInput(f"select at most {SELECTED} runs, or filter the list")
+        return record
     wanted = Wanted.of(given)
     if wanted.empty:
         raise InvalidInput("select runs, or filter the list first")
     if wanted.state and wanted.state not in verb.states:
         raise InvalidInput(f"none that is {wanted.state} can be meant: {', '.join(verb.states)}")
+    record.states = [wanted.state] if wanted.state else list(verb.states)
+    record.filters = {k: v for k, v in msgspec.structs.asdict(wanted).items() if v}
+    for name in ("since", "until"):
+        if name in record.filters:
+            record.filters[name] = rfc3339(when(record.filters[name], record.asked, name))
+    wanted.filter(page, record.asked)  # refuses what cannot be meant, before it is confirmed
+    return record
+
+
+def _hidden(record: BulkRecord, expected: int) -> list[tuple[str, str]]:
+    """The fields with which the question is confirmed."""
+    chosen = [("run", run) for run in record.runs] or list(record.filters.items())
+    asked = rfc3339(record.asked)
+    return [("verb", record.verb), ("asked", asked), ("expected", str(expected)), *chosen]
+
+
+class _Counted(msgspec.Struct, frozen=True):
+    """What the question says about the runs that are meant."""
+
+    runs: list[RunInfo]
+    more: bool = False
+    back_to: float = 0.0
+    """Counting stopped here; 0 if it stopped at `MOST`."""
+    gone: int = 0
+
+    @property
+    def text(self) -> str:
+        if not self.runs:
+            return "all runs that match"
+        return f"{'at least ' if self.more else ''}{many(len(self.runs), 'run')}"
+
+    @property
+    def effects(self) -> list[str]:
+        counts = Counter(info.state for info in self.runs)
+        by_state = ", ".join(f"{count:,} {state}" for state, count in counts.most_common())
+        found = [f"{many(len(self.runs), 'run')}: {by_state}."] if self.runs else []
+        if self.gone:
+            found.append(f"{many(self.gone, 'selected run')} no longer known.")
+        if self.more and len(self.runs) >= MOST:
+            found.append(f"More match: it pauses after {MOST:,}, and can be continued from there.")
+        elif self.more:
+            found.append(
+                f"Counted back to {exact(self.back_to)} in {COUNT_SECONDS:g} seconds. Older ones "
+                "that match are meant, too."
+            )
+        return found
+
+
+async def _selected(page: PageRequest, record: BulkRecord) -> _Counted:
+    answers = await asyncio.gather(*map(page.runs.show, record.runs), return_exceptions=True)
+    infos = [one.info for one in answers if not isinstance(one, BaseException)]
+    record.runs = [info.run for info in infos]
+    return _Counted(infos, gone=len(answers) - len(infos))
+
+
+async def _count(page: PageRequest, record: BulkRecord) -> _Counted:
+    """Those that match the filters, until there are `MOST` or the time is over."""
     found: dict[str, RunInfo] = {}
     clock = page.client.broker.clock
-    deadline, complete = clock.monotonic() + COUNT_SECONDS, True
-    for state in (wanted.state,) if wanted.state else verb.states:
-        filter_, cursor = wanted.filter(page, state), ""
+    deadline = clock.monotonic() + COUNT_SECONDS
+    for state in record.states:
+        filter_, cursor = _filter(page, record, state), ""
         while True:
             part = await page.run_pages.page(filter_, PAGE, cursor)
-            found |= {info.run: info for info in part.runs}
+            found |= {one.run: one for one in part.runs if one.created <= record.asked}
             cursor = part.older
             if not cursor:
                 break
             if len(found) >= MOST or clock.monotonic() > deadline:
-                complete = False
-                break
-    return list(found.values())[:MOST], complete and len(found) <= MOST
+                return _Counted(list(found.values())[:MOST], True, part.back_to)
+    return _Counted(list(found.values()))
 
 
 # ---- watching
@@ -252,11 +199,20 @@ async def _meant(
 @router.get("/bulk/{id}")
 async def show(page: ViewerPage, id: str) -> Response:
     """How far it is, and what was refused."""
-    bulks: Bulks = page.request.app.state.bulks
-    bulk = bulks.find(id)
+    bulk = await _bulks(page).find(page, id)
     return await page.show(
         "bulk.html",
         "runs",
+        id=id,
         bulk=bulk,
-        refused=[(run, page.text(why)) for run, why in bulk.refused[:REFUSALS]],
+        state=bulk.state(page.now),
+        refused=[(run, page.text(why)) for run, why in bulk.reasons],
     )
+
+
+@router.post("/do/bulk/continue")
+async def resume(page: OperatorPage, fields: Fields) -> Response:
+    """Continue one that was interrupted, or that paused at its limit."""
+    id = fields.get("id", "")
+    await _bulks(page).resume(page, id)
+    return page.done(f"/bulk/{id}", "It continues")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ TOP: Final = 8
 LABEL: Final = 40
 """The width of a label on the time axis: one that begins further right would not fit."""
 PERCENTILES: Final = ("p50", "p95", "p99")
+NOT_COUNTED: Final = "not counted: no coordinator was running, or its totals are no longer kept"
 STACK: Final = ("done", "cancelled", "failed", "dead", "lost")
 
 
@@ -30,6 +32,8 @@ class Bar:
 
     start: float
     counts: Counter[str] = field(default_factory=Counter)
+    known: bool = True
+    """Whether a coordinator was counting."""
 
     @property
     def total(self) -> int:
@@ -64,15 +68,20 @@ class Chart:
     hits: list[Block] = field(default_factory=list)
     rows: list[Mark] = field(default_factory=list)
     columns: list[Mark] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
     series: list[tuple[str, str]] = field(default_factory=list)
     """Lines with the name of their look."""
-    area: str = ""
+    areas: list[str] = field(default_factory=list)
     empty: bool = True
+    """Whether there is nothing to see, but for gaps."""
     width: int = WIDTH
     height: int = HEIGHT
     left: int = LEFT
     bottom: int = HEIGHT - BOTTOM
+
+    @property
+    def gaps(self) -> bool:
+        """Whether a part was not counted."""
+        return any(block.look == "gap" for block in self.blocks)
 
 
 def nice(highest: float) -> int:
@@ -107,6 +116,9 @@ def bars(found: Sequence[Bar], width_seconds: int) -> Chart:
                 y -= height
                 chart.blocks.append(Block(x + 1, y, each - 2, height, outcome))
         parts = ", ".join(f"{bar.counts[o]} {o}" for o in STACK if bar.counts[o]) or "no runs ended"
+        if not bar.known and not bar.total:
+            parts = NOT_COUNTED
+            chart.blocks.append(Block(x, TOP, each, room, "gap"))
         start, end = _moment(bar.start, days), _moment(bar.start + width_seconds, days)
         title = f"{start} – {end} UTC: {parts}"
         chart.hits.append(Block(x, TOP, each, room, "", title))
@@ -132,7 +144,16 @@ def ended(found: Counted, now: float, seconds: int) -> Chart:
         period.at: Counter(period.ended) + Counter(failed=period.failures)
         for period in found.periods
     }
-    return bars([Bar(float(s), by_start.get(s, Counter())) for s in starts], found.seconds)
+    known = set(_known(found, starts, now))
+    made = [Bar(float(s), by_start.get(s, Counter()), s in known) for s in starts]
+    return bars(made, found.seconds)
+
+
+def _known(found: Counted, starts: Sequence[int], now: float) -> list[int]:
+    """The parts that were counted. The newest has no sample yet, but will have one."""
+    counted = {period.at for period in found.periods}
+    counting = found.until > 0 and not found.behind(now)
+    return [s for s in starts if s in counted or (counting and s + found.seconds > found.until)]
 
 
 def spread(
@@ -158,9 +179,7 @@ def spread(
                 piece = []
         if piece:
             chart.series.append((name, " ".join(piece)))
-    for n in range(4):
-        at_ = now - seconds + n * seconds / 4
-        chart.columns.append(Mark(LEFT + n * (WIDTH - LEFT) / 4, _label(at_, seconds > DAY)))
+    _days(chart, now, seconds)
     chart.empty = not values
     return chart
 
@@ -174,31 +193,50 @@ def brief(seconds: float) -> str:
 
 
 def lag(found: Counted, now: float, seconds: int) -> Chart:
-    """The most runs that waited, and that were in flight, in each part of a range."""
+    """The most runs that waited, and that were in flight; where nobody counted is a gap."""
     chart = Chart()
     values = {period.at: period for period in found.periods}
     first = int(now - seconds) // found.seconds * found.seconds
-    counted = range(first, int(min(now, found.until or 0)) + 1, found.seconds)
+    starts = range(first, int(now) + 1, found.seconds)
     top = nice(max((max(p.waiting, p.in_flight) for p in values.values()), default=0))
     _frame(chart, top)
     room, whole = HEIGHT - TOP - BOTTOM, max(seconds, 1)
 
-    def place(at: float, value: float) -> str:
-        x = LEFT + max(0.0, at - now + seconds) / whole * (WIDTH - LEFT)
-        return f"{x:.1f},{HEIGHT - BOTTOM - value / top * room:.1f}"
+    def across(at: float) -> float:
+        return LEFT + min(1.0, max(0.0, at - now + seconds) / whole) * (WIDTH - LEFT)
 
-    start = min(values, default=0)
-    points = [(at, values.get(at)) for at in counted if at >= start]
-    if values and len(points) > 1:
-        waiting = [place(at, p.waiting if p else 0) for at, p in points]
-        flying = [place(at, p.in_flight if p else 0) for at, p in points]
-        chart.lines = [" ".join(waiting), " ".join(flying)]
-        chart.area = " ".join((place(points[0][0], 0), *waiting, place(points[-1][0], 0)))
-    for n in range(4):
-        at_ = now - seconds + n * seconds / 4
-        chart.columns.append(Mark(LEFT + n * (WIDTH - LEFT) / 4, _label(at_, seconds > DAY)))
+    def place(at: float, value: float) -> str:
+        return f"{across(at):.1f},{HEIGHT - BOTTOM - value / top * room:.1f}"
+
+    for piece, known in _pieces(starts, set(_known(found, starts, now))):
+        end = piece[-1] + found.seconds
+        if not known:
+            left, right = across(piece[0]), across(end)
+            chart.blocks.append(Block(left, TOP, right - left, room, "gap", NOT_COUNTED))
+            continue
+        seen = [(at, values[at]) for at in piece if at in values]
+        if not seen:
+            continue
+        seen.append((end, seen[-1][1]))  # a value counts for its whole part
+        waiting = [place(at, p.waiting) for at, p in seen]
+        chart.series.append(("waiting", " ".join(waiting)))
+        chart.series.append(("second", " ".join(place(at, p.in_flight) for at, p in seen)))
+        chart.areas.append(" ".join((place(piece[0], 0), *waiting, place(end, 0))))
+    _days(chart, now, seconds)
     chart.empty = not any(p.lagging for p in values.values())
     return chart
+
+
+def _pieces(starts: Sequence[int], known: set[int]) -> list[tuple[list[int], bool]]:
+    """Neighbouring parts that were all counted, or all not."""
+    grouped_ = itertools.groupby(starts, lambda at: at in known)
+    return [(list(piece), is_known) for is_known, piece in grouped_]
+
+
+def _days(chart: Chart, now: float, seconds: int) -> None:
+    for n in range(4):
+        at = now - seconds + n * seconds / 4
+        chart.columns.append(Mark(LEFT + n * (WIDTH - LEFT) / 4, _label(at, seconds > DAY)))
 
 
 def spark(values: Sequence[int], width: int = 104, height: int = 24) -> str:

@@ -14,13 +14,14 @@ from starlette.responses import Response
 from holdfast.client.run import make_request
 from holdfast.errors import InvalidInput, UnknownJob
 from holdfast.model.job import JobSpec
+from holdfast.model.lifecycle import ALIVE
 from holdfast.model.run import fingerprint
 from holdfast.payload import published
 from holdfast.payload.published import Published
 from holdfast.status.actions import enqueue
 from holdfast.status.jobs import JobInfo
 from holdfast.status.listing import RunFilter, RunInfo
-from holdfast.status.totals import Counted, counted
+from holdfast.status.totals import Counted
 from holdfast.web.pages import charts, job_form
 from holdfast.web.pages.request import COUNTED_SECONDS, OperatorPage, PageRequest, ViewerPage
 from holdfast.web.security import Fields
@@ -111,7 +112,11 @@ async def _job(
         "job.html",
         "jobs",
         info=info,
-        workers=[n for n in await page.all_nodes() if n.group == group and job in n.jobs],
+        workers=[
+            n
+            for n in await page.all_nodes()
+            if n.group == group and job in n.jobs and n.state in ALIVE
+        ],
         schedules=[s for s in await page.all_schedules() if (s.group, s.job) == (group, job)],
         throughput=charts.ended(history, page.now, seconds),
         took=charts.spread(history, page.now, seconds, lambda period: period.took),
@@ -167,7 +172,7 @@ async def ended(page: PageRequest, chosen: str, job: str = "", group: str = "") 
     return await page.shared(
         f"counted {group} {job} {chosen}",
         COUNTED_SECONDS,
-        lambda: counted(page.client, RANGES[chosen], job, group, part=PARTS[chosen]),
+        lambda: page.services.archive.counted(RANGES[chosen], job, group, part=PARTS[chosen]),
     )
 
 

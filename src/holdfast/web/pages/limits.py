@@ -23,8 +23,6 @@ SHOWN: Final = 200
 """Rows of one page: more are found faster with the filter."""
 DRAIN_SECONDS: Final = 300
 """Long enough for a number that does not jump, short enough to notice that nothing moves."""
-SHARED_SECONDS: Final = 1.0
-"""Reading all gates costs the server a listing of the bucket."""
 
 
 class Drain(NamedTuple):
@@ -38,7 +36,7 @@ class Drain(NamedTuple):
 @router.get("/limits")
 async def list_limits(page: ViewerPage, q: str = "") -> Response:
     """The limits whose name or jobs contain `q`."""
-    every: Sequence[LimitInfo] = await page.shared("limits", SHARED_SECONDS, page.limits.list)
+    every: Sequence[LimitInfo] = await page.all_limits()
     found = [one for one in every if q.lower() in f"{one.name} {' '.join(one.jobs)}".lower()]
     return await page.show(
         "limits.html",

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from holdfast.model.lifecycle import ALIVE
 from holdfast.model.schedule import Schedule
-from holdfast.status.dead import DeadFilter
+from holdfast.status.dead import DeadFilter, dead_since
 from holdfast.status.jobs import JobInfo
 from holdfast.status.nodes import NodeInfo, by_role
 from holdfast.status.schedules import coming, overdue_since
@@ -32,8 +32,6 @@ RECENT_SECONDS: Final = 3600.0
 """Older trouble is on its own page."""
 RATE_RANGE: Final = "15m"
 """Long enough that a burst does not decide."""
-LETTERS: Final = 200
-"""Dead letters of the last hour that are counted: reading more would delay the page."""
 TROUBLE: Final = ("DISCONNECTED", "ERROR")
 
 
@@ -50,12 +48,14 @@ async def overview(page: ViewerPage, range: str = "15m") -> Response:
     """The overview page."""
     chosen = range if range in RANGES else "15m"
     seconds = RANGES[chosen]
-    every, nodes, schedules, progress, letters = await asyncio.gather(
+    hour_ago = page.now - RECENT_SECONDS
+    every, nodes, schedules, progress, letters, died = await asyncio.gather(
         page.all_jobs(),
         page.all_nodes(),
         page.all_schedules(),
         page.slots.progress(),
-        page.dead.list(DeadFilter(since=page.now - RECENT_SECONDS), LETTERS),
+        page.dead.list(DeadFilter(since=hour_ago), SHOWN),
+        dead_since(page.client, hour_ago),
     )
     now, history = page.now, await jobs.ended(page, chosen)
     ends, states = history.ends(), await page.states()
@@ -67,7 +67,7 @@ async def overview(page: ViewerPage, range: str = "15m") -> Response:
     return await page.show(
         "overview.html",
         "overview",
-        findings=findings(every, nodes, schedules, overdue, len(letters)),
+        findings=findings(every, nodes, schedules, overdue, died),
         jobs=busiest,
         loads={(j.group, j.job): jobs.load(j, states) for j in busiest},
         retrying=sum(n for key, n in (states or {}).items() if key[2] == "failed"),
@@ -79,7 +79,7 @@ async def overview(page: ViewerPage, range: str = "15m") -> Response:
         failed=sum(ends[kind] for kind in ("failed", "dead", "lost")),
         roles=by_role(nodes),
         due=coming(schedules, now),
-        letters=letters[:SHOWN],
+        letters=letters,
         totals=await page.dead_totals(),
         throughput=charts.ended(history, now, seconds),
         lag=charts.lag(history, now, seconds),
@@ -110,8 +110,7 @@ def findings(
         text = f"a slot is {span(overdue)} overdue: is 'holdfast scheduler' running?"
         found.append(Finding("bad", text, "/schedules"))
     if died:
-        more = f"{died} or more" if died >= LETTERS else str(died)
-        text = f"{more} dead letter{'s' if died != 1 else ''} in the last hour"
+        text = f"{many(died, 'dead letter')} in the last hour"
         found.append(Finding("warn", text, "/dead"))
     paused = [s for s in schedules if s.paused]
     if paused:

@@ -70,6 +70,7 @@ _LOOKS: Final = {
     "refused": "dead",
     "lost": "lost",
     "partial": "failed",
+    "firing": "dead",
     "complete": "done",
     "interrupted": "lost",
     "unreachable": "dead",

@@ -20,8 +20,9 @@ from holdfast.clock import Clock
 from holdfast.model.schedule import Schedule
 from holdfast.status.dead import dead_totals
 from holdfast.status.jobs import JobInfo
+from holdfast.status.limits import LimitInfo
 from holdfast.status.nodes import NodeInfo
-from holdfast.status.totals import trends
+from holdfast.status.totals import Change
 from holdfast.web.auth import Role, User, require
 from holdfast.web.live import Feed
 from holdfast.web.masking import MASK
@@ -40,6 +41,8 @@ COUNTED_SECONDS: Final = 5.0
 """How long counts of the history are shared between pages: the newest minute changes meanwhile."""
 TREND_SECONDS: Final = 900
 """A quarter of an hour: recent enough to act on."""
+MOST_SHARED: Final = 200
+"""Answers that are kept: far more than people look at within seconds. Some keys name a job."""
 
 
 class Shared:
@@ -52,12 +55,24 @@ class Shared:
 
     async def get(self, key: str, seconds: float, read: Callable[[], Awaitable[T]]) -> T:
         """An answer at most `seconds` old."""
-        async with self._locks.setdefault(key, asyncio.Lock()):
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        async with lock:
             at, kept = self._kept.get(key, (-1e9, None))
             if self._clock.monotonic() - at > seconds:
                 kept = await read()
+                self._kept.pop(key, None)
                 self._kept[key] = (self._clock.monotonic(), kept)
-            return cast(T, kept)
+                self._shrink()
+        return cast(T, kept)
+
+    def _shrink(self) -> None:
+        """Drop the oldest answers above `MOST_SHARED`, and the locks that nobody needs."""
+        for key in list(self._kept)[: max(0, len(self._kept) - MOST_SHARED)]:
+            del self._kept[key]
+        if len(self._locks) > 2 * MOST_SHARED:
+            for key in [k for k, lock in self._locks.items() if not lock.locked()]:
+                if key not in self._kept:
+                    del self._locks[key]
 
     def forget(self) -> None:
         """Drop all answers: something was changed, and the next page must show it."""
@@ -95,14 +110,22 @@ class PageRequest(Access):
         """Every schedule."""
         return await self.shared("schedules", SCHEDULES_SECONDS, self.schedules.list)
 
+    async def all_limits(self) -> Sequence[LimitInfo]:
+        """Every limit."""
+        return await self.shared("limits", SHARED_SECONDS, self.limits.list)
+
     async def dead_totals(self) -> dict[tuple[str, str], int]:
         """How many dead letters each job has."""
         return await self.shared("dead", SHARED_SECONDS, lambda: dead_totals(self.client))
 
     async def trends(self) -> dict[tuple[str, str], list[int]]:
         """How many runs of each job ended in each of the last minutes, oldest first."""
-        read = functools.partial(trends, self.client, TREND_SECONDS)
-        return (await self.shared("trends", COUNTED_SECONDS, read))[0]
+        read = functools.partial(self.services.archive.trends, TREND_SECONDS)
+        return await self.shared("trends", COUNTED_SECONDS, read)
+
+    async def changes(self) -> dict[tuple[str, str], Change]:
+        """How long the runs of each job took in the last seven days, and in those before."""
+        return await self.shared("changes", COUNTED_SECONDS, self.services.archive.changes)
 
     async def states(self) -> Counter[tuple[str, str, str]] | None:
         """How many recorded runs have not ended, by group, job and state; None until it is known.

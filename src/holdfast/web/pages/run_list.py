@@ -20,6 +20,7 @@ from holdfast.status.listing import STATES, RunFilter, RunInfo
 from holdfast.status.searching import member
 from holdfast.web.pages import jobs
 from holdfast.web.pages.request import PageRequest, ViewerPage
+from holdfast.web.services import Access
 from holdfast.web.wire import when
 
 router = APIRouter(include_in_schema=False)
@@ -57,9 +58,9 @@ class Wanted(msgspec.Struct, frozen=True):
         """Whether it has filters that counts do not know."""
         return bool(self.q or self.node or self.prefix or self.cause or self.until)
 
-    def filter(self, page: PageRequest, state: str = "") -> RunFilter:
+    def filter(self, by: Access, now: float, state: str = "") -> RunFilter:
         """What to look for; raises `InvalidInput` for a filter that cannot be meant."""
-        if member(self.q) and not page.user.sees_secrets:
+        if member(self.q) and not by.user.sees_secrets:
             raise InvalidInput("only operators may search payloads and headers")
         return RunFilter(
             self.job,
@@ -67,11 +68,11 @@ class Wanted(msgspec.Struct, frozen=True):
             state or self.state,
             self.node,
             self.prefix,
-            when(self.since, page.now, "since"),
+            when(self.since, now, "since"),
             self.q,
-            when(self.until, page.now, "until"),
+            when(self.until, now, "until"),
             self.cause,
-            page.text,
+            by.text,
         )
 
 
@@ -81,7 +82,7 @@ async def list_runs(request: Request, page: ViewerPage, before: str = "") -> Res
     wanted = Wanted.of(request.query_params)
     problem, found = "", None
     try:
-        found = await page.run_pages.page(wanted.filter(page), SHOWN, before)
+        found = await page.run_pages.page(wanted.filter(page, page.now), SHOWN, before)
     except InvalidInput as error:  # the filter is still being typed
         problem = str(error)
     every = await page.all_jobs()
@@ -108,14 +109,17 @@ async def tabs(
         return [(state, None) for state in STATES]
     mine = [j for j in every if wanted.job in ("", j.job) and wanted.group in ("", j.group)]
     counts: dict[str, int] = {"queued": sum(j.waiting for j in mine)}
+    counts["delayed"] = sum(j.delayed for j in mine)
+    if not wanted.job and not wanted.group:  # a line belongs to a limit, not to a job
+        counts["waiting"] = sum(limit.waiting for limit in await page.all_limits())
     if (states := await page.states()) is not None:
         homes = {(j.group, j.job) for j in mine}
-        for state in ("running", "failed"):
+        for state in ("running", "failed", "parked"):
             counts[state] = sum(
                 n for key, n in states.items() if key[2] == state and key[:2] in homes
             )
     chosen = wanted.since or "30d"
-    if chosen in jobs.RANGES:
+    if chosen in jobs.RANGES and mine:  # a name that is still being typed is no job
         ends = (await jobs.ended(page, chosen, wanted.job, wanted.group)).ends()
         counts |= {state: ends[state] for state in ENDED}
     return [(state, counts.get(state)) for state in STATES]

@@ -1,4 +1,5 @@
-"""`/search`: one box for everything: runs, jobs, schedules, nodes, agents, dead letters.
+"""`/search`: one box for everything: runs, jobs, flows, limits, schedules, nodes, agents, alerts and
+dead letters.
 
 Each kind shows the first few and links to its own page, which searches on. The search is bounded:
 what a page of runs reads, and lists that other pages read too.
@@ -15,6 +16,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from holdfast.errors import HoldfastError, InvalidInput, RunNotFound
+from holdfast.status.alerts import alerts
 from holdfast.status.finding import Finder
 from holdfast.web.pages import fleet
 from holdfast.web.pages.request import PageRequest, ViewerPage
@@ -55,13 +57,16 @@ async def show(page: ViewerPage, q: str = "") -> Response:
 
 
 async def _all(page: PageRequest, text: str) -> list[Hits]:
-    jobs, schedules, nodes, agents, runs, letter = await asyncio.gather(
+    jobs, limits, schedules, nodes, agents, runs, flows, letter, board = await asyncio.gather(
         page.all_jobs(),
+        page.all_limits(),
         page.all_schedules(),
         page.all_nodes(),
         fleet.agents(page),
         _runs(page, text),
+        _flows(page, text),
         _letter(page, text),
+        alerts(page.client.broker),
     )
     low = text.casefold()
 
@@ -71,7 +76,21 @@ async def _all(page: PageRequest, text: str) -> list[Hits]:
     return [
         Hits("Jobs", [Hit(j.job, f"/jobs/{j.group}/{j.job}", j.group) for j in jobs if has(j.job)]),
         runs,
+        Hits("Flows", flows, "/flows"),
         Hits("Dead letters", letter),
+        Hits(
+            "Limits",
+            [Hit(x.name, f"/limits/{x.name}", ", ".join(x.jobs)) for x in limits if has(x.name)],
+            "/limits",
+        ),
+        Hits(
+            "Alerts",
+            [
+                Hit(page.text(x.text), x.path or "/alerts", x.rule, "firing")
+                for x in board.firing
+                if has(page.text(x.text), x.rule)
+            ],
+        ),
         Hits(
             "Schedules",
             [Hit(s.name, f"/schedules/{s.name}", s.rule) for s in schedules if has(s.name, s.job)],
@@ -97,7 +116,7 @@ async def _runs(page: PageRequest, text: str) -> Hits:
         state = exact.record.state if exact.record else "queued" if exact.carrier else "dead"
         hits.append(Hit(exact.run, f"/runs/{exact.run}", exact.job, state))
     try:
-        found = await page.run_pages.page(Wanted(q=text).filter(page), SHOWN)
+        found = await page.run_pages.page(Wanted(q=text).filter(page, page.now), SHOWN)
     except InvalidInput:  # a viewer who looks for a member of a payload
         return Hits("Runs", hits)
     known = {hit.text for hit in hits}
@@ -107,6 +126,16 @@ async def _runs(page: PageRequest, text: str) -> Hits:
         if info.run not in known
     ]
     return Hits("Runs", hits, "/runs")
+
+
+async def _flows(page: PageRequest, text: str) -> list[Hit]:
+    """Flows that wait; the others are among the runs."""
+    try:
+        wanted = Wanted(q=text).filter(page, page.now, "parked")
+        found = await page.run_pages.page(wanted, SHOWN)
+    except InvalidInput:
+        return []
+    return [Hit(info.run, f"/flows/{info.run}", info.job, info.state) for info in found.runs]
 
 
 async def _letter(page: PageRequest, text: str) -> list[Hit]:

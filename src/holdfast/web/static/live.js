@@ -15,6 +15,8 @@ let timer = 0;
 let trouble = 0;
 
 const regions = () => [...document.querySelectorAll("[data-live]")];
+// What a filter changes, too: older parts of a list are not live, but they follow the filters.
+const filtered = () => [...document.querySelectorAll("[data-live], [data-filtered]")];
 const light = () => document.querySelector("[data-light]");
 
 function show(state, text) {
@@ -58,10 +60,11 @@ function restore(region, keep) {
   if (keep.focus) region.querySelector(keep.focus)?.focus({ preventScroll: true });
 }
 
-function exchange(page) {
+function exchange(page, changing) {
   let left = false;
-  for (const region of regions()) {
+  for (const region of changing) {
     const fresh = page.getElementById(region.id);
+    if (fresh?.dataset.live) region.dataset.live = fresh.dataset.live;
     if (!fresh || fresh.innerHTML === region.innerHTML) continue;
     if (touched(region)) { left = true; continue; }
     const keep = remember(region);
@@ -72,13 +75,13 @@ function exchange(page) {
   return left;
 }
 
-export async function renew(url = location.href) {
+export async function renew(url = location.href, changing = regions()) {
   const answer = await fetch(url, { headers: { Accept: "text/html" }, cache: "no-store" });
   if (answer.redirected || answer.status === 401) { location.assign(answer.redirected ? answer.url : location.href); return false; }
   if (!answer.ok) throw new Error(`the page answered ${answer.status}`);
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   measureClock(page);
-  const left = exchange(page);
+  const left = exchange(page, changing);
   renewTimes();
   return left;
 }
@@ -122,6 +125,7 @@ function open() {
   if (source || document.hidden || !regions().length) return;
   const path = document.querySelector('meta[name="holdfast-live"]')?.content;
   if (!path) return;
+  light()?.removeAttribute("hidden");
   source = new EventSource(last ? `${path}?after=${encodeURIComponent(last)}` : path);
   source.addEventListener("open", () => { clearTimeout(trouble); trouble = 0; show("live", "live"); });
   // The server ends streams every minute and the browser resumes at once: not worth showing.
@@ -162,7 +166,7 @@ function keepFilters() {
     const url = `${form.getAttribute("action")}${data.size ? `?${data}` : ""}`;
     history.replaceState(null, "", url);
     form.setAttribute("aria-busy", "true");
-    renew(url).catch(() => location.assign(url)).finally(() => form.removeAttribute("aria-busy"));
+    renew(url, filtered()).then(open).catch(() => location.assign(url)).finally(() => form.removeAttribute("aria-busy"));
   };
   form.addEventListener("input", () => { clearTimeout(wait); wait = setTimeout(act, 250); });
   form.addEventListener("submit", (event) => { event.preventDefault(); clearTimeout(wait); act(); });
