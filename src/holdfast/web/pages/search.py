@@ -1,4 +1,4 @@
-"""`/search`: one box for everything: runs, jobs, flows, limits, schedules, nodes, agents, alerts and
+"""`/search`: one box for everything: runs, jobs, flows, limits, schedules, nodes, agents, alerts,
 dead letters.
 
 Each kind shows the first few and links to its own page, which searches on. The search is bounded:
@@ -57,16 +57,18 @@ async def show(page: ViewerPage, q: str = "") -> Response:
 
 
 async def _all(page: PageRequest, text: str) -> list[Hits]:
-    jobs, limits, schedules, nodes, agents, runs, flows, letter, board = await asyncio.gather(
-        page.all_jobs(),
-        page.all_limits(),
-        page.all_schedules(),
-        page.all_nodes(),
-        fleet.agents(page),
+    runs, flows, letter, limits, board = await asyncio.gather(
         _runs(page, text),
         _flows(page, text),
         _letter(page, text),
+        page.all_limits(),
         alerts(page.client.broker),
+    )
+    jobs, schedules, nodes, agents = await asyncio.gather(
+        page.all_jobs(),
+        page.all_schedules(),
+        page.all_nodes(),
+        fleet.agents(page),
     )
     low = text.casefold()
 
