@@ -132,7 +132,7 @@ async def test_several_jobs_of_a_group_share_their_workers(nats: Server, namespa
 
     config = ConnectionConfig(nats_url=nats.url, namespace=namespace)
     names = Names(namespace)
-    described = [{"name": job, "on": []} for job in app.jobs]
+    described = [{"name": job, "on": [], "ordered": False} for job in app.jobs]
     job = JobDirectory("many", JobDeployConfig(), (_group("many", described, names),), ())
     deployment = DeployConfig(scaler="nats-jetstream", account="$G")
     files = Templates(Project(Path(), deployment, (job,), namespace)).job(job)
@@ -176,9 +176,13 @@ async def test_removed_job_sends_nothing_more(nats: Server, namespace: str) -> N
             await unregister(client, "old", ["gone"])
         assert len(await schedules.list()) == 3
         await run.cancel()
+        app.jobs.pop("gone")
+        assert (await register(client, app, WorkerConfig())).left == (("old", "gone"),)
         await until(lambda: nothing_later(broker), what="the delayed run is gone")
+        planned = await unregister(client, "old", ["gone"], dry_run=True)
+        assert (await register(client, app, WorkerConfig())).left, "nothing was removed yet"
         removed = await unregister(client, "old", ["gone"])
-        assert removed.consumers == ("old=gone",)
+        assert removed.consumers == planned.consumers == ("old=gone",)
         assert sorted(removed.schedules) == ["by-hand", "gone"]
         assert [one.job for one in await schedules.list()] == ["kept"]
 

@@ -1,8 +1,8 @@
 """A real Kubernetes API server: etcd and kube-apiserver, and a thread that plays the controllers.
 
 `KUBEBUILDER_ASSETS` names a directory with both programs, as envtest creates it. `HOLDFAST_CRDS`
-may name one with the CRDs of KEDA and the Prometheus operator; otherwise those kinds accept
-anything. Nothing runs: the thread reports every workload as ready, and ends registrations as the
+may name a file or directory with CRDs of KEDA and the Prometheus operator; kinds it does not define
+accept anything. Nothing runs: the thread reports every workload as ready, and ends registrations as the
 test wants.
 """
 
@@ -179,7 +179,8 @@ def cluster(
         if crds and not kinds:
             found.kubectl("apply", "--server-side", "-f", crds)
         for name in KINDS:
-            if name.partition(".")[0] in kinds or not (crds or kinds):
+            wanted = name.partition(".")[0] in kinds or not kinds
+            if wanted and found.run("kubectl", "get", "crd", name)[0]:
                 found.kubectl("apply", "-f", "-", text=json.dumps(definition(name)))
         if played:
             thread.start()

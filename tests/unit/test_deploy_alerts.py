@@ -76,6 +76,7 @@ def _summary(text: str) -> dict[str, str]:
 
 
 SAVED = 'kube_cronjob_status_last_successful_time{cronjob="backup"}'
+MADE = 'kube_cronjob_created{cronjob="backup"}'
 FAILED = 'kube_job_status_failed{job_name="backup-drill-29"}'
 CASES = {
     "backup old": _case(
@@ -86,6 +87,11 @@ CASES = {
         "HoldfastBackupOld", {SAVED: "0x4000"}, "3000m", None, space="staging"
     ),
     "backup new": _case("HoldfastBackupOld", {SAVED: "0x1000 60000x3000"}, "3000m", None),
+    "backup never made": _case(
+        "HoldfastBackupMissing", {MADE: "0x4000"}, "3000m", {},
+        **_summary("No backup was made in the 2d 2h 0m 0s since backups were set up."),
+    ),
+    "backup made": _case("HoldfastBackupMissing", {MADE: "0x4000", SAVED: "0x4000"}, "3000m", None),
     "rehearsal failed": _case(
         "HoldfastBackupFailed", {FAILED: "1x60"}, "30m", {"job_name": "backup-drill-29"},
         **_summary("backup-drill-29 failed: a backup was not made, or cannot be restored."),

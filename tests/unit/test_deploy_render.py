@@ -19,14 +19,14 @@ from holdfast.cli.deploy import parse_command
 from holdfast.config import DeployConfig
 from holdfast.config.deployment import JobDeployConfig, PodConfig
 from holdfast.deploy.check import KUBERNETES, OWN_IMAGES, check
-from holdfast.deploy.project import JobDirectory, load_project
-from holdfast.deploy.render import render
+from holdfast.deploy.project import RESERVED, JobDirectory, load_project
+from holdfast.deploy.render import Templates, render
 from holdfast.deploy.scaffold import new_job
 from holdfast.errors import ConfigError
 from holdfast.identity.grants import ROLES
 from holdfast.names import Names
 from holdfast.web.network import Hosts
-from tests.unit.deployment import group, one, project, read, rendered
+from tests.unit.deployment import alert_groups, group, one, project, read, rendered
 
 CRDS = ("keda.sh/v1alpha1", "monitoring.coreos.com/v1", "cert-manager.io/v1")
 EACH = pytest.mark.parametrize(
@@ -62,7 +62,7 @@ EACH = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("version", ["1.30", KUBERNETES])
+@pytest.mark.parametrize("version", ["1.30", "1.33", KUBERNETES])
 def test_core_kinds_pass_kubernetes_schemas(version: str) -> None:
     """Every resource of Kubernetes' own kinds is valid, with no field that it does not know."""
     checked = 0
@@ -159,9 +159,94 @@ def test_workers_scale_without_keda() -> None:
     assert not [r for r in resources if r["apiVersion"].startswith("keda.sh")]
     spec = one(resources, "HorizontalPodAutoscaler", "resize")["spec"]
     assert (spec["minReplicas"], spec["maxReplicas"]) == (1, 5)
+    [metric] = spec["metrics"]
+    target = metric["containerResource"]["target"]
+    # Of the limit of 200m: of the request of 10m an idle worker uses nearly all.
+    assert target == {"type": "AverageValue", "averageValue": "160m"}
     kubernetes_validate.validate(
         one(resources, "HorizontalPodAutoscaler", "resize"), KUBERNETES, strict=True
     )
+
+
+def test_registration_has_what_the_workers_have() -> None:
+    """It imports the same app: with less memory it would be killed, and the job never deployed."""
+    found = project()
+    text = Templates(found).job(dataclasses.replace(found.jobs[0], config=LARGE))
+    both = [text["register.yaml"], text["workers.yaml"]]
+    documents = [one for part in both for one in yaml.safe_load_all(part)]
+    assert len(documents) == 4
+    given = [
+        one["spec"]["template"]["spec"]["containers"][0]["resources"]
+        for one in documents
+        if "template" in one.get("spec", {})
+    ]
+    assert given == [
+        {
+            "requests": {"cpu": "100m", "memory": "1Gi"},
+            "limits": {"cpu": "1500m", "memory": "2Gi"},
+        }
+    ] * 2
+
+
+PLURALS = {"NetworkPolicy": "networkpolicies", "Ingress": "ingresses"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"scaler": "hpa"},
+        {"web_hosts": "a.b", "ingress_class": "nginx", "ingress_tls_secret": "web-tls"},
+        {"web_hosts": "a.b", "gateway": "infra/public"},
+        {"tls": "cert-manager", "tls_issuer": "acme", "secret_store": "vault"},
+    ],
+    ids=["default", "hpa", "ingress", "gateway", "operators"],
+)
+def test_each_pipeline_may_apply_what_it_applies(tmp_path: Path, config: dict[str, Any]) -> None:
+    """Every kind of a job's directory, and of the control plane and the web, with any option."""
+    found = project(platform_deployer="me", **config)
+    extra = yaml.safe_dump_all([
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "levels"}},
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "models"}},
+    ])  # fmt: skip
+    jobs = (dataclasses.replace(found.jobs[0], extra=extra), *found.jobs[1:])
+    render(dataclasses.replace(found, jobs=jobs), tmp_path)
+    resources = read(tmp_path)
+    for role, parts in (("deployer", {"job"}), ("platform-deployer", {"control", "web"})):
+        may = {
+            (group, kind)
+            for rule in one(resources, "Role", role)["rules"]
+            if {"get", "create", "patch"} <= set(rule["verbs"])
+            for group in rule["apiGroups"]
+            for kind in rule["resources"]
+        }
+        applied = [r for r in resources if r["metadata"]["labels"]["holdfast.dev/part"] in parts]
+        assert applied
+        for resource in applied:
+            kind, group = resource["kind"], resource["apiVersion"].rpartition("/")[0]
+            if resource["metadata"]["labels"].get("holdfast.dev/step") != "admin":
+                assert (group, PLURALS.get(kind, f"{kind.lower()}s")) in may, (role, kind)
+
+
+def test_pipeline_leaves_out_what_only_an_administrator_may_apply(tmp_path: Path) -> None:
+    """A job's claim is applied with `base`; its ConfigMap with the job."""
+    found = project()
+    extra = (
+        "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: models}\n"
+        "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: levels}\n"
+    )
+    jobs = (dataclasses.replace(found.jobs[0], extra=extra), *found.jobs[1:])
+    render(dataclasses.replace(found, jobs=jobs), tmp_path)
+    resources = read(tmp_path)
+    steps = {
+        name: one(resources, kind, name)["metadata"]["labels"]["holdfast.dev/step"]
+        for kind, name in (("PersistentVolumeClaim", "models"), ("ConfigMap", "levels"))
+    }
+    assert steps == {"models": "admin", "levels": "extra"}
+    script = (tmp_path / "apply.sh").read_text()
+    base, job = script.index("if wanted base"), script.index("apply_job() {")
+    assert script.index("step=admin") > base
+    assert "admin" not in script[job : script.index("}", job)]
 
 
 def test_registration_comes_first_and_replaces_the_last_one(tmp_path: Path) -> None:
@@ -308,6 +393,9 @@ def test_setup_applies_in_the_order_of_dependencies(tmp_path: Path) -> None:
         ({"name": "Not_A_Label"}, "is not usable"),
         ({"min_replicas": 6}, "max_replicas"),
         ({"memory": "lots"}, "not a quantity"),
+        ({"memory": "256K"}, "not a quantity"),
+        ({"cpu": "5m"}, "must not be above cpu"),
+        ({"memory": "1Gi", "memory_request": "2048Mi"}, "must not be above memory"),
         ({"control_replicas": 0}, "at least 1"),
         ({"tls": "cert-manager"}, "tls_issuer"),
         ({"ingress_class": "nginx"}, "needs web_hosts"),
@@ -337,7 +425,7 @@ def test_workers_have_names_that_kubernetes_takes() -> None:
     assert len(set(names)) == 3
 
 
-@pytest.mark.parametrize("name", ["control", "web", "nats", "agent"])
+@pytest.mark.parametrize("name", ["control", "web", "nats", "agent", "backup", "backup-drill"])
 def test_job_cannot_take_the_name_of_a_part(tmp_path: Path, name: str) -> None:
     """Two Deployments of one name would replace each other."""
     (tmp_path / "jobs").mkdir()
@@ -345,6 +433,70 @@ def test_job_cannot_take_the_name_of_a_part(tmp_path: Path, name: str) -> None:
         new_job(name, tmp_path)
 
 
+def test_names_of_the_platform_are_kept_from_jobs_and_their_pipeline(tmp_path: Path) -> None:
+    """One list: what a job may be called, its pipeline may deploy, and the reverse."""
+    policy = one(rendered(), "ValidatingAdmissionPolicy", "acme-deployer")["spec"]["variables"]
+    [parts] = [v["expression"] for v in policy if v["name"] == "parts"]
+    assert json.loads(parts) == sorted(RESERVED)
+    backed = rendered(backup_url="s3://kept/acme", platform_deployer="me")
+    kinds = ("Deployment", "StatefulSet", "DaemonSet", "CronJob", "Service", "ServiceAccount")
+    for resource in backed:
+        if resource["kind"] in kinds and "holdfast.dev/job" not in resource["metadata"]["labels"]:
+            assert resource["metadata"]["name"] in RESERVED
+
+
+def test_no_job_reads_the_secrets_of_images_and_pages(tmp_path: Path) -> None:
+    """Neither past the admission policy nor past the check."""
+    config = {"pull_secret": "registry", "ingress_tls_secret": "web-tls"}
+    config |= {"web_hosts": "a.b", "ingress_class": "nginx"}
+    pods = msgspec.convert({"secrets": ["registry"]}, PodConfig)
+    render(project(pods, **config), tmp_path)
+    policy = one(read(tmp_path), "ValidatingAdmissionPolicy", "acme-deployer")["spec"]["variables"]
+    [secrets] = [v["expression"] for v in policy if v["name"] == "secrets"]
+    assert {"registry", "web-tls", "holdfast-control"} <= set(json.loads(secrets))
+    told = [str(problem) for problem in check(tmp_path, parse_command)]
+    assert len(told) == 2, told
+    assert all("uses the secret 'registry'" in text for text in told)
+
+
+def test_client_of_the_same_authority_is_no_server_of_nats() -> None:
+    """A route needs a certificate with a server's name, not any of the authority's."""
+    conf = one(rendered(), "ConfigMap", "nats-config")["data"]["nats.conf"]
+    cluster = conf[conf.index("cluster {") :]
+    assert "verify_cert_and_check_known_urls: true" in cluster
+
+
+@pytest.mark.parametrize(
+    ("schedule", "seconds"),
+    [
+        ("17 3 * * *", 2 * 86_400),
+        ("0 * * * *", 2 * 3600),
+        ("47 4 * * 0", 8 * 86_400),
+        ("0 3 1 * *", 32 * 86_400),
+    ],
+)
+def test_backup_is_old_by_its_own_schedule(schedule: str, seconds: int) -> None:
+    """A weekly backup is not old after two days, an hourly one is before."""
+    groups = alert_groups(backup_url="s3://kept/acme", backup_schedule=schedule)
+    rules = {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
+    for name in ("HoldfastBackupOld", "HoldfastBackupMissing"):
+        assert f"> {seconds}" in rules[name]
+
+
+def test_two_environments_have_dashboards_of_their_own() -> None:
+    """In one Grafana, of one folder: a file or id of the same name would replace the other's."""
+    files, ids = [], []
+    for space in ("acme", "acme-staging"):
+        for resource in rendered(kubernetes_namespace=space):
+            if "grafana_dashboard" in resource["metadata"].get("labels", {}):
+                [(file, text)] = resource["data"].items()
+                files.append(file)
+                ids.append(json.loads(text)["uid"])
+    assert len(set(files)) == len(set(ids)) == 10
+    assert max(map(len, ids)) <= 40
+
+
+LARGE = JobDeployConfig(memory="2Gi", cpu="1500m", cpu_request="100m", memory_request="1Gi")
 PODS = {
     "env": {
         "OBJECTS_URL": "s3://pictures?endpoint=https://r2.example.com",
@@ -405,6 +557,7 @@ def test_job_has_its_own_environment_secrets_volumes_and_places(tmp_path: Path) 
         ("[[tool.holdfast.volumes]]\nname='a'\npath='a'\nsize='1Gi'", "must be absolute"),
         ("[[tool.holdfast.volumes]]\nname='a'\npath='/a'", "exactly one of"),
         ("[[tool.holdfast.volumes]]\nname='a'\npath='/tmp/'\nsize='1Gi'", "not /etc/holdfast"),
+        ("[[tool.holdfast.volumes]]\nname='a'\npath='/etc/holdfast-tls'\nsize='1Gi'", "must be"),
         ("[[tool.holdfast.tolerations]]\noperator='Maybe'", "neither Equal nor Exists"),
         ("[tool.holdfast]\nnode_selector = 'fast'", "Expected `object`"),
         ("[tool.holdfast.labels]\n'holdfast.dev/role' = 'x'", "set by Holdfast"),
@@ -535,6 +688,19 @@ def test_gitops_tools_keep_the_order(tmp_path: Path) -> None:
     assert marks["argocd.argoproj.io/hook-delete-policy"] == "BeforeHookCreation"
     flux = one(rendered(gitops="flux"), "Job", "resize-register")["metadata"]["annotations"]
     assert flux == {"kustomize.toolkit.fluxcd.io/force": "enabled"}
+
+
+def test_argo_cd_applies_what_a_job_brings_with_its_registration(tmp_path: Path) -> None:
+    """The registration mounts it: later, it would wait for ever; earlier, a claim might."""
+    extra = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: levels, annotations: {a: b}}\n"
+    found = project(gitops="argocd")
+    jobs = (dataclasses.replace(found.jobs[0], extra=extra), *found.jobs[1:])
+    render(dataclasses.replace(found, jobs=jobs), tmp_path)
+    resources = read(tmp_path)
+    wave = "argocd.argoproj.io/sync-wave"
+    notes = one(resources, "ConfigMap", "levels")["metadata"]["annotations"]
+    hook = one(resources, "Job", "resize-register")["metadata"]["annotations"]
+    assert notes == {wave: hook[wave], "a": "b"}
 
 
 def test_gitops_tool_is_told_what_to_apply(tmp_path: Path) -> None:

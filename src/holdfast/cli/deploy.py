@@ -153,6 +153,12 @@ async def register_app(app: AppArgument, release: ReleaseOption = None) -> None:
         out.note(f"the schedules of release {done.newer} stay: this release is lower")
     elif done.schedules:
         out.say(f"{len(done.schedules)} schedules: {', '.join(done.schedules)}")
+    for group, job in done.left:
+        out.note(
+            f"{loaded.name} no longer has {group}/{job}: what waits for it waits for ever, unless "
+            f"another app has it; to remove it: holdfast deploy unregister {loaded.name} {group} "
+            f"{job}"
+        )
 
 
 @command("deploy unregister")
@@ -161,6 +167,7 @@ async def unregister_jobs(
     group: Annotated[str, argument("Group of the jobs.", "GROUP")],
     jobs: Annotated[list[str], argument("Jobs to remove.", "JOB...")],
     discard: Annotated[bool, option("Also while runs wait: they stay without a worker.")] = False,
+    dry_run: Annotated[bool, option("Only say what would be removed.")] = False,
 ) -> None:
     """Remove the schedules and consumers of deleted jobs; refuses while runs wait for one of them.
 
@@ -169,11 +176,12 @@ async def unregister_jobs(
     from holdfast.deploy.register import unregister
 
     async with connected() as client:
-        removed = await unregister(client, group, jobs, discard=discard)
+        removed = await unregister(client, group, jobs, discard=discard, dry_run=dry_run)
     if out.as_json(removed):
         return
+    done = "would be removed" if dry_run else "removed"
     for what, names in (("consumers", removed.consumers), ("schedules", removed.schedules)):
-        out.say(f"{app}: {len(names)} {what} removed: {', '.join(names) or 'there were none'}")
+        out.say(f"{app}: {len(names)} {what} {done}: {', '.join(names) or 'there were none'}")
 
 
 @command("deploy local")

@@ -66,6 +66,7 @@ def describe(app: Holdfast) -> dict[str, Any]:
             "sample": _sample(job.signature),
             "on": list(job.spec.on),
             "timeout": job.spec.timeout_seconds,
+            "ordered": job.spec.ordered,
         }
         for job in app.jobs.values()
     ]

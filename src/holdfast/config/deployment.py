@@ -19,7 +19,7 @@ from holdfast.config.option import RoleConfig, option, options
 from holdfast.errors import ConfigError
 
 _LABEL = re.compile(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?")
-_QUANTITY = re.compile(r"\d+(\.\d+)?(m|[KMGT]i?)?")
+_QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|[MGT]|[KMGT]i)?")
 STOP_MARGIN_SECONDS = 15
 """Time a pod gets beyond its process's grace period, to give back runs and deregister."""
 LEAST_GRACE_SECONDS, MOST_GRACE_SECONDS = 60, 3600
@@ -29,10 +29,20 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PATH = re.compile(r"/[^:]*")
 HEALTH_PORT = 8080
 """The port on which every process of Holdfast tells its health."""
-RESERVED_PATHS = ("/etc/holdfast", "/tmp")
-"""Where every worker has its login and its scratch space."""
+RESERVED_PATHS = ("/etc/holdfast", "/etc/holdfast-tls", "/tmp")
+"""Where every worker has its login, its authority and its scratch space."""
+BUSY = 0.8
+"""Share of its CPU limit that a worker may use before an HPA adds one: above, it is held back."""
+_UNITS = {"": 1.0, "m": 0.001, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_UNITS |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 RESERVED_VARIABLES = ("HOLDFAST_CREDENTIALS_FILE", "HOLDFAST_NATS_URL", "HOLDFAST_NAMESPACE")
 """Identify a worker and its NATS: the same for all processes of a project."""
+
+
+def amount(quantity: str) -> float:
+    """A quantity as a number, e.g. 0.2 for 200m."""
+    number = quantity.rstrip("mkKMGTi")
+    return float(number) * _UNITS[quantity.removeprefix(number)]
 
 
 def check_label(value: str, what: str) -> str:
@@ -87,6 +97,13 @@ class Scaling(RoleConfig):
             value = getattr(self, name)
             if not _QUANTITY.fullmatch(value) and (value or name != "memory_request"):
                 raise ConfigError(f"{name} {value!r} is not a quantity such as 200m or 128Mi")
+        for name in ("cpu", "memory"):
+            limit, request = getattr(self, name), getattr(self, f"{name}_request")
+            if request and amount(request) > amount(limit):
+                raise ConfigError(
+                    f"{name}_request ({request}) must not be above {name} ({limit}): Kubernetes "
+                    "refuses such pods"
+                )
 
 
 @dataclass(frozen=True, repr=False)
@@ -286,6 +303,11 @@ class JobDeployConfig(Scaling):
     """The app in the directory."""
     tag: str = option("")
     """Image tag of this job, or a digest: `sha256:…`; defaults to the project's."""
+
+    @property
+    def busy_cpu(self) -> str:
+        """The CPU of a worker beyond which an HPA adds another."""
+        return f"{max(1, round(amount(self.cpu) * BUSY * 1000))}m"
 
     def grace(self, longest_timeout: float) -> int:
         """The grace period for jobs with this longest timeout; 0 means no timeout."""

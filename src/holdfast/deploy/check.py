@@ -26,7 +26,8 @@ RULES: tuple[Rule, ...] = (
     *scaling.RULES,
     *monitoring.RULES,
 )
-KUBERNETES = "1.33"
+KUBERNETES = "1.36"
+"""Version of the schemas; the newest installed ones if these are not."""
 OWN_IMAGES = ("control", "worker", "web", "agent", "register", "backup")
 
 Parse = Callable[[Sequence[str]], str]
@@ -90,16 +91,18 @@ def schemas(inventory: Inventory) -> list[Problem] | None:
     except ImportError:
         return None
     found = []
+    known = (KUBERNETES, kubernetes_validate.latest_version())
+    version = min(known, key=lambda text: [int(part) for part in text.split(".")])
     for item in inventory.items:
         if not _builtin(item.resource):
             continue
         try:
-            kubernetes_validate.validate(item.resource, KUBERNETES, strict=True)
+            kubernetes_validate.validate(item.resource, version, strict=True)
         except kubernetes_validate.ValidationError as error:
             path = ".".join(str(part) for part in error.path)
             found.append(item.problem(f"{path}: {error.message}"))
         except (kubernetes_validate.SchemaNotFoundError, AttributeError, KeyError, TypeError):
-            found.append(item.problem(f"Kubernetes {KUBERNETES} has no such kind"))
+            found.append(item.problem(f"Kubernetes {version} has no such kind"))
     return found
 
 

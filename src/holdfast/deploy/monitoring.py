@@ -7,6 +7,7 @@ also in files edited by hand.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -54,6 +55,7 @@ FOREIGN: Final[dict[str, tuple[str, ...]]] = {
     "keda_scaled_object_paused": ("exported_namespace", "scaledObject"),
     "kube_deployment_status_replicas": ("deployment",),
     "kube_deployment_spec_replicas": ("deployment",),
+    "kube_cronjob_created": ("cronjob",),
     "kube_cronjob_status_last_successful_time": ("cronjob",),
     "kube_job_status_failed": ("job_name",),
 }
@@ -63,10 +65,13 @@ _HISTOGRAM = ("_bucket", "_sum", "_count")
 
 
 def dashboards(namespace: str) -> dict[str, dict[str, Any]]:
-    """Every dashboard as Grafana imports it, by name; `namespace` is the preselected one."""
+    """Every dashboard as Grafana imports it, by the name of its file.
+
+    Two environments in one Grafana have dashboards of their own: each preselects its `namespace`.
+    """
     folder = files("holdfast.deploy") / "templates" / "monitoring"
     return {
-        name: _board(name, yaml.safe_load((folder / f"{name}.yaml").read_text("utf-8")), namespace)
+        f"{namespace}-{name}": _board(name, yaml.safe_load((folder / f"{name}.yaml").read_text("utf-8")), namespace)
         for name in BOARDS
     }
 
@@ -81,8 +86,9 @@ def _board(name: str, board: dict[str, Any], namespace: str) -> dict[str, Any]:
         "refresh": 2,  # when the time range changes
     }
     return {
-        "uid": f"holdfast-{name}",
-        "title": f"Holdfast / {board['title']}",
+        # Grafana takes 40 characters.
+        "uid": f"holdfast-{name}-{hashlib.sha256(namespace.encode()).hexdigest()[:8]}",
+        "title": f"Holdfast / {namespace} / {board['title']}",
         "tags": ["holdfast"],
         "schemaVersion": 39,
         "editable": False,

@@ -29,7 +29,7 @@ from holdfast.config.deployment import SAME, JobDeployConfig, PodConfig, Service
 from holdfast.config.option import checked, options
 from holdfast.errors import ConfigError
 from holdfast.identity.rendering import streams_account
-from holdfast.names import Names, consumer
+from holdfast.names import GRANTED, Names, consumer
 
 JOBS = "jobs"
 OVERLAYS = Path("deploy") / "overlays"
@@ -39,8 +39,26 @@ LOAD_SECONDS = 120  # leaves time for slow imports on a busy machine
 NO_PODS = PodConfig()
 LONGEST_NAME = 52
 """Limit for a Deployment, so that its pods' names still fit."""
-RESERVED = frozenset({"agent", "agents", "control", "deployer", "nats", "web", "workers"})
-"""Names of Holdfast's parts; no job may use them."""
+RESERVED = frozenset(
+    {
+        "agent",
+        "agents",
+        "backup",
+        "backup-drill",
+        "control",
+        "dashboards",
+        "deployer",
+        "holdfast",
+        "nats",
+        "nats-config",
+        "nats-headless",
+        "platform-deployer",
+        "web",
+        "workers",
+    }
+)
+"""Names of Holdfast's parts: no job may use them, and the admission policy in `base.yaml` keeps the
+jobs' pipeline from them."""
 
 
 def check_job(name: str) -> str:
@@ -87,6 +105,16 @@ class JobDirectory:
         """How long a group's handlers may continue after SIGTERM."""
         return self.config.grace(group.timeout)
 
+    @property
+    def names(self) -> list[str]:
+        """The names of its Deployments."""
+        services = [self.service(one) for one in self.pods.services]
+        return [self.workers(group) for group in self.groups] + services
+
+    def service(self, service: Service) -> str:
+        """The name of a service in Kubernetes."""
+        return f"{self.name}-{service.name}"
+
     def workers(self, group: Group) -> str:
         """The name of a group's workers in Kubernetes: a valid label for any group name."""
         if len(self.groups) == 1:
@@ -128,7 +156,7 @@ class Project:
     @property
     def services(self) -> list[tuple[str, Service]]:
         """What answers HTTP beside the workers, with its name in Kubernetes."""
-        return [(f"{job.name}-{one.name}", one) for job in self.jobs for one in job.pods.services]
+        return [(job.service(one), one) for job in self.jobs for one in job.pods.services]
 
     def image(self, part: str) -> str:
         """The image of a job's directory, or of the `control` plane."""
@@ -208,7 +236,15 @@ def read_job(path: Path, config: DeployConfig, names: Names) -> JobDirectory:
     groups = tuple(_group(name, jobs, names) for name, jobs in sorted(by_group.items()))
     extra = "---\n".join(p.read_text(encoding="utf-8") for p in sorted(path.glob("deploy/*.yaml")))
     schedules = tuple(described["schedules"])
-    return JobDirectory(path.name, settings, groups, schedules, pods, described["name"], extra)
+    found = JobDirectory(path.name, settings, groups, schedules, pods, described["name"], extra)
+    for name in found.names:
+        if name in RESERVED or len(name) > LONGEST_NAME:
+            raise ConfigError(
+                f"jobs/{path.name}: a group or service of it would be {name!r} in Kubernetes, which "
+                f"is the name of a part of Holdfast or longer than {LONGEST_NAME} characters: "
+                "rename it"
+            )
+    return found
 
 
 def _group(name: str, jobs: list[dict[str, Any]], names: Names) -> Group:
@@ -216,6 +252,8 @@ def _group(name: str, jobs: list[dict[str, Any]], names: Names) -> Group:
     for job in jobs:
         found.append(Consumer(names.jobs, consumer(name, job["name"])))
         found += [Consumer(names.events, consumer(name, job["name"], on)) for on in job["on"]]
+        if job["ordered"]:
+            found.append(Consumer(names.jobs, consumer(name, job["name"], "", GRANTED)))
     timeouts = [job.get("timeout") or 0.0 for job in jobs]
     longest = max(timeouts) if all(timeouts) else 0.0
     return Group(name, tuple(job["name"] for job in jobs), tuple(found), longest)

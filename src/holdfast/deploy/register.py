@@ -34,6 +34,8 @@ class Registered:
     schedules: tuple[str, ...]
     newer: str = ""
     """The higher release whose schedules were kept."""
+    left: tuple[tuple[str, str], ...] = ()
+    """Group and job of consumers of this app whose jobs its code no longer has."""
 
 
 async def register(
@@ -68,7 +70,20 @@ async def register(
     synced = await Schedules(client).sync(
         app.name, app.schedules, release=release, allow_empty=True
     )
-    return Registered(tuple(made), tuple(sorted(app.schedules)), synced.newer)
+    left = await _left(client, app)
+    return Registered(tuple(made), tuple(sorted(app.schedules)), synced.newer, left)
+
+
+async def _left(client: Client, app: Holdfast) -> tuple[tuple[str, str], ...]:
+    names, found = client.broker.names, set()
+    has = {(job.spec.group, job.spec.name) for job in app.jobs.values()}
+    for stream in (names.jobs, names.events):
+        for info in await client.topology.consumers(stream):
+            where = parse_consumer(info.get("name", ""))
+            label = (info["config"].get("metadata") or {}).get(APP_LABEL)
+            if where and label == app.name and where not in has:
+                found.add(where)
+    return tuple(sorted(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +95,32 @@ class Unregistered:
 
 
 async def unregister(
-    client: Client, group: str, jobs: Sequence[str], *, discard: bool = False
+    client: Client,
+    group: str,
+    jobs: Sequence[str],
+    *,
+    discard: bool = False,
+    dry_run: bool = False,
 ) -> Unregistered:
-    """Remove schedules and consumers of jobs; with `discard` even while runs wait for them."""
+    """Remove schedules and consumers of jobs; with `discard` even while runs wait for them.
+
+    With `dry_run` nothing is removed, only what would be is returned.
+    """
     if not discard:
         await _check_nothing_waits(client, group, jobs)
     schedules, removed = Schedules(client), []
     for one in await schedules.list():  # first, so that nothing more is sent
         if one.group == group and one.job in jobs:
-            await schedules.remove(one.name)
+            if not dry_run:
+                await schedules.remove(one.name)
             removed.append(one.name)
     names, consumers = client.broker.names, []
     for stream in (names.jobs, names.events):
         for info in await client.topology.consumers(stream):
             found = parse_consumer(info.get("name", ""))
             if found and found[0] == group and found[1] in jobs:
-                await client.broker.api(f"CONSUMER.DELETE.{stream}.{info['name']}")
+                if not dry_run:
+                    await client.broker.api(f"CONSUMER.DELETE.{stream}.{info['name']}")
                 consumers.append(info["name"])
     return Unregistered(tuple(consumers), tuple(removed))
 

@@ -2,7 +2,8 @@
 
     OUT/base/        namespace, network, the pipelines' rights
     OUT/nats/        OUT/control/   OUT/web/   OUT/agents/   OUT/backup/   OUT/monitoring/
-    OUT/jobs/NAME/   register.yaml, workers.yaml, scaling.yaml, services.yaml if it has services
+    OUT/jobs/NAME/   register.yaml, workers.yaml, scaling.yaml, services.yaml if it has services,
+                     extra.yaml and admin.yaml if it has manifests of its own
     OUT/secrets.sh   every secret, from the folder of `holdfast auth init`
     OUT/apply.sh     everything or single parts, in order, through an overlay
     OUT/gitops.yaml  makes Argo CD or Flux apply it instead, if `gitops_repository` is given
@@ -19,6 +20,7 @@ import hashlib
 import json
 import re
 import shutil
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,10 +32,11 @@ from holdfast.config.deployment import STOP_MARGIN_SECONDS
 from holdfast.config.fleet import AgentConfig
 from holdfast.deploy.inventory import PLAIN, SERVES, SINGLE_REASON, TIMEOUT
 from holdfast.deploy.monitoring import dashboards
-from holdfast.deploy.project import Group, JobDirectory, Project
+from holdfast.deploy.project import RESERVED, Group, JobDirectory, Project
 from holdfast.deploy.rules.nats import PLAIN_REASON
 from holdfast.deploy.rules.pods import PLATFORM_SECRETS
 from holdfast.errors import ConfigError
+from holdfast.model.cron import check_cron, next_instant
 from holdfast.model.liveness import PROFILES
 
 HEAD = "# Written by `holdfast deploy render`; change holdfast.toml or the job instead.\n"
@@ -45,10 +48,16 @@ GITOPS = "gitops.yaml"
 JOB_FILES = ("register.yaml", "workers.yaml", "scaling.yaml")
 KEDA_VERSION = "2.20.0"
 """Installed by `apply.sh --install-keda`: the first that reports a missing consumer as missing."""
+DAY_SECONDS = 86_400
+FIRST_SLOT, SLOTS = 1_767_225_600, 100
+"""The slots of a schedule that are looked at, from 2026 on: its longest gap is among them, be it
+hourly or monthly."""
 WAVES = {"namespace": -6, "base": -5, "nats": -4, "control": -3, "web": -2, "agents": -2}
 WAVES |= {"backup": -2}
-WAVES |= {"monitoring": -2, "register": -1, "extra": -2, "workers": 0, "scaling": 1}
-"""Argo CD's order: a wave starts once the previous one is healthy."""
+WAVES |= {"monitoring": -2, "register": -1, "workers": 0, "scaling": 1}
+WAVES |= {"extra": WAVES["register"], "admin": WAVES["register"]}
+"""Argo CD's order: a wave starts once the previous one is healthy. What a job brings itself is in the
+wave of its registration, which mounts it: some claims are healthy only once a pod mounts them."""
 
 
 @functools.cache
@@ -75,6 +84,16 @@ def environment() -> Environment:
     found.filters["manifests"] = lambda values: [value.manifest() for value in values]
     found.filters["hash"] = lambda text: hashlib.sha256(str(text).encode()).hexdigest()[:12]
     return found
+
+
+def _longest_age(schedule: str) -> int:
+    """How old the newest backup may be, in seconds: its schedule's gap, and as long again or a day."""
+    rule = check_cron(schedule)
+    at = [FIRST_SLOT]
+    while len(at) < SLOTS and (found := next_instant(rule, "UTC", at[-1])):
+        at.append(found)
+    longest = max((late - early for early, late in pairwise(at[1:])), default=0)
+    return longest + min(longest, DAY_SECONDS)
 
 
 def _dump(value: Any) -> str:
@@ -117,7 +136,10 @@ class Templates:
             "keda_version": KEDA_VERSION,
             "single": self._single,
             "hook": self._hook(),
-            "platform_secrets": sorted(PLATFORM_SECRETS),
+            "reserved": sorted(RESERVED),
+            "platform_secrets": sorted(
+                PLATFORM_SECRETS.union(filter(None, (config.pull_secret, config.ingress_tls_secret)))
+            ),
         }
         self._values["secrets"] = self._secrets(self.parts())
         self._values["job_secrets"] = self._job_secrets()
@@ -197,6 +219,7 @@ class Templates:
         alerts = self.text(
             "monitoring/alerts.yaml",
             own=f'namespace=~"{space}|{agents}"',
+            backup_seconds=_longest_age(config.backup_schedule),
             scaled=f'exported_namespace="{space}"',
         )
         boards = {n: json.dumps(board, indent=1) for n, board in dashboards(space).items()}
@@ -221,25 +244,31 @@ class Templates:
         values: dict[str, Any] = {"job": job, "served": served}
         names = [*JOB_FILES, *(["services.yaml"] if job.pods.services else [])]
         files = {name: self.text(f"manifests/jobs/{name}", part="job", **values) for name in names}
-        return files | ({"extra.yaml": self._extra(job)} if job.extra else {})
+        return files | self._extra(job)
 
-    def _extra(self, job: JobDirectory) -> str:
-        """A job's additional manifests, in the project's namespace and with our labels."""
-        found = []
+    def _extra(self, job: JobDirectory) -> dict[str, str]:
+        """A job's additional manifests, in the project's namespace and with our labels.
+
+        The jobs' pipeline may apply ConfigMaps only; other kinds are applied with `base`.
+        """
+        found: dict[str, list[str]] = {}
         for resource in yaml.safe_load_all(job.extra):
             if not isinstance(resource, dict) or not isinstance(resource.get("metadata"), dict):
                 raise ConfigError(f"jobs/{job.name}/deploy: a document is not a manifest")
+            step = "extra" if resource.get("kind") == "ConfigMap" else "admin"
             metadata = resource["metadata"]
             metadata["namespace"] = self._values["namespace"]
+            if notes := self._wave(step) | (metadata.get("annotations") or {}):
+                metadata["annotations"] = notes
             metadata["labels"] = (metadata.get("labels") or {}) | {
                 "app.kubernetes.io/part-of": self._project.config.name,
                 "app.kubernetes.io/managed-by": "holdfast",
                 "holdfast.dev/part": "job",
                 "holdfast.dev/job": job.name,
-                "holdfast.dev/step": "extra",
+                "holdfast.dev/step": step,
             }
-            found.append(_dump(resource))
-        return "---\n".join(found)
+            found.setdefault(f"{step}.yaml", []).append(_dump(resource))
+        return {name: "---\n".join(texts) for name, texts in found.items()}
 
     def _secrets(self, parts: list[str]) -> list[tuple[str, str]]:
         """Namespace and name of every secret that these parts and all workers need."""
@@ -283,6 +312,7 @@ class Templates:
         environment = self._project.environment
         values: dict[str, Any] = {
             "parts": parts,
+            "every_part": PARTS,
             "jobs": jobs,
             "secrets": self._secrets(parts),
             "job_secrets": self._job_secrets(),

@@ -6,7 +6,7 @@ usage() {
 
 Applies everything, or only what is named, in the order of dependencies; waits for each rollout.
   --dry-run       let the server check everything; change nothing
-  --prune         then delete what is in the cluster and no longer rendered
+  --prune         then delete what is in the cluster and no longer rendered (not with names)
   --overlay DIR   apply this kustomization; without: [[ overlay ]]
   --install-keda  install KEDA [[ keda_version ]] if there is none (KEDA_MANIFEST=FILE: from a copy of its release)
 Parts: [[ parts | join(" ") ]]. Jobs: [[ jobs | join(" ") ]].
@@ -64,7 +64,10 @@ register() {
   while :; do
     case $(kubectl get job --namespace "$NAMESPACE" "$1-register" \
       --output 'jsonpath={.status.conditions[?(@.status=="True")].type}') in
-      *Complete*) return ;;
+      *Complete*)
+        kubectl logs --namespace "$NAMESPACE" --tail=50 "job/$1-register" || true # what it found
+        return
+        ;;
       *Failed*) break ;;
     esac
     [ "$(date +%s)" -lt "$end" ] || break
@@ -113,14 +116,84 @@ preconditions() {
 [%- endif %]
 }
 
-# The consumers of a removed job, unless runs still wait for it: then nothing is deleted.
-unregister() {
-  served=$(kubectl get --namespace "$1" "$2" \
-    --output 'jsonpath={.metadata.annotations.holdfast\.dev/serves}')
-  [ -n "$served" ] || return 0
+# `holdfast deploy unregister` in the control plane, with options, the app, its group and its jobs.
+unregister() { kubectl exec --namespace "$NAMESPACE" deployment/control -- holdfast deploy unregister "$@"; }
+
+# Workers that run would make their consumers again. The autoscaler is paused, not deleted: should a run
+# arrive now, the workers go on. (An HPA pauses by itself when there are no replicas.)
+stop_workers() {
+  if [ "$3" = paused ]; then
+    kubectl annotate --namespace "$1" --overwrite "scaledobject/$2" autoscaling.keda.sh/paused-replicas=0
+  fi
+  kubectl scale --namespace "$1" --replicas=0 "deployment/$2"
+  # As long as the longest grace period.
+  kubectl wait --namespace "$1" --for=delete --timeout=65m pods --selector "app.kubernetes.io/name=$2"
+}
+
+start_workers() {
+  if [ "$3" = paused ]; then
+    kubectl annotate --namespace "$1" "scaledobject/$2" autoscaling.keda.sh/paused-replicas-
+  else
+    kubectl scale --namespace "$1" --replicas=1 "deployment/$2"
+  fi
+}
+
+# Removed jobs lose their consumers and schedules, unless runs still wait for one of them: all are asked
+# first, so that nothing is deleted when one refuses.
+remove_consumers() {
+  grep ' deployment\.apps/' "$ALL/gone" > "$ALL/workloads" || return 0
+  while read -r space workload; do
+    kubectl get --namespace "$space" "$workload" \
+      --output 'jsonpath={.metadata.annotations.holdfast\.dev/serves}{"\n"}' > "$ALL/serves"
+    read -r served < "$ALL/serves"
+    [ -n "$served" ] || continue
+    if grep -q "^$space scaledobject.keda.sh/${workload#*/}\$" "$ALL/gone"; then scaled=paused; else scaled=; fi
+    echo "$space ${workload#*/} ${scaled:-kept} $served" >> "$ALL/removed"
+  done < "$ALL/workloads"
+  [ -s "$ALL/removed" ] || return 0
   # shellcheck disable=SC2086 # the app, its group and its jobs
-  kubectl exec --namespace "$NAMESPACE" deployment/control -- holdfast deploy unregister $served ||
-    fail "$2 was not deleted; its other resources are left, too"
+  while read -r _ name _ served; do
+    unregister --dry-run $served || fail "$name cannot be removed: nothing was deleted"
+  done < "$ALL/removed"
+  # shellcheck disable=SC2086
+  while read -r space name scaled served; do
+    stop_workers "$space" "$name" "$scaled"
+    if ! unregister $served; then
+      start_workers "$space" "$name" "$scaled"
+      fail "$name cannot be removed, and goes on: none of its resources was deleted"
+    fi
+  done < "$ALL/removed"
+}
+
+# What the cluster has of this project and the files do not, into $ALL/gone: namespace and resource. By
+# way of files, so that an error ends the script: an empty list would make everything look removed.
+find_gone() {
+  ours=app.kubernetes.io/managed-by=holdfast,app.kubernetes.io/part-of=[[ config.name ]]
+  kinds=deployment,statefulset,daemonset,job,cronjob,service,serviceaccount,configmap,networkpolicy
+  kinds=$kinds,poddisruptionbudget,horizontalpodautoscaler,ingress,role,rolebinding
+  for extra in scaledobjects.keda.sh servicemonitors.monitoring.coreos.com prometheusrules.monitoring.coreos.com \
+    externalsecrets.external-secrets.io httproutes.gateway.networking.k8s.io certificates.cert-manager.io; do
+    if kubectl get crd "$extra" > /dev/null 2>&1; then kinds=$kinds,$extra; fi
+  done
+  kubectl create --dry-run=client --filename "$ALL/all.yaml" --output \
+    'jsonpath={.metadata.namespace} {.kind} {.metadata.name}{"\n"}' > "$ALL/every"
+  : > "$ALL/gone"
+  for space in "$NAMESPACE" [[ agents_namespace ]]; do
+    awk -v space="$space" '$1 == space { print tolower($2) "/" $3 }' "$ALL/every" | sort > "$ALL/rendered"
+    if ! [ -s "$ALL/rendered" ]; then
+      [ "$space" != "$NAMESPACE" ] || fail "nothing is rendered for $space: nothing is compared"
+      # Without agents their namespace goes, with all that is in it.
+      kubectl get namespaces --output name --selector "$ours" > "$ALL/spaces"
+      if grep -qx "namespace/$space" "$ALL/spaces"; then echo "$space namespace/$space" >> "$ALL/gone"; fi
+      continue
+    fi
+    kubectl get "$kinds" --namespace "$space" --output name --selector "$ours" > "$ALL/live"
+    # KEDA makes HPAs with our labels, and removes them itself.
+    sed '/\/keda-hpa-/d' "$ALL/live" | sort > "$ALL/found"
+    # deployment.apps/web → deployment/web
+    awk -F / '{ split($1, kind, "."); print kind[1] "/" $2, $0 }' "$ALL/found" | sort > "$ALL/named"
+    join -v 1 "$ALL/named" "$ALL/rendered" | cut -d ' ' -f 2 | sed "s|^|$space |" >> "$ALL/gone"
+  done
 }
 
 apply_job() {
@@ -135,8 +208,15 @@ apply_job() {
   done
 }
 
+[ -z "$PRUNE" ] || [ -z "$WANTED" ] || fail "--prune compares everything: leave out$WANTED"
 for name in $WANTED; do
-  case " [[ (parts + jobs) | join(" ") ]] " in *" $name "*) ;; *) fail "there is no part or job $name" ;; esac
+  case " [[ (parts + jobs) | join(" ") ]] " in
+    *" $name "*) ;;
+    *)
+      case " [[ every_part | join(" ") ]] " in *" $name "*) ;; *) fail "there is no part or job $name" ;; esac
+      echo "$name is switched off in [deploy]: skipped"
+      ;;
+  esac
 done
 # A pipeline that applies jobs may not read cluster-wide resources, and need not.
 if [ -z "$WANTED" ]; then
@@ -146,6 +226,8 @@ fi
 if wanted base; then
   apply holdfast.dev/part=namespace
   apply holdfast.dev/part=base
+  # Claims, secrets from a store and the like, which jobs bring themselves.
+  if ls jobs/*/admin.yaml > /dev/null 2>&1; then apply holdfast.dev/step=admin; fi
 fi
 [%- if config.secret_store %]
 [%- if "agents" in parts %]
@@ -186,35 +268,15 @@ for name in [[ jobs | join(" ") ]]; do
   if wanted "$name"; then apply_job "$name"; fi
 done
 
-# What the cluster has of this project and the files do not: removed jobs above all.
 if [ -z "$WANTED" ]; then
-  kinds=deployment,job,service,serviceaccount,configmap,networkpolicy,poddisruptionbudget
-  kinds=$kinds,horizontalpodautoscaler,daemonset,cronjob,ingress,role,rolebinding
-  for extra in scaledobjects.keda.sh servicemonitors.monitoring.coreos.com prometheusrules.monitoring.coreos.com \
-    externalsecrets.external-secrets.io httproutes.gateway.networking.k8s.io; do
-    if kubectl get crd "$extra" > /dev/null 2>&1; then kinds=$kinds,$extra; fi
-  done
-  # Into files, so that an error ends the script: an empty list would make everything look removed.
-  kubectl create --dry-run=client --filename "$ALL/all.yaml" --output \
-    'jsonpath={.metadata.namespace} {.kind} {.metadata.name}{"\n"}' > "$ALL/every"
-  for space in [[ namespaces | join(" ") ]]; do
-    kubectl get "$kinds" --namespace "$space" --output name --selector \
-      app.kubernetes.io/managed-by=holdfast,app.kubernetes.io/part-of=[[ config.name ]] > "$ALL/live"
-    # KEDA makes HPAs with our labels, and removes them itself.
-    sed '/\/keda-hpa-/d' "$ALL/live" | sort > "$ALL/found"
-    awk -v space="$space" '$1 == space { print tolower($2) "/" $3 }' "$ALL/every" | sort > "$ALL/rendered"
-    [ -s "$ALL/rendered" ] || fail "nothing is rendered for $space: nothing is compared"
-    # deployment.apps/web → deployment/web
-    awk -F / '{ split($1, kind, "."); print kind[1] "/" $2, $0 }' "$ALL/found" | sort > "$ALL/named"
-    join -v 1 "$ALL/named" "$ALL/rendered" | cut -d ' ' -f 2 > "$ALL/gone"
-    while read -r resource; do
-      if [ -n "$PRUNE" ] && [ -z "$DRY" ]; then
-        case $resource in deployment.apps/*) unregister "$space" "$resource" ;; esac
-        kubectl delete --namespace "$space" "$resource"
-      else
-        echo "no longer rendered: $space $resource (--prune deletes it)"
-      fi
+  find_gone
+  if [ -n "$PRUNE" ] && [ -z "$DRY" ]; then
+    remove_consumers
+    while read -r space resource; do
+      kubectl delete --namespace "$space" "$resource"
     done < "$ALL/gone"
-  done
+  else
+    sed 's/^/no longer rendered: /; s/$/ (--prune deletes it)/' "$ALL/gone"
+  fi
 fi
 [ -n "$DRY" ] || echo "applied: 'holdfast doctor' says whether all is well"

@@ -31,6 +31,12 @@ make_secret() {
 ./certificates.sh "$DIR"
 make_secret "$NAMESPACE" nats-tls --from-file="$DIR/tls/tls.crt" --from-file="$DIR/tls/tls.key" \
   --from-file="$DIR/tls/ca.crt"
+[%- else %]
+[ -f "$DIR/tls/ca.crt" ] || {
+  echo "error: $DIR/tls/ca.crt is missing: put the authority there that signed the certificate of your" \
+    "NATS, or set tls = \"off\" in [deploy] if every image trusts it anyway" >&2
+  exit 1
+}
 [%- endif %]
 for space in [[ (namespaces + config.clients) | join(" ") ]]; do
   make_secret "$space" holdfast-ca --from-file="$DIR/tls/ca.crt"
@@ -57,4 +63,7 @@ make_secret [[ space ]] holdfast-client --from-file=login.json="$FROM/client.jso
 FILES=$(for file in "$FROM"/agent-*.json; do echo "--from-file=$file"; done)
 # shellcheck disable=SC2086 # one word for each file
 make_secret [[ agents_namespace ]] holdfast-agents $FILES
+[%- endif %]
+[%- if "nats" not in parts %]
+echo "include $DIR/auth.conf in the configuration of your NATS, and let it reload"
 [%- endif %]
