@@ -36,7 +36,7 @@ class Rolled:
 
     def __init__(self, root: Path, users: UserFolder) -> None:
         self._project = Project(root, DeployConfig(name="acme", tls="off"), (), "hf")
-        self._ports = free_ports(3)
+        self._ports = tuple(free_ports(2 + self._project.config.nats_replicas))
         self._root = root
         self.users = users
         self.servers: list[Process] = []
@@ -44,7 +44,7 @@ class Rolled:
         self.url = ",".join(f"nats://{host}:{self._ports[0]}" for host in self.hosts)
 
     def monitor(self, number: int) -> str:
-        return f"{self.hosts[number]}:{self._ports[2]}"
+        return f"{self.hosts[number]}:{self._ports[1]}"
 
     def folder(self, number: int) -> Path:
         return self._root / f"nats-{number}"
@@ -53,8 +53,7 @@ class Rolled:
         """One server on its store; a shorter grace period keeps the test short."""
         folder = self.folder(number)
         folder.mkdir(exist_ok=True)
-        ports = (self._ports[0], self._ports[1], self._ports[2])
-        config = server_config_here(self._project, number, ports, folder)
+        config = server_config_here(self._project, number, self._ports, folder)
         assert GRACE in config
         config = config.replace(GRACE, "lame_duck_grace_period: 1s")
         with patch("holdfast.server.process.find_binary", lambda: binary):

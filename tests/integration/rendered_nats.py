@@ -1,6 +1,7 @@
 """A NATS cluster from the rendered configuration, on one machine.
 
-Each server has its own address (127.0.0.1, .2, .3) and all use the same ports, as pods do.
+Each server has its own address (127.0.0.1, .2, .3) and all use the same ports, as pods do; but for the
+routes, which go to names: a server's certificate must have the name of a route.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class RenderedNats:
     url: str
     monitor: str
     users: UserFolder
+    routes: str
+    """Where other servers connect to."""
 
     def environment(self, user: str) -> dict[str, str]:
         """The environment of a process with that role."""
@@ -47,20 +50,19 @@ class RenderedNats:
 
 
 def server_config_here(
-    project: Project, number: int, ports: tuple[int, int, int], folder: Path
+    project: Project, number: int, ports: tuple[int, ...], folder: Path
 ) -> str:
     """The rendered file with this machine's addresses and paths, otherwise unchanged."""
-    client, routes, monitor = ports
+    client, monitor, *routes = ports
     text = Templates(project).text("manifests/nats.conf")
     for other in range(project.config.nats_replicas):
         host = f"nats-{other}.nats-headless.{project.config.namespace}.svc.cluster.local"
-        assert host in text
-        text = text.replace(host, f"127.0.0.{other + 1}")
+        assert f"{host}:6222" in text
+        text = text.replace(f"{host}:6222", f"localhost:{routes[other]}")
     own = f"127.0.0.{number + 1}"
     changes = {
         "$POD_NAME": f"nats-{number}",
-        "port: 6222": f'listen: "{own}:{routes}"',
-        ":6222": f":{routes}",
+        "port: 6222": f'listen: "127.0.0.1:{routes[number]}"',
         "http_port: 8222": f'http: "{own}:{monitor}"',
         "port: 4222": f'listen: "{own}:{client}"',
         "client_advertise: $ADVERTISED\n": "",
@@ -83,20 +85,21 @@ def rendered_nats(root: Path) -> Iterator[RenderedNats]:
     users = UserFolder(root / "users")
     users.init("hf")
     _certificates(project, root)
-    client, routes, monitor = free_ports(3)
+    ports = tuple(free_ports(2 + project.config.nats_replicas))
+    client, monitor = ports[:2]
     processes = []
     try:
         for number in range(project.config.nats_replicas):
             folder = root / f"nats-{number}"
             folder.mkdir()
-            config = server_config_here(project, number, (client, routes, monitor), folder)
+            config = server_config_here(project, number, ports, folder)
             (folder / "lint.conf").write_text(config)
             processes.append(Process(config, folder, folder / "log"))
         hosts = [f"127.0.0.{n + 1}" for n in range(len(processes))]
         for host in hosts:
             _wait(f"http://{host}:{monitor}/healthz", root)
         urls = ",".join(f"tls://{host}:{client}" for host in hosts)
-        yield RenderedNats(urls, f"{hosts[0]}:{monitor}", users)
+        yield RenderedNats(urls, f"{hosts[0]}:{monitor}", users, f"nats://localhost:{ports[2]}")
     finally:
         for process in processes:
             process.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -27,7 +28,7 @@ from holdfast.identity.lint import examine
 from holdfast.model.schedule import Schedule
 from holdfast.names import Names
 from holdfast.server import Server
-from holdfast.server.process import free_ports
+from holdfast.server.process import Process, free_ports
 from holdfast.status.figures import Figures, lags
 from holdfast.telemetry import Telemetry
 from holdfast.testing import RunningWorker
@@ -132,7 +133,7 @@ async def test_several_jobs_of_a_group_share_their_workers(nats: Server, namespa
 
     config = ConnectionConfig(nats_url=nats.url, namespace=namespace)
     names = Names(namespace)
-    described = [{"name": job, "on": [], "ordered": False} for job in app.jobs]
+    described = [{"name": job, "on": []} for job in app.jobs]
     job = JobDirectory("many", JobDeployConfig(), (_group("many", described, names),), ())
     deployment = DeployConfig(scaler="nats-jetstream", account="$G")
     files = Templates(Project(Path(), deployment, (job,), namespace)).job(job)
@@ -291,6 +292,51 @@ async def order(what: str) -> str:
 @app.every("1h")
 async def nightly() -> None: ...
 """
+
+
+STRANGER = """
+server_name: stranger
+listen: "127.0.0.1:{client}"
+cluster {{
+  name: acme
+  listen: "127.0.0.1:{port}"
+  tls {{ cert_file: "{own}.crt", key_file: "{own}.key", ca_file: "{authority}" }}
+  routes: ["{routes}"]
+}}
+"""
+
+
+async def test_client_of_the_same_authority_is_no_server_of_nats(tmp_path: Path) -> None:
+    """Jobs may hold a client's certificate of it: as a route they could read every message."""
+    own = tmp_path / "stranger"
+    own.mkdir()
+    client, port = free_ports(2)
+    with rendered_nats(tmp_path) as site:
+        files = [f"{own}.{end}" for end in ("key", "csr", "crt")]
+        names = ["-subj", "/CN=acme-client", "-addext", "subjectAltName=DNS:acme-client"]
+        made = ["openssl", "req", "-new", "-nodes", "-newkey", "rsa:2048", *names]
+        openssl(*made, "-keyout", files[0], "-out", files[1])
+        signed = ["-CA", site.authority, "-CAkey", site.authority.replace(".crt", ".key")]
+        signed += ["-CAcreateserial", "-copy_extensions", "copy"]
+        openssl("openssl", "x509", "-req", "-in", files[1], *signed, "-out", files[2])
+        config = STRANGER.format(
+            client=client, port=port, own=own, authority=site.authority, routes=site.routes
+        )
+        stranger = Process(config, own, own / "log")
+        try:
+            refused = "Route Error 'Authorization Violation'"
+            log = own / "log"
+            await until(lambda: log.exists() and refused in log.read_text(), what="a refusal")
+            found = await asyncio.to_thread(_json, f"http://{site.monitor}/routez")
+            assert {route["remote_name"] for route in found["routes"]} <= {"nats-1", "nats-2"}
+        finally:
+            stranger.kill()
+            stranger.exited.wait()
+
+
+def openssl(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 async def test_rendered_cluster_serves_every_role(tmp_path: Path) -> None:

@@ -303,6 +303,71 @@ def test_images_are_built_for_both_families_with_a_list_of_contents(project: Pat
             assert words in told
 
 
+@pytest.fixture
+def fresh(tmp_path: Path) -> Path:
+    """A project in a repository, as somebody has it who has just cloned it."""
+    folder = tmp_path / "acme"
+    new_project("acme", folder)
+    commit_all(folder)
+    return folder
+
+
+def commit_all(project: Path) -> None:
+    names = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+    for words in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "--message", "a"]):
+        run(project, "git", *names, *words)
+
+
+def make(project: Path, *words: str) -> str:
+    """make without an environment: a clone in which nobody has typed `make setup`."""
+    done = subprocess.run(
+        ["make", "-n", *words], cwd=project, env=variables(1), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("target", ["build-control", "publish-control", "push-image-resize"])
+def test_images_have_tags_without_an_environment(fresh: Path, target: str) -> None:
+    """The pipeline's builds have no `make setup`: an empty tag is refused by docker."""
+    commit = run(fresh, "git", "rev-parse", "HEAD")[:12]
+    [image] = re.findall(r"ghcr.io/example/acme-[a-z-]+:(?!cache)\S*", make(fresh, target))
+    assert image.endswith(f":{commit}")
+
+
+def test_commands_of_an_environment_reach_its_namespace(fresh: Path) -> None:
+    """`make status ENVIRONMENT=staging` is not about production."""
+    for target in ("status", "logs-image-resize", "logs-all", "port-forward-nats"):
+        assert "--namespace acme-staging " in make(fresh, target, "ENVIRONMENT=staging")
+        assert "--namespace acme " in make(fresh, target)
+
+
+def test_release_is_the_same_here_and_in_the_pipeline(fresh: Path) -> None:
+    """Without one, schedules deployed by hand would be lower than those of the pipeline."""
+    assert "--release 1 " in make(fresh, "render")
+    (fresh / "README.md").write_text("more")
+    commit_all(fresh)
+    assert "--release 2 " in make(fresh, "render")
+    assert "RELEASE" not in (fresh / ".github" / "workflows" / "ci.yaml").read_text()
+
+
+def test_pipeline_refuses_lock_files_that_are_not_committed(fresh: Path) -> None:
+    """It would tag images as changed that nobody builds."""
+    workflow = yaml.safe_load((fresh / ".github" / "workflows" / "ci.yaml").read_text())
+    steps = [step.get("run", "") for step in workflow["jobs"]["test"]["steps"]]
+    [check] = [step for step in steps if "porcelain" in step]
+    assert steps.index(check) == steps.index("make setup") + 1
+
+    def accepted() -> bool:
+        return subprocess.run(["bash", "-ec", check], cwd=fresh, capture_output=True).returncode == 0
+
+    assert accepted()
+    (fresh / "jobs" / "image-resize" / "requirements.txt").write_text("pillow==1\n")
+    assert not accepted()
+    commit_all(fresh)
+    assert accepted()
+
+
 def test_job_may_have_an_environment_of_its_own(project: Path) -> None:
     """Requirements that conflict with another job's are not installed with the others'."""
     job = project / "jobs" / "image-resize"

@@ -252,7 +252,7 @@ def _group(name: str, jobs: list[dict[str, Any]], names: Names) -> Group:
     for job in jobs:
         found.append(Consumer(names.jobs, consumer(name, job["name"])))
         found += [Consumer(names.events, consumer(name, job["name"], on)) for on in job["on"]]
-        if job["ordered"]:
+        if job.get("ordered"):
             found.append(Consumer(names.jobs, consumer(name, job["name"], "", GRANTED)))
     timeouts = [job.get("timeout") or 0.0 for job in jobs]
     longest = max(timeouts) if all(timeouts) else 0.0

@@ -65,7 +65,7 @@ register() {
     case $(kubectl get job --namespace "$NAMESPACE" "$1-register" \
       --output 'jsonpath={.status.conditions[?(@.status=="True")].type}') in
       *Complete*)
-        kubectl logs --namespace "$NAMESPACE" --tail=50 "job/$1-register" || true # what it found
+        kubectl logs --namespace "$NAMESPACE" --tail=50 --pod-running-timeout=1s "job/$1-register" || true # what it found
         return
         ;;
       *Failed*) break ;;
@@ -73,7 +73,7 @@ register() {
     [ "$(date +%s)" -lt "$end" ] || break
     sleep 1
   done
-  kubectl logs --namespace "$NAMESPACE" --tail=50 "job/$1-register" >&2 || true
+  kubectl logs --namespace "$NAMESPACE" --tail=50 --pod-running-timeout=1s "job/$1-register" >&2 || true
   fail "$1 was not registered: its workers and their scaling are left as they were"
 }
 
