@@ -1,7 +1,7 @@
 """A NATS cluster from the rendered configuration, on one machine.
 
-Each server has its own address (127.0.0.1, .2, .3) and all use the same ports, as pods do; but for the
-routes, which go to names: a server's certificate must have the name of a route.
+Each server has its own address (127.0.0.1, .2, .3) and all use the same ports, as pods do. Routes
+go to a name instead: the certificate of a server must have one that is a route's.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ class RenderedNats:
         return str(self.users.path / "tls" / "ca.crt")
 
 
-def server_config_here(
-    project: Project, number: int, ports: tuple[int, ...], folder: Path
-) -> str:
+def server_config_here(project: Project, number: int, ports: tuple[int, ...], folder: Path) -> str:
     """The rendered file with this machine's addresses and paths, otherwise unchanged."""
     client, monitor, *routes = ports
     text = Templates(project).text("manifests/nats.conf")

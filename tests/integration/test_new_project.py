@@ -359,7 +359,9 @@ def test_pipeline_refuses_lock_files_that_are_not_committed(fresh: Path) -> None
     assert steps.index(check) == steps.index("make setup") + 1
 
     def accepted() -> bool:
-        return subprocess.run(["bash", "-ec", check], cwd=fresh, capture_output=True).returncode == 0
+        return (
+            subprocess.run(["bash", "-ec", check], cwd=fresh, capture_output=True).returncode == 0
+        )
 
     assert accepted()
     (fresh / "jobs" / "image-resize" / "requirements.txt").write_text("pillow==1\n")

@@ -2,8 +2,8 @@
 
 `KUBEBUILDER_ASSETS` names a directory with both programs, as envtest creates it. `HOLDFAST_CRDS`
 may name a file or directory with CRDs of KEDA and the Prometheus operator; kinds it does not define
-accept anything. Nothing runs: the thread reports every workload as ready, and ends registrations as the
-test wants.
+accept anything. Nothing runs: the thread reports every workload as ready, and ends registrations as
+the test wants.
 """
 
 from __future__ import annotations

@@ -180,12 +180,16 @@ def test_registration_has_what_the_workers_have() -> None:
         for one in documents
         if "template" in one.get("spec", {})
     ]
-    assert given == [
-        {
-            "requests": {"cpu": "100m", "memory": "1Gi"},
-            "limits": {"cpu": "1500m", "memory": "2Gi"},
-        }
-    ] * 2
+    assert (
+        given
+        == [
+            {
+                "requests": {"cpu": "100m", "memory": "1Gi"},
+                "limits": {"cpu": "1500m", "memory": "2Gi"},
+            }
+        ]
+        * 2
+    )
 
 
 PLURALS = {"NetworkPolicy": "networkpolicies", "Ingress": "ingresses"}

@@ -71,7 +71,9 @@ def dashboards(namespace: str) -> dict[str, dict[str, Any]]:
     """
     folder = files("holdfast.deploy") / "templates" / "monitoring"
     return {
-        f"{namespace}-{name}": _board(name, yaml.safe_load((folder / f"{name}.yaml").read_text("utf-8")), namespace)
+        f"{namespace}-{name}": _board(
+            name, yaml.safe_load((folder / f"{name}.yaml").read_text("utf-8")), namespace
+        )
         for name in BOARDS
     }
 

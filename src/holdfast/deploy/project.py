@@ -237,12 +237,11 @@ def read_job(path: Path, config: DeployConfig, names: Names) -> JobDirectory:
     extra = "---\n".join(p.read_text(encoding="utf-8") for p in sorted(path.glob("deploy/*.yaml")))
     schedules = tuple(described["schedules"])
     found = JobDirectory(path.name, settings, groups, schedules, pods, described["name"], extra)
-    for name in found.names:
-        if name in RESERVED or len(name) > LONGEST_NAME:
+    for made in found.names:
+        if made in RESERVED or len(made) > LONGEST_NAME:
             raise ConfigError(
-                f"jobs/{path.name}: a group or service of it would be {name!r} in Kubernetes, which "
-                f"is the name of a part of Holdfast or longer than {LONGEST_NAME} characters: "
-                "rename it"
+                f"jobs/{path.name}: a group or service would be named {made!r} in Kubernetes, "
+                f"which is a part of Holdfast or longer than {LONGEST_NAME} characters: rename it"
             )
     return found
 

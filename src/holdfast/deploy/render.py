@@ -56,8 +56,8 @@ WAVES = {"namespace": -6, "base": -5, "nats": -4, "control": -3, "web": -2, "age
 WAVES |= {"backup": -2}
 WAVES |= {"monitoring": -2, "register": -1, "workers": 0, "scaling": 1}
 WAVES |= {"extra": WAVES["register"], "admin": WAVES["register"]}
-"""Argo CD's order: a wave starts once the previous one is healthy. What a job brings itself is in the
-wave of its registration, which mounts it: some claims are healthy only once a pod mounts them."""
+"""Argo CD's order: a wave starts once the previous one is healthy. What a job brings itself is in
+the wave of its registration, which mounts it: some claims are healthy only once a pod does."""
 
 
 @functools.cache
@@ -87,7 +87,7 @@ def environment() -> Environment:
 
 
 def _longest_age(schedule: str) -> int:
-    """How old the newest backup may be, in seconds: its schedule's gap, and as long again or a day."""
+    """How old the newest backup may be, in seconds: one interval, and as much again up to a day."""
     rule = check_cron(schedule)
     at = [FIRST_SLOT]
     while len(at) < SLOTS and (found := next_instant(rule, "UTC", at[-1])):
@@ -138,7 +138,9 @@ class Templates:
             "hook": self._hook(),
             "reserved": sorted(RESERVED),
             "platform_secrets": sorted(
-                PLATFORM_SECRETS.union(filter(None, (config.pull_secret, config.ingress_tls_secret)))
+                PLATFORM_SECRETS.union(
+                    filter(None, (config.pull_secret, config.ingress_tls_secret))
+                )
             ),
         }
         self._values["secrets"] = self._secrets(self.parts())

@@ -29,8 +29,8 @@ PLATFORM_SECRETS = frozenset(
         "nats-tls",
     }
 )
-"""Secrets no job may read, by `check` and by the admission policy in `base.yaml`; besides, those with
-which images are pulled and pages are served."""
+"""Secrets no job may read, by `check` and by the admission policy in `base.yaml`; besides, those
+with which images are pulled and pages are served."""
 QUANTITY = re.compile(r"\d+(\.\d*)?([eE][+-]?\d+|[numkMGTPE]|[KMGTPE]i)?")
 """A Kubernetes quantity."""
 
@@ -185,7 +185,9 @@ def uncut(inventory: Inventory) -> Iterator[Problem]:
 
 def apart_from_the_platform(inventory: Inventory) -> Iterator[Problem]:
     """Workers have their own secrets, and none of NATS, the control plane or the web."""
-    pulling = (one for item in inventory.workloads for one in item.pod.get("imagePullSecrets") or [])
+    pulling = (
+        one for item in inventory.workloads for one in item.pod.get("imagePullSecrets") or []
+    )
     serving = (one for item in inventory.of("Ingress") for one in item.spec.get("tls") or [])
     platform = PLATFORM_SECRETS.union(one.get("name") for one in pulling)
     platform = platform.union(one.get("secretName") for one in serving)
