@@ -225,10 +225,10 @@ async def test_canary_that_nobody_decides_ends_by_itself(
         await until(lambda: w.broker.server_now() > soon)
         await web1.refresh()
         assert dict(web1.settings) == before
-        again = w.agent("web2")
-        assert again.settings["apt.mirror"] == "m2"
-        await again._end_trial()  # what a refresh does while NATS is away
-        assert again.settings["apt.mirror"] == "m1"
+        assert web2.settings["apt.mirror"] == "m2"
+        await web2.end_trial()  # what a refresh does while NATS is away
+        assert web2.settings["apt.mirror"] == "m1"
+        assert w.agent("web2").settings["apt.mirror"] == "m1"
         assert (await w.push()).revision is not None  # nobody is in the way any more
 
 

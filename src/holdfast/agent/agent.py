@@ -60,6 +60,8 @@ CONNECT_SECONDS: Final = 5.0
 """Between two tries while no server answers at the start."""
 DRAIN_SECONDS: Final = 2.0
 """How long returns may take to be sent on shutdown; the journal keeps the rest."""
+TAKING: Final = "agent"
+"""The task that takes commands."""
 ASKED: Final = "settings"
 """The verb with which operators ask for an agent's settings. It comes on the subscription of all
 questions: the server lets a login answer only what arrived on one."""
@@ -138,7 +140,6 @@ class Agent(Role):
         )
         self._loaded = False
         self._forget: Callable[[], None] = lambda: None
-        self._tasks: list[asyncio.Task[None]] = []
         self._subscriptions: list[Any] = []
 
     def _offered(self, app: Holdfast | None, functions: Iterable[Function]) -> Functions:
@@ -194,17 +195,20 @@ class Agent(Role):
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Take commands. Starting is a task, because it waits for a server and a dispatcher."""
-        return {"agent": self._take_commands()}
+        return {TAKING: self._take_commands()}
 
     async def _take_commands(self) -> None:
+        """Ends with the error of whatever `start` has started: half an agent is restarted."""
         await self._connected()
         await self.start()
-        await asyncio.Event().wait()
+        await asyncio.gather(*(task for name, task in self.running.items() if name != TAKING))
 
     async def _connected(self) -> None:
-        """Connect, however long it takes."""
+        """Connect, however long it takes; meanwhile a canary's settings may come to their end."""
         while not self.broker.connected:
             await self.broker.clock.sleep(random.uniform(0.5, 1.0) * CONNECT_SECONDS)
+            if self.settings:
+                await self.settings.end_trial()
             try:
                 await self.broker.open()
             except (NotConnected, TryAgain) as error:
@@ -222,7 +226,10 @@ class Agent(Role):
         self.facts.open()
         if self.settings:
             self.settings.load()
-        self._tasks.append(asyncio.create_task(self.schedules.run(), name="holdfast-schedules"))
+        self._begin("schedules", self.schedules.run())
+
+    def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        self.running[name] = asyncio.create_task(work, name=f"holdfast-{name}")
 
     async def start(self) -> None:
         """Take commands from now on. The connection must be open."""
@@ -243,12 +250,11 @@ class Agent(Role):
         ]
         self._forget = self.broker.on_reconnect(self._commands.send_again)
         if self.settings:  # they need no dispatcher; presence waits for one
-            following = self.settings.run()
-            self._tasks.append(asyncio.create_task(following, name="holdfast-settings"))
+            self._begin("settings", self.settings.run())
         await self._presence.start()
-        self._tasks.append(asyncio.create_task(self._presence.run(), name="holdfast-presence"))
+        self._begin("presence", self._presence.run())
         if self._renewing:
-            self._tasks.append(asyncio.create_task(self._renewing.run(), name="holdfast-renewing"))
+            self._begin("renewing", self._renewing.run())
         log.info("agent %s takes commands (%s)", self.id, ", ".join(self.functions.names))
 
     def _renewed(self) -> Renewing | None:
@@ -277,9 +283,7 @@ class Agent(Role):
         self._forget = lambda: None  # an agent may be closed twice
         for subscription in self._subscriptions:
             await self.broker.unsubscribe(subscription)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._end_tasks()
         await self._executor.close(self.config.grace_seconds)
         await self._outbox.drain(DRAIN_SECONDS)
         await self._say_goodbye()

@@ -1,12 +1,15 @@
 """Renews the agent's login before it ends: makes the next one, asks for it, changes over.
 
-    login ─► two thirds of its life ─► next login made (0600) ─► asked for in the agent's record
-                                                                        │
-    credentials.json replaced, reconnected ◄── the server admits it ◄───┘
+    login ─► after half of its life, ─► next login made (0600) ─► asked for in the agent's record
+             before two thirds                                           │
+    credentials.json replaced, reconnected ◄── the server admits it ◄────┘
 
 The next login is on disk before it is asked for, so a restarted agent asks for the same one. The
-old login works until its end: nothing is interrupted while nobody lists the next one, and the log
-says so. An agent whose login has ended must join again, with an operator's word.
+old login works until its end: nothing is interrupted while nobody lists the next one or the disk is
+full, and the log says so. An agent whose login has ended must join again, with an operator's word.
+
+Hosts that joined together do not renew together, and the longer nobody lists the next login, the
+more seldom it is tried: ten thousand refused logins would cost the servers more than work does.
 
 A login that does not end (`ends` is 0) is left alone.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import random
 from pathlib import Path
 from typing import Final
 
@@ -22,15 +26,17 @@ import msgspec
 
 from holdfast.agent.joining import not_admitted
 from holdfast.broker import Broker
-from holdfast.errors import ConfigError
+from holdfast.errors import BrokerError, ConfigError
 from holdfast.identity import renewing
 from holdfast.identity.credentials import AgentCredentials, new_nkey_seed
+from holdfast.retrying import repeating
 
 log = logging.getLogger("holdfast.agent")
 
 FILE: Final = "credentials.next.json"
 TRY_SECONDS: Final = 20.0
-"""Between two tries with the next login: it is a matter of a reload, and there are days left."""
+"""Before the second try with the next login: it is a matter of a reload. Then twice as long each
+time, up to a fiftieth of the login's life."""
 LONGEST_REST_SECONDS: Final = 3600.0
 """A machine that slept looks at its clock again by then."""
 
@@ -47,42 +53,59 @@ class Renewing:
         self, broker: Broker, credentials: AgentCredentials, file: Path, folder: Path
     ) -> None:
         self._broker = broker
-        self._now = credentials
         self._file = file
         self._next = folder / FILE
+        self._rest = 0.0
         self.request = ""
         """For the agent's record, while a login is asked for."""
+        self._use(credentials)
+
+    def _use(self, login: AgentCredentials) -> None:
+        self._now, self.request = login, ""
+        self._due = login.ends - login.lasts * random.uniform(1 / 3, 1 / 2)
+        self._late = login.ends - login.lasts / 6
 
     async def run(self) -> None:
         """Renew whenever it is time, until cancelled."""
-        while self._now.ends:
-            rest = self._now.ends - self._now.lasts / 3 - self._broker.server_now()
-            if rest > 0:
-                await self._broker.clock.sleep(min(rest, LONGEST_REST_SECONDS))
-                continue
-            await self._renew()
+        await repeating(
+            self._step,
+            clock=self._broker.clock,
+            every=lambda: self._rest,
+            what="renewing the login",
+            on=(BrokerError, ConfigError),
+            at_once=True,
+        )
+
+    async def _step(self) -> None:
+        now = self._broker.server_now()
+        if self._due > now:
+            self._rest = min(self._due - now, LONGEST_REST_SECONDS)
+            return
+        longest = min(LONGEST_REST_SECONDS, max(TRY_SECONDS, self._now.lasts / 50))
+        self._rest = min(2 * self._rest, longest) if self.request else TRY_SECONDS
+        self._rest *= random.uniform(0.75, 1.0)
+        if now > self._late:
+            log.error(NOBODY)
+            self._late = self._now.ends
+        await self._renew()
 
     async def _renew(self) -> None:
         following = self._made()
-        namespace = self._broker.names.namespace
+        if not self.request:
+            log.info("the login ends soon: asking for the next one")
         self.request = renewing.ask(
             self._now.agent,
-            namespace,
+            self._broker.names.namespace,
             self._now.nkey_seed,
             following.nkey_seed,
             following.ends - following.lasts,
         )
-        log.info("the login ends soon: asking for the next one")
-        late = self._now.ends - self._now.lasts / 6
         trial = dataclasses.replace(self._broker.config, credentials_file=str(self._next))
-        while await not_admitted(trial):
-            if self._broker.server_now() > late:
-                log.error(NOBODY)
-                late = self._now.ends
-            await self._broker.clock.sleep(TRY_SECONDS)
+        if await not_admitted(trial):
+            return
         following.save(self._file, replace=True)
         self._next.unlink(missing_ok=True)
-        self._now, self.request = following, ""
+        self._use(following)
         await self._broker.use_login(following.nkey_seed)
         log.info("the login was renewed")
 

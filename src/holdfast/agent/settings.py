@@ -107,9 +107,31 @@ class AgentSettings:
     def load(self) -> None:
         """Load the settings in force before a restart; needs no server."""
         self._load_keys()
-        found = resolving.load(self._folder / resolving.FILE)
-        if found is not None and found.agent == self.agent:
+        found = self._stored(resolving.FILE)
+        if found is not None and not self._go_back(found):
             self._put_into_force(found)
+
+    def _stored(self, name: str) -> Snapshot | None:
+        found = resolving.load(self._folder / name)
+        return found if found is not None and found.agent == self.agent else None
+
+    def _go_back(self, trial: Snapshot) -> bool:
+        """Go back if this is a canary's snapshot whose time is over, also when the disk is full."""
+        if not trial.until or self._broker.server_now() < trial.until:
+            return False
+        before = self._stored(resolving.BEFORE)
+        if before is None:
+            return False
+        log.warning("settings: the canary has run out, the snapshot before it is back")
+        born, number = trial.order
+        before = msgspec.structs.replace(before, born=born, number=number)
+        try:
+            resolving.save(self._folder / resolving.FILE, before)
+        except errors.ConfigError as error:
+            log.error("settings: %s", error)
+        self._rendered_from = None
+        self._put_into_force(before)
+        return True
 
     def _restore_schedules(self, snapshot: Snapshot) -> None:
         """Run the schedules of a snapshot from now on."""
@@ -200,26 +222,20 @@ class AgentSettings:
             self._retry = RETRY_SECONDS  # there are settings to follow, or a server that says no
             return LOOK_SECONDS if data is None else await self._refresh(data)
         except errors.TryAgain:
-            await self._end_trial()
+            await self.end_trial()
             wait = min(self._retry, max(RETRY_SECONDS, self._trial_ends_in()))
             self._retry = min(2 * self._retry, LOOK_SECONDS)
             return wait
         except errors.BrokerError as error:
             log.warning("settings cannot be read: %s", error)
-            await self._end_trial()
+            await self.end_trial()
             return LOOK_SECONDS
 
-    async def _end_trial(self) -> None:
+    async def end_trial(self) -> None:
         """Without a server: go back from a canary's snapshot when its time is over."""
-        trial = self._snapshot
-        if trial is None or not trial.until or self._broker.server_now() < trial.until:
-            return
-        before = resolving.load(self._folder / resolving.BEFORE)
-        if before is not None and before.agent == self.agent:
-            log.warning("settings: the canary has run out, the snapshot before it is back")
-            born, number = trial.order
-            await self._enforce(msgspec.structs.replace(before, born=born, number=number))
-            self._rendered_from = None
+        if self._snapshot and self._go_back(self._snapshot):
+            now = self._snapshot
+            await self._tell(Report(*now.order, at=now.at, manifest=now.manifest))
 
     async def _refresh(self, data: bytes) -> float:
         number = 0
