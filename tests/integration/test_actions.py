@@ -20,7 +20,7 @@ from holdfast.errors import InvalidInput, UnknownJob
 from holdfast.identity.seed import AccountSeed
 from holdfast.model import run as runs
 from holdfast.model.join import RECORD as JOIN
-from holdfast.model.join import JoinRecord
+from holdfast.model.join import JoinRecord, fingerprint
 from holdfast.model.limit import Limit
 from holdfast.model.run import RunRecord
 from holdfast.model.schedule import define
@@ -40,7 +40,8 @@ from tests.integration.cli_support import holdfast
 from tests.integration.support import until, working
 from tests.integration.test_status import operating
 from tests.integration.test_web_access import every_route
-from tests.integration.web_support import site
+from tests.integration.test_web_security import form_token, log_in
+from tests.integration.web_support import TOKENS, site
 
 READS: Final = frozenset(
     {
@@ -401,6 +402,41 @@ async def test_joining_actions_leave_a_line_each(
             ("reject", "web2 with token t1"),
             ("accept", "web1 with token t1"),
         ]
+
+
+async def test_page_accepts_the_host_that_it_has_shown(
+    nats: Server, namespace: str, tmp_path: Path
+) -> None:
+    """Not another one, and as one that replaces a known host only if the page says so."""
+    async with (
+        World(nats, namespace, tmp_path) as world,
+        world.dispatcher(),
+        site(nats, namespace, with_pages=True) as there,
+        there.browser() as browser,
+    ):
+        bucket = Bucket(world.broker, world.broker.names.joins)
+        for agent in ("web1", "web2"):
+            asked = JoinRecord(b"", agent, "U", "t1", "pending", 1.0, replaces=agent == "web2")
+            await bucket.put(join_key(agent), JOIN.encode(asked), expected=0)
+        await log_in(browser, TOKENS["admin"][0])
+        browser.headers["accept"] = "text/html"
+        given = {"agent": "web1", "fingerprint": fingerprint("U"), "replace": "no"}
+        listed = (await browser.get("/fleet")).text
+        assert f"agent=web1&amp;fingerprint={fingerprint('U')}&amp;replace=no" in listed
+        assert f"agent=web2&amp;fingerprint={fingerprint('U')}&amp;replace=yes" in listed
+        page = await browser.get("/do/fleet/accept", params=given)
+        assert fingerprint("U") in page.text
+        assert "It replaces a host" not in page.text
+        page = await browser.get("/do/fleet/accept", params=given | {"replace": "yes"})
+        assert "It replaces a host" in page.text
+        csrf = await form_token(browser, str(page.url))
+        for fields in (given | {"fingerprint": "another"}, given):
+            await browser.post("/do/fleet/accept", data=fields | {"csrf": csrf})
+            _, entry = await bucket.last(join_key("web1"))
+            assert entry is not None
+            record = JOIN.decode(entry.value)
+            assert record.state == ("approved" if fields == given else "pending")
+            assert record.replaces is False
 
 
 async def _unwell(_: Sequence[str]) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import stat
+import subprocess
 from pathlib import Path
 
 from holdfast.broker import Broker
 from holdfast.config import ConnectionConfig
 from holdfast.errors import NotConnected
+from holdfast.identity.joining import JoinToken
 from tests.integration.cli_support import Ended, clean_environment, run_command
 from tests.integration.command import Command
 from tests.support import until
@@ -99,6 +101,24 @@ async def test_auth_from_init_to_revoke(tmp_path: Path) -> None:
     open_conf.write_text("port: 4222\n")
     flawed = await holdfast(tmp_path, "auth", "lint", "open.conf")
     assert (flawed.code, flawed.out.count("FAIL")) == (1, 2)
+
+
+async def test_tokens_are_listed_where_they_were_made(tmp_path: Path) -> None:
+    """Their ids and what they allow, never the tokens; the servers' certificates travel in them."""
+    assert (await holdfast(tmp_path, "auth", "init")).code == 0
+    ca = tmp_path / "ca.pem"
+    words = ("auth", "token", "web*", "--uses", "0", "--ca", "ca.pem", "--json")
+    ca.write_text("no certificate")
+    assert "has no certificates" in (await holdfast(tmp_path, *words)).err
+    make = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    files = ("-subj", "/CN=ca", "-keyout", str(tmp_path / "key"), "-out", str(ca))
+    subprocess.run(["openssl", *make, *files], check=True, capture_output=True)
+    made = (await holdfast(tmp_path, *words)).json
+    assert JoinToken.read(made["token"]).ca == ca.read_text()
+    listed = await holdfast(tmp_path, "auth", "tokens")
+    assert made["id"] in listed.out
+    assert "web*" in listed.out
+    assert made["token"] not in listed.out
 
 
 async def test_auth_agent_finds_the_generation(tmp_path: Path) -> None:

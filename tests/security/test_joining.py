@@ -19,19 +19,20 @@ from nacl.public import PrivateKey
 from holdfast.agent import Agent, joining, renewing
 from holdfast.broker import Broker, Bucket
 from holdfast.cli import agents
+from holdfast.cli.reloading import Reloading
 from holdfast.client import Client
 from holdfast.client.fleet import Fleet, new_run
 from holdfast.config import AgentConfig, DispatcherConfig, RecordConfig
 from holdfast.dispatcher import Dispatcher, joins
-from holdfast.errors import InvalidInput
+from holdfast.errors import InvalidInput, NotFound
 from holdfast.identity import renewing as requests
 from holdfast.identity.credentials import AgentCredentials, Credentials, new_nkey_seed, public_nkey
 from holdfast.identity.joining import Joiner, JoinToken, make_token
 from holdfast.identity.seed import AccountSeed
-from holdfast.identity.users import UserFolder
+from holdfast.identity.users import JoinedLogin, UserFolder
 from holdfast.model import node as nodes
 from holdfast.model.fleet import FleetRequest, FleetRun
-from holdfast.model.join import ASK, REPLY, SIGNED, JoinRecord, JoinReply
+from holdfast.model.join import ASK, REPLY, SIGNED, JoinRecord, JoinReply, fingerprint
 from holdfast.model.node import NodeRecord
 from holdfast.names import join_key
 from holdfast.server import Server
@@ -63,7 +64,7 @@ class Centre:
         while True:
             answer = await self.thief.request(self.site.names.join, body, timeout=10)
             reply = REPLY.decode(answer.body)
-            if not reply.again:
+            if not reply.again or reply.now:
                 return reply
 
     async def issue(self, agent: str) -> JoinRecord:
@@ -123,6 +124,149 @@ async def test_host_joins_with_its_own_keys(site: Site, tmp_path: Path) -> None:
             assert base64.b64encode(private) not in record.signed + record.answer
         assert sorted(p.name for p in folder.iterdir()) == [joining.FILE]
         assert await joining.join("no token", "web1", folder, connection) == file
+
+
+async def _asking(c: Centre, token: JoinToken, agent: str, folder: Path) -> asyncio.Task[Path]:
+    """A host that joins, and whose request is known."""
+    connection = dataclasses.replace(c.site.connection("join"), credentials_file="")
+    asking = asyncio.create_task(joining.join(token.text(), agent, folder, connection))
+    await until(lambda: asking.done() or _waits(c, agent), what=f"{agent} known")
+    if asking.done():
+        asking.result()
+    return asking
+
+
+async def test_host_with_a_wrong_clock_asks_with_the_centres_time(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fresh machine asks before its clock is set; that is no reason to turn it away."""
+
+    class Late(Broker):
+        def server_now(self) -> float:
+            return super().server_now() - 86_400
+
+    monkeypatch.setattr(joining, "Broker", Late)
+    async with centre(site) as c:
+        token = c.token("clock*")
+        asking = await _asking(c, token, "clock1", tmp_path)
+        await c.joins.reject("clock1", "tester")
+        with pytest.raises(InvalidInput, match="rejected"):
+            await asking
+
+
+async def test_dispatcher_without_the_seed_leaves_hosts_to_the_others(site: Site) -> None:
+    """It would take half of the requests, and could not verify one."""
+    async with centre(site) as c:
+        other = Dispatcher(site.connection("dispatcher"), DispatcherConfig())
+        async with running(other, other.started.is_set):
+            token = c.token("seed*", uses=0)
+            now = c.operator.server_now
+            for n in range(20):
+                assert (await c.ask(c.joiner(token, f"seed{n}").ask(now()))).state == "pending"
+
+
+async def test_host_that_is_killed_before_the_reload_waits_for_it(
+    site: Site, tmp_path: Path
+) -> None:
+    """Its credentials are complete, and the servers do not know them yet."""
+    async with centre(site) as c:
+        token = c.token("kill*", accept=True)
+        asking = await _asking(c, token, "kill1", tmp_path)
+        await c.issue("kill1")
+        await until((tmp_path / joining.FILE).exists, what="the credentials")
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        connection = dataclasses.replace(site.connection("join"), credentials_file="")
+        again = asyncio.create_task(joining.join(token.text(), "kill1", tmp_path, connection))
+        await until(lambda: again.done() or (tmp_path / "joining.json").exists())
+        assert not again.done()
+        site.server.reload()
+        found = AgentCredentials.load(await again)
+        admitted = dataclasses.replace(connection, credentials_file=str(tmp_path / joining.FILE))
+        assert await joining.not_admitted(admitted) == ""
+        assert found.agent == "kill1"
+        assert sorted(p.name for p in tmp_path.iterdir()) == [joining.FILE]
+
+
+async def test_operator_accepts_the_host_whose_fingerprint_it_is(site: Site) -> None:
+    """With a stolen token, whoever asks first is in the list; its log tells them apart."""
+    async with centre(site) as c:
+        genuine, thief = c.joiner(c.token("finger*"), "finger1"), c.joiner(c.token("finger*"), "x")
+        await c.ask(genuine.ask(c.operator.server_now()))
+        with pytest.raises(InvalidInput, match="has the fingerprint"):
+            await c.joins.approve("finger1", "tester", fingerprint=fingerprint(thief.nkey))
+        assert (await c.joins.show("finger1")).state == "pending"
+        await c.joins.approve("finger1", "tester", fingerprint=fingerprint(genuine.nkey))
+        assert (await c.joins.show("finger1")).state == "approved"
+
+
+async def test_one_command_at_the_centre_lets_the_servers_know(site: Site, tmp_path: Path) -> None:
+    """Without 'holdfast server --auth': by a signal, and for other servers by a command."""
+    assert isinstance(site.server, Server)
+    pid_file, copied = tmp_path / "pid", tmp_path / "copied.conf"
+    pid_file.write_text(str(site.server.pid))
+    async with centre(site) as c:
+        words = f"cp {site.folder.config} {copied}"
+        servers = Reloading(site.folder.config, pid_file, words, at_once=True)
+        operator = Operator(Client(c.operator, RecordConfig()))
+        following = asyncio.create_task(agents._follow(operator, site.folder, servers))
+        asking = await _asking(c, c.token("alone*", accept=True), "alone1", tmp_path / "alone1")
+        file = await asking
+        await until(lambda: copied.read_bytes() == site.folder.config.read_bytes(), what="copied")
+        assert AgentCredentials.load(file).public_nkey in copied.read_text()
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_reload_that_fails_is_tried_again(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The change is not forgotten, and the mistake is said once."""
+    async with centre(site) as c:
+        servers = Reloading(site.folder.config, None, f"cp {tmp_path}/a {tmp_path}/b", at_once=True)
+        operator = Operator(Client(c.operator, RecordConfig()))
+        following = asyncio.create_task(agents._follow(operator, site.folder, servers))
+        said = ""
+
+        def failed() -> bool:
+            nonlocal said
+            said += capsys.readouterr().err
+            return "ended with code 1" in said
+
+        await until(failed, what="the mistake")
+        (tmp_path / "a").touch()
+        await until((tmp_path / "b").exists, what="tried again")
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        assert said.count("ended with code 1") == 1
+
+
+async def test_token_that_nobody_knows_is_not_revoked(site: Site) -> None:
+    """A mistyped id would leave the real token good."""
+    async with centre(site) as c:
+        token = c.token("typo*", uses=0)
+        with pytest.raises(NotFound, match="holdfast auth tokens"):
+            await c.joins.revoke(token.allows.id, "tester")
+        await c.joins.revoke(token.allows.id, "tester", force=True)
+        assert (
+            "revoked" in (await c.ask(c.joiner(token, "typo1").ask(c.operator.server_now()))).error
+        )
+
+
+def test_list_of_users_does_not_grow_with_every_renewal(tmp_path: Path) -> None:
+    """Logins that ended a week ago are dropped; one that ended just now stays to be seen."""
+    folder = UserFolder(tmp_path / "auth")
+    folder.init("hf")
+    first, second = (public_nkey(new_nkey_seed()) for _ in range(2))
+    folder.add_joined(
+        JoinedLogin("web1", first, ends=100.0, lasts=50.0),
+        JoinedLogin("web2", second, ends=1_000_000.0, lasts=50.0),
+    )
+    known = len(folder.users())
+    assert [u.agent for u in folder.end_joined(101.0)] == ["web1"]
+    assert len(folder.users()) == known
+    assert [u.agent for u in folder.end_joined(1_000_001.0)] == ["web2"]
+    assert [u.agent for u in folder.users() if u.agent] == ["web2"]
 
 
 async def _waits(c: Centre, agent: str) -> bool:
@@ -194,7 +338,7 @@ async def test_rejected_and_revoked_get_nothing(site: Site) -> None:
         with pytest.raises(InvalidInput, match="rejected"):
             await c.joins.approve("app1", "tester")
         await c.joins.approve("app2", "tester")
-        await c.joins.revoke(token.allows.id, "tester")
+        await c.joins.revoke(token.allows.id, "tester")  # a host has asked with it
         with pytest.raises(InvalidInput, match="revoked"):
             await c.issue("app2")
         assert "revoked" in (await c.ask(c.joiner(token, "app3").ask(now()))).error

@@ -67,17 +67,14 @@ def _joined(config: AgentConfig, connection: ConnectionConfig, join: str) -> Con
     import dataclasses
 
     from holdfast.agent import agent_id, joining, state_folder
-    from holdfast.identity.joining import JoinToken
 
     id = agent_id(config)
     folder = state_folder(config, id)
     file = folder / joining.FILE
     if join:
         text = Path(join[1:]).read_text(encoding="ascii") if join.startswith("@") else join
-        url = JoinToken.read(text).url
-        if url and connection.nats_url == type(connection)().nats_url:
-            connection = dataclasses.replace(connection, nats_url=url)
         asyncio.run(joining.join(text, id, folder, connection))
-    return (
-        dataclasses.replace(connection, credentials_file=str(file)) if file.exists() else connection
-    )
+    if not file.exists():
+        return connection
+    known = joining.reaching(connection, folder)
+    return dataclasses.replace(known, credentials_file=str(file))

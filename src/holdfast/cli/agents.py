@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from holdfast.cli import out
+from holdfast.cli.auth import FOLDER, DirOption, PidOption
 from holdfast.cli.command import command, operating
 from holdfast.cli.options import argument, option
 from holdfast.status import fleet_actions as actions
@@ -14,6 +15,7 @@ from holdfast.status import fleet_actions as actions
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from holdfast.cli.reloading import Reloading
     from holdfast.errors import HoldfastError
     from holdfast.identity.users import UserFolder
     from holdfast.model.join import JoinRecord
@@ -83,6 +85,7 @@ async def pending(
         "agent",
         "state",
         "host",
+        "fingerprint",
         "token",
         ("asked", lambda one: out.clock_time(one.at)),
         "version",
@@ -95,18 +98,28 @@ async def pending(
 async def accept(
     agents: Annotated[list[str] | None, argument("Their ids.", "[AGENT]...")] = None,
     replace: Annotated[bool, option("Also a host that replaces a known one.")] = False,
+    fingerprint: Annotated[
+        str, option("Only the host that has it: its log and 'agents pending' show it.")
+    ] = "",
     all: Annotated[bool, option("All that wait, but those that replace a known one.")] = False,
     follow: Annotated[
         bool, option("Keep issuing the logins of approved hosts until Ctrl-C.")
     ] = False,
-    dir: Annotated[Path, option("Folder of 'holdfast auth init'.", "DIR")] = Path("auth"),
+    dir: DirOption = FOLDER,
+    pid_file: PidOption = None,
+    reload: Annotated[
+        str,
+        option("Run it after each change of auth.conf: it lets your servers take it.", "COMMAND"),
+    ] = "",
 ) -> None:
     """Let hosts that asked join as agents.
 
     Where the folder of 'holdfast auth' is, their logins are issued at once; elsewhere they are
     approved, and 'holdfast agents accept --follow' beside that folder issues them. It also issues
     the logins of hosts whose token says --accept, and the next logins of agents whose login ends.
+    Hosts can log in when every server has taken auth.conf: see --pid-file and --reload.
     """
+    from holdfast.cli.reloading import Reloading
     from holdfast.errors import InvalidInput
 
     folder = _auth_folder(dir)
@@ -114,22 +127,35 @@ async def accept(
         raise InvalidInput(f"{str(dir)!r} holds no users: name the folder with --dir")
     if not (agents or all or follow):
         raise InvalidInput("name the agents to accept, or pass --all or --follow")
+    if fingerprint and (all or len(agents or ()) != 1):
+        raise InvalidInput("a fingerprint is that of one host: name that one")
+    servers = Reloading(folder.config, pid_file, reload, at_once=follow) if folder else None
     async with operating() as by:
         chosen = list(agents or ())
         if all:
             waiting = [r for r in await by.joins.list() if r.state == "pending"]
             chosen += [r.agent for r in waiting if not r.replaces and r.agent not in chosen]
-        await _accept(by, chosen, folder, replace=replace)
+        await _accept(by, chosen, folder, replace=replace, fingerprint=fingerprint)
+        if servers and not follow:
+            servers.look()
         if follow and folder is not None:
-            await _follow(by, folder)
+            await _follow(by, folder, servers)
 
 
 async def _accept(
-    by: Operator, agents: Sequence[str], folder: UserFolder | None, *, replace: bool
+    by: Operator,
+    agents: Sequence[str],
+    folder: UserFolder | None,
+    *,
+    replace: bool,
+    fingerprint: str,
 ) -> None:
     """Approve hosts; with the folder, issue their logins with one change."""
     done: Sequence[JoinRecord]
-    done = [await actions.accept_agent(by, agent, replace=replace) for agent in agents]
+    done = [
+        await actions.accept_agent(by, agent, replace=replace, fingerprint=fingerprint)
+        for agent in agents
+    ]
     wrong: Mapping[str, HoldfastError] = {}
     if folder is not None:
         done, wrong = await by.joins.issue(agents, folder)
@@ -139,7 +165,7 @@ async def _accept(
         raise error
 
 
-async def _follow(by: Operator, folder: UserFolder) -> None:
+async def _follow(by: Operator, folder: UserFolder, servers: Reloading | None = None) -> None:
     """Issue logins until cancelled; waits while NATS is away."""
     import time
 
@@ -152,6 +178,11 @@ async def _follow(by: Operator, folder: UserFolder) -> None:
     told: dict[str, str] = {}
     took, ended = 0.0, -math.inf
 
+    def say_once(about: str, text: str) -> None:
+        if text and told.get(about) != text:
+            out.note(text)
+        told[about] = text
+
     async def step() -> None:
         nonlocal took, ended
         begun = time.monotonic()
@@ -159,9 +190,7 @@ async def _follow(by: Operator, folder: UserFolder) -> None:
         for record in issued:
             _accepted(record, folder)
         for agent, error in wrong.items():
-            if told.get(agent) != str(error):  # each mistake once
-                told[agent] = str(error)
-                out.note(f"{agent}: {error}")
+            say_once(agent, f"{agent}: {error}")
         for agent in await keeper.renew():
             out.say(f"{agent} has its next login")
         if begun - ended > _END_SECONDS:
@@ -169,6 +198,7 @@ async def _follow(by: Operator, folder: UserFolder) -> None:
             for user in folder.end_joined(broker.server_now()):
                 out.note(f"a login of {user.agent} has ended")
         took = time.monotonic() - begun
+        say_once("", await _not_taken(servers))
 
     await repeating(
         step,
@@ -178,6 +208,20 @@ async def _follow(by: Operator, folder: UserFolder) -> None:
         on=BrokerError,
         at_once=True,
     )
+
+
+async def _not_taken(servers: Reloading | None) -> str:
+    """Why the servers were not told of a change; empty if they were."""
+    import asyncio
+
+    from holdfast.errors import ConfigError
+
+    try:
+        if servers:
+            await asyncio.to_thread(servers.look)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _accepted(record: JoinRecord, folder: UserFolder | None) -> None:
@@ -194,9 +238,15 @@ async def reject(agent: AgentArgument) -> None:
 
 
 @command("agents revoke", help=actions.revoke_token.doc)
-async def revoke(token: Annotated[str, argument("The token's id.", "TOKEN-ID")]) -> None:
+async def revoke(
+    token: Annotated[str, argument("The token's id.", "TOKEN-ID")],
+    force: Annotated[bool, option("Even if no token with this id is known.")] = False,
+    dir: DirOption = FOLDER,
+) -> None:
+    folder = _auth_folder(dir)
+    made = {one.id for one in folder.tokens()} if folder else set()
     async with operating() as by:
-        await actions.revoke_token(by, token)
+        await actions.revoke_token(by, token, force=force or token in made)
     out.result({"token": token, "revoked": True}, f"token {token} is revoked")
 
 
@@ -212,7 +262,7 @@ def _auth_folder(dir: Path) -> UserFolder | None:
 def _join(record: JoinRecord) -> dict[str, Any]:
     import msgspec
 
-    found: dict[str, Any] = msgspec.to_builtins(record)
+    found: dict[str, Any] = msgspec.to_builtins(record) | {"fingerprint": record.fingerprint}
     return {name: value for name, value in found.items() if name not in ("signed", "answer")}
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +10,7 @@ import typer
 from holdfast.cli import out
 from holdfast.cli.command import command
 from holdfast.cli.options import argument, connection_given, option
+from holdfast.cli.reloading import send_reload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,20 +111,26 @@ def token(
     accept: Annotated[bool, option("Accept new hosts without asking.")] = False,
     lasts: Annotated[str, option("Logins end after TIME unless agents renew them.", "TIME")] = "",
     url: Annotated[str, option("Where hosts reach the servers.", "URL")] = "",
+    ca: Annotated[
+        Path | None, option("Certificates to know the servers by, if hosts do not.", "FILE")
+    ] = None,
     dir: DirOption = FOLDER,
     pid_file: PidOption = None,
 ) -> None:
     """Make a token with which hosts become agents: 'holdfast agent --join TOKEN'.
 
     It is shown once. Whoever has it can ask to be an agent that the pattern allows, and nothing
-    else. 'holdfast agents revoke ID' revokes it. With --lasts, agents ask for their next login when
-    a third of the time is left: let 'holdfast agents accept --follow' run beside the folder.
+    else. 'holdfast auth tokens' lists tokens, 'holdfast agents revoke ID' revokes one. With
+    --lasts, agents ask for their next login when half to a third of the time is left: let 'holdfast
+    agents accept --follow' run beside the folder.
     """
     import time
 
     from holdfast.durations import seconds
     from holdfast.identity.joining import make_token
+    from holdfast.identity.users import IssuedToken
 
+    now = time.time()
     folder = _folder(dir)
     first = not any(u.role == "join" and not u.revoked for u in folder.users())
     newest = folder.generation
@@ -133,19 +138,60 @@ def token(
         folder.seed(),
         folder.names.namespace,
         pattern,
-        expires=time.time() + seconds(expires, "expires"),
+        expires=now + seconds(expires, "expires"),
         uses=uses,
         accept=accept,
         lasts=_life(lasts),
         login=folder.join_login(),
         generations=range(max(1, newest - 1), newest + 1),
         url=url,
+        ca=_certificates(ca),
+    )
+    allows = made.allows
+    folder.add_token(
+        IssuedToken(allows.id, pattern, allows.expires, uses, accept, allows.lasts), now
     )
     if not out.as_json({"id": made.allows.id, "pattern": pattern, "token": made.text()}):
         out.note(f"token {made.allows.id}, for {pattern}")
         out.block(made.text())
     if first:
         _reload(folder, pid_file)
+
+
+@command("auth tokens")
+def list_tokens(dir: DirOption = FOLDER) -> None:
+    """List tokens that were made in this folder; those that expired a week ago are dropped."""
+    import time
+
+    now = time.time()
+    out.listing(
+        _folder(dir).tokens(),
+        ("token", lambda token: token.id),
+        "pattern",
+        ("uses", lambda token: str(token.uses or "any")),
+        (
+            "expires",
+            lambda token: "expired" if token.expires < now else out.clock_time(token.expires),
+        ),
+        ("accepts", lambda token: "by itself" if token.accept else "an operator"),
+        ("made", lambda token: token.made[:19]),
+        empty="no token was made here: 'holdfast auth token' makes one",
+    )
+
+
+def _certificates(ca: Path | None) -> str:
+    import ssl
+
+    from holdfast.errors import ConfigError
+
+    if ca is None:
+        return ""
+    try:
+        text = ca.read_text(encoding="ascii")
+        ssl.create_default_context(cadata=text)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{str(ca)!r} has no certificates in PEM: {error}") from None
+    return text
 
 
 def _life(lasts: str) -> float:
@@ -222,7 +268,7 @@ def _in_force(folder: UserFolder, pid_file: Path | None, name: str) -> bool:
     for one in not_used:
         out.note(f"error: {one.server} has not taken it: {one.error or 'it does not look'}")
     if pid_file is not None:
-        _signal(folder, pid_file)
+        send_reload(folder.config, pid_file)
         out.note(
             f"the server of {pid_file} was told to reload: it has taken it when its log says "
             "'Reloaded server configuration'"
@@ -318,16 +364,4 @@ def _reload(folder: UserFolder, pid_file: Path | None) -> None:
             "with 'nats-server --signal reload=PID', on every node"
         )
     else:
-        _signal(folder, pid_file)
-
-
-def _signal(folder: UserFolder, pid_file: Path) -> None:
-    from holdfast.errors import ConfigError
-
-    try:
-        os.kill(int(pid_file.read_text(encoding="ascii")), signal.SIGHUP)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{folder.config} has changed, and the server of {str(pid_file)!r} could not be "
-            f"signalled: {error}"
-        ) from None
+        send_reload(folder.config, pid_file)

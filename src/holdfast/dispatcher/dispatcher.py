@@ -102,7 +102,7 @@ class Dispatcher(Role):
         self._index = AgentIndex(broker)
         self._records = FleetRecords(broker, self.node)
         self._sender = Sender(broker, seed, self.config.generation)
-        self._joins = JoinIntake(broker, seed, self.config.generation)
+        self._joins = JoinIntake(broker, seed, self.config.generation) if seed else None
         self._intake = RequestIntake(
             broker, self.node, self._index, self._records, self._sender, self._own
         )
@@ -127,7 +127,8 @@ class Dispatcher(Role):
         names = self.broker.names
         await self.broker.subscribe(names.handover, self._on_handover)
         await self.broker.subscribe(names.changed(names.nodes, ">"), self._on_node)
-        await self.broker.subscribe(names.join, self._on_join, queue=QUEUE)
+        if self._joins:  # without the seed, hosts are left to dispatchers that have it
+            await self.broker.subscribe(names.join, self._on_join, queue=QUEUE)
         requests = names.dispatch("*")
         self._taking = await self.broker.subscribe(requests, self._on_request, queue=QUEUE)
         self._look.set()
@@ -221,7 +222,8 @@ class Dispatcher(Role):
         self._spawn(self._intake.on_request(message))
 
     async def _on_join(self, message: Received) -> None:
-        self._spawn(self._joins.on_request(message))
+        if self._joins:
+            self._spawn(self._joins.on_request(message))
 
     async def _on_handover(self, _: Received) -> None:
         self._look.set()

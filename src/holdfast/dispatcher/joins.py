@@ -16,7 +16,7 @@ from typing import Final
 
 from holdfast.broker import Broker, Bucket, Received
 from holdfast.errors import BrokerError, Conflict, HoldfastError, Unreadable
-from holdfast.identity.joining import JoinRefused, verify
+from holdfast.identity.joining import JoinRefused, WrongTime, verify
 from holdfast.identity.seed import AccountSeed, generations_near
 from holdfast.model.join import (
     RECORD,
@@ -34,8 +34,9 @@ from holdfast.visible import one_line
 
 log = logging.getLogger("holdfast.dispatcher")
 
-REQUESTS: Final = (50.0, 200.0)
-"""Requests that a dispatcher reads: a second, and in a burst. Each costs half a millisecond."""
+REQUESTS: Final = (200.0, 400.0)
+"""Requests that a dispatcher reads: a second, and in a burst. Each costs half a millisecond. Hosts
+that wait for long ask once a minute, so this is enough for ten thousand of them."""
 HOSTS: Final = (5.0, 100.0)
 """New hosts of one token: a second, and in a burst. A stolen token fills the list slowly."""
 LONGEST_NAME: Final = 200
@@ -45,11 +46,10 @@ LONGEST_NAME: Final = 200
 class JoinIntake:
     """Takes requests to join, for one dispatcher."""
 
-    def __init__(self, broker: Broker, seed: AccountSeed | None, generation: int) -> None:
+    def __init__(self, broker: Broker, seed: AccountSeed, generation: int) -> None:
         self._broker = broker
         self._bucket = Bucket(broker, broker.names.joins)
-        near = generations_near(generation)
-        self._keys = {g: seed.verify_key(g) for g in near} if seed else {}
+        self._keys = {g: seed.verify_key(g) for g in generations_near(generation)}
         self._facts = Bucket(broker, broker.names.facts)
         self._requests = RateLimiter(*REQUESTS, broker.clock.monotonic)
         self._hosts = RateLimiter(*HOSTS, broker.clock.monotonic)
@@ -64,6 +64,8 @@ class JoinIntake:
             return
         try:
             reply = await self._answered(message.body)
+        except WrongTime as refused:
+            reply = JoinReply(error=str(refused), again=True, now=self._broker.server_now())
         except JoinRefused as refused:
             self._refusals.warn("join", "a request to join is refused: %s", one_line(str(refused)))
             reply = JoinReply(error=str(refused))
@@ -77,8 +79,6 @@ class JoinIntake:
             log.debug("an answer could not be sent: %s", error)
 
     async def _answered(self, body: bytes) -> JoinReply:
-        if not self._keys:
-            return JoinReply(error="this dispatcher has no account seed: start it with --seed")
         ask, claims = verify(
             body, self._keys, self._broker.names.namespace, self._broker.server_now()
         )

@@ -50,6 +50,10 @@ class JoinRefused(HoldfastError):
     """A request to join that must not be granted, and why."""
 
 
+class WrongTime(JoinRefused):
+    """A request of another time: recorded, or of a host whose clock is wrong."""
+
+
 class JoinToken(msgspec.Struct, frozen=True):
     """Everything a host needs to ask."""
 
@@ -64,6 +68,8 @@ class JoinToken(msgspec.Struct, frozen=True):
     """The account's public keys, to know the answer by."""
     url: str = ""
     """Where the servers are."""
+    ca: str = ""
+    """The certificates that the servers' are signed with, as PEM, unless the host trusts them."""
 
     def __repr__(self) -> str:
         return "Token(***)"
@@ -126,6 +132,7 @@ def make_token(
     login: str,
     generations: Iterable[int],
     url: str = "",
+    ca: str = "",
 ) -> JoinToken:
     """A new token; its id is in its claims."""
     key = SigningKey.generate()
@@ -149,6 +156,7 @@ def make_token(
         login,
         {g: seed.verify_key(g) for g in known},
         url,
+        ca,
     )
 
 
@@ -179,7 +187,7 @@ def verify(
     if len(ask.box) != 32:
         raise JoinRefused("the request has no key to seal the answer to")
     if now is not None and abs(now - ask.at) > GOOD_SECONDS:
-        raise JoinRefused("the request is too old, or the host's clock is wrong by a minute")
+        raise WrongTime("the request is too old, or the host's clock is wrong by a minute")
     if not claims.allows(ask.agent):
         raise JoinRefused(f"the token is for {claims.pattern!r}, not for {ask.agent!r}")
     return ask, claims
@@ -231,6 +239,11 @@ class Joiner:
         self._login = login
         self._box = PrivateKey(box)
 
+    @property
+    def nkey(self) -> str:
+        """The public half of the login that it asks for."""
+        return public_nkey(self._login)
+
     def ask(self, now: float, host: str = "", version: str = "") -> bytes:
         """The request, signed for this moment."""
         token = self._token
@@ -239,7 +252,7 @@ class Joiner:
             token.generation,
             token.certificate,
             self.agent,
-            public_nkey(self._login),
+            self.nkey,
             bytes(self._box.public_key),
             now,
             host,
@@ -255,9 +268,7 @@ class Joiner:
         """Open the answer; raises `JoinRefused` unless the account made it for this host."""
         try:
             found = _SEALED.decode(answer)
-            message = framed(
-                _ANSWER, self._namespace, self.agent, public_nkey(self._login), found.box
-            )
+            message = framed(_ANSWER, self._namespace, self.agent, self.nkey, found.box)
             generation = max(found.signatures.keys() & self._token.anchors.keys())
             VerifyKey(self._token.anchors[generation]).verify(message, found.signatures[generation])
             given = _GIVEN.decode(SealedBox(self._box).decrypt(found.box))

@@ -46,6 +46,9 @@ USERS: Final = "users.json"
 CONFIG: Final = "auth.conf"
 EXAMPLE: Final = "nats-server.conf"
 CREDENTIALS: Final = "credentials"
+KEPT_SECONDS: Final = 7 * 86_400.0
+"""How long ended logins and expired tokens stay in the list. Ten thousand agents whose logins last
+30 days renew about 600 a day, and every change reads and writes the whole list."""
 _TAKEN: Final = "the login that {} asks for is another user's, or revoked"
 
 
@@ -80,9 +83,22 @@ class JoinedLogin(msgspec.Struct, frozen=True):
     lasts: float = 0.0
 
 
+class IssuedToken(msgspec.Struct, frozen=True):
+    """A token that was made here; nobody can use what is known about it."""
+
+    id: str
+    pattern: str
+    expires: float
+    uses: int
+    accept: bool = False
+    lasts: float = 0.0
+    made: str = ""
+
+
 class _List(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     users: list[NatsUser]
+    tokens: list[IssuedToken] = []
     generation: int = FIRST_GENERATION
     """The newest generation of keys issued, or rotated to."""
 
@@ -221,25 +237,30 @@ class UserFolder:
         with self._alone():
             found = self._read()
             users = {u.nkey: u for u in found.users}
+            followed = {u.renews for u in found.users}
             for ask in asks:
                 known = users.get(ask.nkey)
                 if known and known.agent == ask.agent and not known.revoked:
                     continue
                 try:
-                    users[ask.nkey] = self._following(users, ask, now)
+                    users[ask.nkey] = self._following(users, followed, ask, now)
+                    followed.add(ask.before)
                     renewed.append(ask.agent)
                 except InvalidInput as error:
                     wrong[ask.agent] = error
             self._replace(found, users)
         return renewed, wrong
 
-    def _following(self, users: dict[str, NatsUser], ask: Renewal, now: float) -> NatsUser:
+    def _following(
+        self, users: dict[str, NatsUser], followed: set[str], ask: Renewal, now: float
+    ) -> NatsUser:
+        """The next login; `followed` has those that were renewed before."""
         old = users.get(ask.before)
         if old is None or old.agent != ask.agent or old.revoked or not old.ends or old.ends < now:
             raise InvalidInput(f"the login that {ask.agent} renews is not a valid one of its own")
         if ask.nkey in users:
             raise InvalidInput(_TAKEN.format(ask.agent))
-        if any(u.renews == ask.before for u in users.values()):
+        if ask.before in followed:
             raise InvalidInput(
                 f"{ask.agent} has renewed its login already, and asks for another: its file may "
                 "have been stolen. Revoke it with 'holdfast auth revoke', and let it join again"
@@ -251,14 +272,19 @@ class UserFolder:
         )
 
     def end_joined(self, now: float) -> list[NatsUser]:
-        """Revoke logins whose time is over; returns them."""
+        """Revoke logins whose time is over; returns them. Those that ended long ago are dropped."""
 
         def over(user: NatsUser) -> bool:
             return bool(user.ends) and user.ends < now and not user.revoked
 
-        if not any(map(over, self.users())):
-            return []
-        return self._revoke(over)
+        def old(user: NatsUser) -> bool:
+            return bool(user.ends) and user.ends < now - KEPT_SECONDS
+
+        with self._alone():
+            found = self._read()
+            kept = (u for u in found.users if not old(u))
+            self._replace(found, {u.nkey: self._revoked(u) if over(u) else u for u in kept})
+        return [u for u in found.users if over(u)]
 
     def _revoke(self, chosen: Callable[[NatsUser], bool]) -> list[NatsUser]:
         """Revoke users; returns them."""
@@ -269,6 +295,18 @@ class UserFolder:
             if gone:
                 self._write(msgspec.structs.replace(found, users=users))
         return gone
+
+    def add_token(self, token: IssuedToken, now: float) -> None:
+        """Record a token that was made; those that expired long ago are dropped."""
+        with self._alone():
+            found = self._read()
+            known = [t for t in found.tokens if t.expires > now - KEPT_SECONDS]
+            added = msgspec.structs.replace(token, made=self._now)
+            self._write(msgspec.structs.replace(found, tokens=[*known, added]))
+
+    def tokens(self) -> list[IssuedToken]:
+        """Tokens that were made here, the newest last."""
+        return self._read().tokens
 
     def join_login(self) -> str:
         """The seed of the login that tokens carry; made when the first token is."""

@@ -9,7 +9,9 @@ pending ──► approved ──► issued          a host that asks with anoth
 
 from __future__ import annotations
 
+import base64
 import fnmatch
+import hashlib
 from typing import Final, Literal
 
 import msgspec
@@ -19,6 +21,12 @@ from holdfast.model.codec import Codec, Count, Instant, Name, Seconds
 JoinState = Literal["pending", "approved", "issued", "rejected"]
 LARGEST_ASK: Final = 16 * 1024
 """Bytes of one request: it has a token, three keys and a few names."""
+
+
+def fingerprint(nkey: str) -> str:
+    """A login, short enough to compare by eye: 80 bits, for which nobody finds another key."""
+    text = base64.b32encode(hashlib.sha256(nkey.encode()).digest()[:10]).decode().lower()
+    return "-".join(text[n : n + 4] for n in range(0, 16, 4))
 
 
 class TokenClaims(msgspec.Struct, frozen=True):
@@ -88,6 +96,10 @@ class JoinRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     answer: bytes = b""
     """The credentials, sealed to the host."""
 
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.nkey)
+
 
 class TokenRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is kept about a token."""
@@ -106,6 +118,8 @@ class JoinReply(msgspec.Struct, frozen=True, omit_defaults=True):
     again: bool = False
     """Ask again shortly."""
     answer: bytes = b""
+    now: Instant = 0.0
+    """The centre's time, for a host whose clock is wrong."""
 
 
 CLAIMS: Final = Codec[TokenClaims](TokenClaims, "the token's claims", largest=LARGEST_ASK)

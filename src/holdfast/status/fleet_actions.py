@@ -72,23 +72,24 @@ async def _(by: Operator, agent: str) -> Preview:
 
 @action("agents", "accept", "admin", "Accept it")
 async def accept_agent(
-    by: Operator, line: Line, agent: str, *, replace: bool = False
+    by: Operator, line: Line, agent: str, *, replace: bool = False, fingerprint: str = ""
 ) -> JoinRecord:
     """Let a host that asked join as an agent; its login is issued where the folder of logins is."""
-    record = await by.joins.approve(agent, by.audit.who, replace=replace)
+    record = await by.joins.approve(agent, by.audit.who, replace=replace, fingerprint=fingerprint)
     line.update(detail=f"{agent} with token {record.token}")
     return record
 
 
 @accept_agent.previewed
-async def _(by: Operator, agent: str, *, replace: bool = False) -> Preview:
+async def _(by: Operator, agent: str, *, replace: bool = False, fingerprint: str = "") -> Preview:
     record = await by.joins.show(agent)
     replaced = "It replaces a host that has or had this id, whose login ends."
     return Preview(
         f"Accept {agent}?",
         f"{record.host or 'The host'} becomes agent {agent}: it gets the commands, settings and "
         "secrets of that id.",
-        *([replaced] if record.replaces else []),
+        f"Its fingerprint is {record.fingerprint}: compare it with the one in the host's log.",
+        *([replaced] if record.replaces or replace else []),
     )
 
 
@@ -101,9 +102,9 @@ async def reject_agent(by: Operator, line: Line, agent: str) -> JoinRecord:
 
 
 @action("agents", "revoke", "admin", "Revoke it", danger=True)
-async def revoke_token(by: Operator, line: Line, token: str) -> None:
+async def revoke_token(by: Operator, line: Line, token: str, *, force: bool = False) -> None:
     """Revoke a token: no other host can join with it. Agents that have joined stay."""
-    await by.joins.revoke(token, by.audit.who)
+    await by.joins.revoke(token, by.audit.who, force=force)
     line.update(detail=f"token {token}")
 
 

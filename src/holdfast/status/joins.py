@@ -69,9 +69,16 @@ class Joins:
         key = join_key(record.agent)
         await self._bucket.put(key, RECORD.encode(record), expected=revision, ttl=ttl)
 
-    async def approve(self, agent: str, who: str, *, replace: bool = False) -> JoinRecord:
-        """Decide that a host may join."""
+    async def approve(
+        self, agent: str, who: str, *, replace: bool = False, fingerprint: str = ""
+    ) -> JoinRecord:
+        """Decide that a host may join; with a fingerprint, only the host that has it."""
         revision, record = await self._read(agent)
+        if fingerprint and fingerprint != record.fingerprint:
+            raise InvalidInput(
+                f"the host that asks to be {agent} has the fingerprint {record.fingerprint}, not "
+                f"{fingerprint}: reject it unless you know it"
+            )
         if record.state == "rejected":
             raise InvalidInput(f"{agent} was rejected: the host must ask again")
         if record.replaces and not replace:
@@ -96,10 +103,16 @@ class Joins:
         await self._write(revision, record)
         return record
 
-    async def revoke(self, token: str, who: str) -> None:
-        """Let no further host join with a token."""
+    async def revoke(self, token: str, who: str, *, force: bool = False) -> None:
+        """Let no further host join with a token; one that no host has used needs `force`."""
         key = token_key(check_name(token, "token"))
         revision, entry = await self._bucket.last(key)
+        known = force or entry is not None
+        if not known and token not in {r.token for r in await self.list(everything=True)}:
+            raise NotFound(
+                f"no host has asked with a token {token!r}: 'holdfast auth tokens', where it was "
+                "made, lists all. To revoke it all the same, pass --force"
+            )
         before = TokenRecord()
         if entry is not None:
             with contextlib.suppress(errors.Unreadable):

@@ -239,11 +239,16 @@ class JoinShown(msgspec.Struct, frozen=True):
     """Whether a host that is known has or had this id."""
     by: str
     """Who decided it."""
+    fingerprint: str
+    """Of the login that it has made; the host's log has it too."""
 
 
 def _join(record: JoinRecord) -> JoinShown:
     r = record
-    return JoinShown(r.agent, r.state, r.host, r.version, r.token, stamp(r.at), r.replaces, r.by)
+    asked = stamp(r.at)
+    return JoinShown(
+        r.agent, r.state, r.host, r.version, r.token, asked, r.replaces, r.by, r.fingerprint
+    )
 
 
 @router.get("/joins", summary="List hosts that ask to join", **returns(Page[JoinShown]))
@@ -270,8 +275,10 @@ async def accept_join(
     access: Annotated[Access, acting(table.accept_agent)],
     agent: Agent,
     replace: Annotated[bool, Query(description="Also a host that replaces a known one.")] = False,
+    fingerprint: Annotated[str, Query(description="Only the host that has it.")] = "",
 ) -> Response:
-    return answer(request, _join(await table.accept_agent(access, agent, replace=replace)))
+    record = await table.accept_agent(access, agent, replace=replace, fingerprint=fingerprint)
+    return answer(request, _join(record))
 
 
 @router.post(

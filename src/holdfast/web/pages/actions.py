@@ -140,6 +140,12 @@ def _command(page: PageRequest, given: Given) -> Arguments:
     return (FleetRequest(run, target, function, words, raw=True, user=page.user.name),), {}
 
 
+def _joining(_: PageRequest, given: Given) -> Arguments:
+    """The host that the page has shown, as one that replaces another only if the page said so."""
+    shown = {"fingerprint": given["fingerprint"], "replace": given["replace"] == "yes"}
+    return (given["agent"],), shown
+
+
 def _numbers(_: PageRequest, given: Given) -> Arguments:
     """What a limit shall allow, as people write it: `5`, `100/s`, `100/s burst 20`, `code`."""
     name, text = given["name"], given["value"].strip()
@@ -252,10 +258,10 @@ FORMS: Final[dict[str, Form]] = {
     ),
     "fleet/accept": Form(
         fleet_actions.accept_agent,
-        ("agent",),
+        ("agent", "fingerprint", "replace"),
         "/fleet",
         says("{agent} is approved: it joins when its login is issued", "/fleet"),
-        lambda _, given: ((given["agent"],), {"replace": True}),  # the confirmation says so
+        _joining,
         refusals=(InvalidInput, NotFound),
     ),
     "fleet/reject": Form(
