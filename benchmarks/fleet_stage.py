@@ -1,6 +1,8 @@
 """The stage of `benchmarks.fleet`: a server with logins, control processes, processes of agents.
 
 python -m benchmarks.fleet_stage URL FOLDER FIRST COUNT     one process of agents
+
+The first process has the agents that a measure cuts off: they connect through a proxy.
 """
 
 from __future__ import annotations
@@ -28,10 +30,12 @@ from holdfast.process import run_loop
 from holdfast.server import Server
 from holdfast.settings.renderer import Renderer
 from holdfast.telemetry import Telemetry
+from tests.faults.proxy import Proxy
 
 STARTING = 8
 """Agents of a process that start at the same time."""
 TICKS = os.sysconf("SC_CLK_TCK")
+MOST_CUT_OFF = 1_000
 RECONNECT_SECONDS = 20.0
 """Agents come back spread over this time: their logins share two cores with the server here."""
 
@@ -111,11 +115,16 @@ class Host:
 class Stage:
     """A server with the fleet's logins, dispatchers, a coordinator, and processes of agents."""
 
-    def __init__(self, root: Path, agents: int, processes: int, dispatchers: int) -> None:
+    def __init__(
+        self, root: Path, agents: int, processes: int, dispatchers: int, *, fast: bool
+    ) -> None:
         self.root = root
         self.agents = agents
+        self.behind = min(MOST_CUT_OFF, agents // 4)
+        """Agents behind the proxy."""
         self._processes = processes
         self._dispatchers = dispatchers
+        self._fast = fast
         self.folder = UserFolder(root / "auth")
         self.control: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}
         self.hosts: list[asyncio.subprocess.Process] = []
@@ -127,10 +136,12 @@ class Stage:
         self.folder.add_agents([f"web{n}" for n in range(self.agents)])
         size = self.folder.config.stat().st_size / 1e6
         say(f"logins: {time.perf_counter() - begun:.1f} s, auth.conf {size:.1f} MB")
-        with Server(fast=True, includes=[self.folder.config]) as self.server:
+        with Server(fast=self._fast, includes=[self.folder.config]) as self.server:
+            port = int(self.server.url.rsplit(":", 1)[1])
             try:
-                await self._start()
-                yield self
+                async with Proxy(port) as self.proxy:
+                    await self._start()
+                    yield self
             finally:
                 for _, process in self.control.values():
                     process.kill()
@@ -150,21 +161,10 @@ class Stage:
                 except HoldfastError:
                     await asyncio.sleep(0.5)
         begun = time.perf_counter()
-        each = -(-self.agents // self._processes)
-        for first in range(0, self.agents, each):
-            count = min(each, self.agents - first)
-            words = [self.server.url, str(self.root), str(first), str(count)]
-            self.hosts.append(
-                await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "benchmarks.fleet_stage",
-                    *words,
-                    stdin=-1,
-                    stdout=-1,
-                    stderr=-3,
-                )
-            )
+        await self._start_host(self.proxy.url, 0, self.behind)
+        each = -(-(self.agents - self.behind) // self._processes)
+        for first in range(self.behind, self.agents, each):
+            await self._start_host(self.server.url, first, min(each, self.agents - first))
         for host in self.hosts:
             assert host.stdout
             assert b"ready" in await host.stdout.readline()
@@ -173,6 +173,15 @@ class Stage:
             f"started: {self.agents} agents in {time.perf_counter() - begun:.1f} s, "
             f"{spent:.1f} ms of the server's CPU each"
         )
+
+    async def _start_host(self, url: str, first: int, count: int) -> None:
+        words = [url, str(self.root), str(first), str(count)]
+        module = ("-m", "benchmarks.fleet_stage")
+        pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+        host = await asyncio.create_subprocess_exec(
+            sys.executable, *module, *words, stdin=pipe, stdout=pipe, stderr=nothing
+        )
+        self.hosts.append(host)
 
     def _start_control(self, role: str) -> None:
         words = [role] + (
@@ -215,6 +224,27 @@ class Stage:
         found += [used(what, pid) for pid, (what, _) in self.control.items()]
         return ", ".join(found)
 
+    def spent(self) -> Callable[[], str]:
+        """CPU time that each kind of process uses for each agent from now on."""
+
+        def now() -> dict[str, float]:
+            found = {"server": cpu(self.server.pid), "this process": cpu(os.getpid())}
+            found["agents"] = sum(cpu(host.pid) for host in self.hosts)
+            found["dispatchers"] = sum(
+                cpu(pid) for pid, (role, _) in self.control.items() if role == "dispatcher"
+            )
+            return found
+
+        before = now()
+
+        def text() -> str:
+            return ", ".join(
+                f"{who} {(used - before[who]) / self.agents * 1000:.2f} ms"
+                for who, used in now().items()
+            )
+
+        return text
+
     def disturbance(self) -> Callable[[], str]:
         """What other work takes of the processors from now on, until the result is called."""
         pids = [self.server.pid, os.getpid(), *self.control, *(host.pid for host in self.hosts)]
@@ -254,4 +284,5 @@ def used(name: str, pid: int) -> str:
 
 if __name__ == "__main__":
     url, folder, first, count = sys.argv[1:]
+    os.nice(19)  # on real hosts, agents take no time from dispatchers and server
     sys.exit(run_loop(Host(url, Path(folder), int(first), int(count)).run()))
