@@ -18,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile --no-loadsco
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check static unit k8s bench bench-full bench-growth bench-limits chaos soak house coverage costs docs site release-check locks clean system
+.PHONY: help setup demo test check static unit k8s bench bench-full bench-growth bench-limits bench-claims chaos soak house coverage costs docs site release-check locks clean system
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -69,6 +69,12 @@ bench-full: setup ## the same with more and longer samples
 
 bench-growth: setup ## what more runs, schedules, jobs and workers cost, at 1, 10 and 100 times (8 minutes)
 	$(BIN)/python -m benchmarks.growth
+
+bench-claims: setup ## 10,000 publishes about 1,000 documents with kills, 50,000 waits, the cost of logs (7 minutes)
+	$(BIN)/python -m benchmarks.documents
+	$(BIN)/python -m benchmarks.documents --guard
+	$(BIN)/python -m benchmarks.waits
+	$(BIN)/python -m benchmarks.kept
 
 bench-limits: setup ## what limits cost and how fair they are, beside DBOS and taskiq (10 minutes)
 	$(BIN)/python -m benchmarks.limits

@@ -1,7 +1,8 @@
 """Waiting for many results at once: `python -m benchmarks.waits [COUNT]`.
 
 One process sends COUNT runs, then waits for all of their results in one `asyncio.gather`, while
-another process executes them. Reports time, memory and reconnects of the waiting process.
+another process executes them. Reports time, memory and reconnects of the waiting process; a wrong
+or missing result and a reconnect are errors: exit code 1.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ async def double(number: int) -> int:
     return 2 * number
 
 
-async def measure(count: int) -> None:
+async def measure(count: int) -> bool:
+    """Wait for them all; whether all is well."""
     with Server() as server:
         waiting = Holdfast("waits", nats_url=server.url)
         job = waiting.job(double.func)
@@ -40,7 +42,7 @@ async def measure(count: int) -> None:
             command = [sys.executable, "-m", "holdfast", "worker", "benchmarks.waits:app"]
             worker = await asyncio.create_subprocess_exec(*command, "--nats-url", server.url)
             try:
-                assert await results == [2 * n for n in range(count)]
+                right = await results == [2 * n for n in range(count)]
             finally:
                 worker.terminate()
                 await worker.wait()
@@ -48,9 +50,10 @@ async def measure(count: int) -> None:
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
             print(
                 f"{count:,} waits: {took:.1f} s, {memory / 1024:.0f} MB more, "
-                f"{len(reconnects)} reconnects"
+                f"{len(reconnects)} reconnects{'' if right else ', wrong results'}"
             )
+            return right and not reconnects
 
 
 if __name__ == "__main__":
-    asyncio.run(measure(int(sys.argv[1]) if len(sys.argv) > 1 else 50_000))
+    sys.exit(not asyncio.run(measure(int(sys.argv[1]) if len(sys.argv) > 1 else 50_000)))

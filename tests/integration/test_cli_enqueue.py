@@ -217,3 +217,20 @@ async def test_payload_is_checked_against_what_workers_published(app: Holdfast) 
         assert (good.code, good.out) == (0, "1\n")
         sent = await holdfast(app, "enqueue", "charge", '{"ID": 1}', "--no-check")
         assert sent.code == 0
+
+
+async def test_forgotten_group_is_refused(app: Holdfast, namespace: str) -> None:
+    """The run would wait for a worker that never comes; `--no-check` sends it all the same."""
+
+    @app.job(group="gpu")
+    async def render(id: int) -> int:
+        return id
+
+    async with app, working(app, group="gpu"):
+        wrong = await holdfast(app, "enqueue", "render", "1")
+        assert (wrong.code, wrong.out) == (1, "")
+        assert "job render is served in group gpu and not in default: name the group" in wrong.err
+        good = await holdfast(app, "enqueue", "render", "1", "--group", "gpu", "--wait")
+        assert (good.code, good.out) == (0, "1\n")
+        sent = await holdfast(app, "enqueue", "render", "1", "--no-check")
+        assert (sent.code, "it is served in group gpu" in sent.err) == (0, True)

@@ -12,6 +12,7 @@ import pytest
 
 from holdfast import Backoff, Holdfast
 from holdfast.client import Client
+from holdfast.client import client as client_module
 from holdfast.config import RecordConfig
 from holdfast.model.runlog import LOG_MESSAGE, Logged, LogMessage
 from holdfast.server import Server
@@ -54,6 +55,30 @@ async def test_lines_of_every_logger_and_thread_belong_to_their_run(app: Holdfas
     assert told[0].text.startswith("in a thread\nValueError: why 1")
     assert "is a dead letter (failed): Traceback" in told[-1].text
     assert "RuntimeError: the end" in told[-1].text
+
+
+async def test_following_a_run_without_a_record_ends_with_it(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing says that it ended, but no message carries it any more."""
+    monkeypatch.setattr(client_module, "LOOK_AGAIN_SECONDS", 0.02)
+    gate = asyncio.Event()
+
+    @app.job(delivery="at_least_once")
+    async def ping(number: int) -> None:
+        await gate.wait()
+        log.info("pong %d", number)
+
+    async with app:
+        run = await ping.enqueue(7)
+
+        async def follow() -> list[str]:
+            return [line.text async for line in app.run(run.id).follow()]
+
+        following = asyncio.create_task(follow())
+        async with working(app):
+            gate.set()
+            assert await following == ["pong 7"]
 
 
 async def test_lines_are_shown_while_the_run_runs(

@@ -11,6 +11,7 @@ from holdfast.cli.command import command, operating
 from holdfast.cli.options import DataArgument, HeaderOption, argument, option
 from holdfast.cli.typed import headers_of, read_payload
 from holdfast.errors import HoldfastError, InvalidInput, RunNotFound
+from holdfast.names import DEFAULT_GROUP
 from holdfast.status import actions
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ async def enqueue(
             show_default=False,
         ),
     ] = None,
-    group: Annotated[str, option("Group of the job.", "NAME")] = "default",
+    group: Annotated[str, option("Group of the job.", "NAME")] = DEFAULT_GROUP,
     key: Annotated[str | None, option("Deduplication key.", "TEXT")] = None,
     delay: Annotated[
         str | None, option("Start it after a delay, e.g. 90s or 1h30m.", "TIME")
@@ -69,7 +70,8 @@ async def enqueue(
     """Send a run of JOB; prints its run id once the server has stored it.
 
     Workers publish the parameters of their jobs. A payload that does not fit is refused before it
-    is sent; --no-check sends it anyway, for a version of the job that no worker has yet.
+    is sent, and so is a job of another group if --group is missing; --no-check sends anyway, for a
+    version of the job that no worker has yet.
     """
     from holdfast.client.run import make_request
     from holdfast.durations import seconds
@@ -90,6 +92,8 @@ async def enqueue(
     )
     async with operating(create=True) as by:
         if check:
+            if group == DEFAULT_GROUP:
+                await by.jobs.check_default_group(job)
             for remark in await by.jobs.check(job, group, request.body):
                 out.note(remark)
         if wait:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ from holdfast.client import cancelling, duplicates
 from holdfast.client.batches import Batches
 from holdfast.client.bucket import Data, NatsData
 from holdfast.client.run import Enqueued, Request, RunStatus
-from holdfast.client.waiting import LOOK_AGAIN_SECONDS, Waiting
+from holdfast.client.waiting import LOOK_AGAIN_SECONDS, Waiting, is_search_due
 from holdfast.config import RecordConfig
 from holdfast.model import node as nodes
 from holdfast.model import run as runs
@@ -432,14 +433,14 @@ class Client:
         subscriptions = [await self.broker.subscribe(subject, notice) for subject in subjects]
         try:
             ended = False
-            while True:
+            for looks in itertools.count():
                 changed.clear()
                 for line in await self.logs(run, after):
                     yield line
                     after = line.position
                 if ended:
                     return
-                if ended := await self._has_ended(run):
+                if ended := await self._has_ended(run, looks):
                     await self.broker.clock.sleep(LAST_LINES_SECONDS)
                     continue
                 with contextlib.suppress(TimeoutError):
@@ -449,9 +450,14 @@ class Client:
             for subscription in subscriptions:
                 await self.broker.unsubscribe(subscription)
 
-    async def _has_ended(self, run: str) -> bool:
+    async def _has_ended(self, run: str, looks: int) -> bool:
+        """Whether a run has ended, or, if it has no record, nothing carries it."""
         try:
             record = await self.read(run) or await self.recall(run)
+            if record is None and (looks == 0 or is_search_due(looks)):
+                record = await self._waiting.left(run, 0)
+        except errors.RunNotFound:
+            return True
         except _UNSURE:
             return False
         return record is not None and record.terminal

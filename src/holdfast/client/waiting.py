@@ -41,7 +41,8 @@ _AWAY = (errors.NotConnected, errors.Unavailable, errors.OutcomeUnknown, errors.
 """NotFound means the bucket itself is missing: it is created again."""
 
 
-def _is_search_due(looks: int) -> bool:
+def is_search_due(looks: int) -> bool:
+    """Whether to search for a run after so many looks in vain."""
     if looks >= SEARCH_MOST:
         return looks % SEARCH_MOST == 0
     return looks >= SEARCH_AFTER and looks & (looks - 1) == 0  # 8, 16, 32
@@ -102,20 +103,20 @@ class Waiting:
             async with self._reads:
                 record_now = await self._read(run)
                 if record_now is None and sequence and looks:
-                    return await self._left(run, sequence)
+                    return await self.left(run, sequence)
                 if record_now is not None and record_now.terminal:
                     # A vacant record is an earlier run's, as long as this one is still queued.
                     queued = record_now.vacant and sequence and await self._stored(sequence)
                     return None if queued else record_now
-            if record_now is None and not sequence and _is_search_due(looks):
+            if record_now is None and not sequence and is_search_due(looks):
                 async with self._searching:
-                    return await self._left(run, sequence)
+                    return await self.left(run, sequence)
             return None
         except _AWAY:
             await self._broker.clock.sleep(0.2)
             return None
 
-    async def _left(self, run: str, sequence: int) -> RunRecord | None:
+    async def left(self, run: str, sequence: int) -> RunRecord | None:
         """How a run without a record ended, from the history; None while it is queued."""
         for _ in range(2):  # a message that moves from its queue into a line may be missed once
             if (sequence and await self._stored(sequence)) or await self._carried(run):

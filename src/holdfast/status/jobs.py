@@ -37,7 +37,15 @@ from holdfast.errors import (
     UnknownJob,
 )
 from holdfast.model import run as runs
-from holdfast.names import QUEUES, consumer, keyed_run, parse_consumer, parse_pause_key, pause_key
+from holdfast.names import (
+    DEFAULT_GROUP,
+    QUEUES,
+    consumer,
+    keyed_run,
+    parse_consumer,
+    parse_pause_key,
+    pause_key,
+)
 from holdfast.payload.misfit import ignored, misfit
 from holdfast.payload.published import LABEL, Published, key_in, read_label
 from holdfast.status.finding import Finder
@@ -335,6 +343,18 @@ class Jobs:
             raise InvalidPayload(f"{wrong} (job {job}); nothing was sent")
         return ignored(known, body) if known else []
 
+    async def check_default_group(self, job: str) -> None:
+        """Refuse a send that names no group if workers serve the job in other groups only."""
+        try:
+            groups = _groups_of(job, await self._consumers())
+        except BrokerError:  # nothing was sent here yet, or no permission to look
+            return
+        if groups and DEFAULT_GROUP not in groups:
+            raise InvalidInput(
+                f"job {job} is served in group {', '.join(groups)} and not in {DEFAULT_GROUP}: "
+                "name the group; nothing was sent"
+            )
+
     async def keyed(self, request: Request) -> Request:
         """The request under the key that its job computes, as far as workers have published it.
 
@@ -374,7 +394,7 @@ class Jobs:
             return ""
         except NotFound:
             served = await self._consumers()
-        groups = sorted({one.group for one in served if one.job == job})
+        groups = _groups_of(job, served)
         if group in groups:
             return ""
         near = difflib.get_close_matches(job, {one.job for one in served}, 1)
@@ -470,6 +490,10 @@ def check_which(text: str) -> Which:
         if text == which:
             return cast(Which, which)
     raise InvalidInput(f"{text!r} is not one of {', '.join(get_args(Which))}")
+
+
+def _groups_of(job: str, served: Sequence[_Consumer]) -> list[str]:
+    return sorted({one.group for one in served if one.job == job})
 
 
 def _by_job(where: dict[str, Any], counts: dict[str, int]) -> dict[tuple[str, str], int]:

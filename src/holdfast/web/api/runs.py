@@ -172,6 +172,8 @@ async def _checked(access: Access, wanted: Enqueue) -> tuple[JobSpec, str | None
     job = app.jobs.get(wanted.job) if app else None
     if job is None:
         spec = JobSpec(wanted.job, wanted.group or DEFAULT_GROUP)
+        if not wanted.group:
+            await access.jobs.check_default_group(spec.name)
         await access.jobs.check(spec.name, spec.group, body)
         return spec, wanted.key
     try:
