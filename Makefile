@@ -3,6 +3,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+VERSION := -c 'import sys; print(*sys.version_info[:2], sep=".")' 2>/dev/null
+WANTED := $(shell $(PYTHON) $(VERSION))
+HAVE := $(shell $(BIN)/python $(VERSION))
 MINUTES ?= 5
 HOURS ?= 1
 REPORTS := build/reports/$(shell date +%Y%m%d-%H%M%S)
@@ -18,20 +21,22 @@ PYTEST := $(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile --no-loadsco
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check static unit k8s bench bench-full bench-growth bench-limits bench-claims chaos soak house coverage costs docs site release-check locks clean system
+.PHONY: another-python help setup demo test check static unit k8s bench bench-full bench-growth bench-limits bench-claims chaos soak house coverage costs docs site release-check locks clean system
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## make .venv with everything, pinned (quick when nothing changed)
 
-$(STAMP): pyproject.toml constraints.txt apps/uptime/pyproject.toml
+# `make test PYTHON=python3.12` must not test with the Python of an earlier `make`.
+$(STAMP): pyproject.toml constraints.txt apps/uptime/pyproject.toml $(if $(filter-out $(WANTED),$(HAVE)),another-python)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "$(PYTHON) is missing or older than 3.11: install Python 3.11+," \
 	       "or name one: make setup PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo "$(PYTHON) cannot make virtual environments: install its venv package" \
 	       "(Debian, Ubuntu: apt install python3-venv)"; exit 1; }
+	@[ "$(HAVE)" = "$(WANTED)" ] || rm -rf .venv
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  --editable '.[dev]' --editable apps/uptime --constraint constraints.txt

@@ -1,9 +1,11 @@
 """Check what would be published, as it would be installed; `make release-check` runs it.
 
-1. Build the sdist, and the wheel from the sdist; `twine check --strict`; the files in the wheel.
+1. Build the sdist, and the wheel from the sdist; `twine check --strict`; the files in the wheel;
+   the changelog is that of the version.
 2. Lint workflows, Dockerfiles (also those of a new project) and dependabot's configuration.
-3. On every Python that is supported and here: install the wheel into a fresh environment, list the
-   licences, and type README and tutorial as a new user would. The logs are in build/release.
+3. On every Python that is supported and here: type the README in the unpacked sdist, as in a
+   checkout, and the tutorial with only the wheel, as a new user would: with whatever versions the
+   index has today. List the licences of the locked ones. The logs are in build/release.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 
 from holdfast.deploy.scaffold import new_project
 from holdfast.deploy.wheel import METADATA, WHEEL, own_wheel
+from holdfast.version import __version__
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "build" / "release"
@@ -87,6 +90,20 @@ def build() -> Path:
     return DIST / WHEEL
 
 
+def changelog(text: str, version: str) -> str:
+    """What is wrong with a changelog: it may open with "Unreleased", then comes the version."""
+    titles = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    newest = next((title for title in titles if title != "Unreleased"), "")
+    if "Unreleased" in titles[1:]:
+        return "CHANGELOG.md: the section Unreleased must be the first"
+    if not re.fullmatch(rf"{re.escape(version)} – \d{{4}}-\d\d-\d\d", newest):
+        return (
+            f"CHANGELOG.md: its newest version is {newest!r} and version.py says {version}: "
+            f"make them the same, such as '## {version} – YYYY-MM-DD'"
+        )
+    return ""
+
+
 def lint() -> None:
     """Workflows, Dockerfiles, dependabot."""
     workflows = sorted((ROOT / ".github" / "workflows").glob("*.yaml"))
@@ -139,10 +156,9 @@ def typed(minor: str, python: Path) -> None:
     env = {
         "PATH": f"{shims}{os.pathsep}{os.environ['PATH']}",
         "PIP_FIND_LINKS": f"{DIST} {os.environ.get('PIP_FIND_LINKS', '')}".strip(),
-        "PIP_CONSTRAINT": str(ROOT / "constraints.txt"),
     }
     for name, pages in {
-        "readme": [ROOT / "README.md"],
+        "readme": ["--checkout", next(DIST.glob("*.tar.gz")), ROOT / "README.md"],
         "tutorial": sorted((ROOT / "docs" / "tutorial").glob("[1-9]*.md")),
     }.items():
         log = OUT / f"{name}-{minor}.log"
@@ -175,6 +191,8 @@ def licences(python: Path) -> None:
 
 def main() -> None:
     """Everything, in order."""
+    if wrong := changelog((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), __version__):
+        sys.exit(wrong)
     build()
     lint()
     found = pythons()

@@ -1,6 +1,7 @@
 """Type pages of the documentation as a new user would, in an empty directory, and log what happens.
 
     python tools/typed.py PAGE...        with the `python3` that is first on the PATH
+    python tools/typed.py --checkout SDIST PAGE...     in an unpacked sdist instead
 
 A block with `file=NAME` is saved. A line of a `sh` block is typed; what does not return (`holdfast
 dev`, `worker`, …) goes on in its own terminal until the next `holdfast dev` or `server`, or the
@@ -19,6 +20,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from pathlib import Path
@@ -145,9 +147,14 @@ class Session:
 def main() -> None:
     """Follow the pages, one after the other, in one directory."""
     with tempfile.TemporaryDirectory(prefix="holdfast-typed-") as name:
-        session = Session(Path(name))
+        folder, pages = Path(name), sys.argv[1:]
+        if pages[:1] == ["--checkout"]:
+            with tarfile.open(pages[1]) as archive:
+                archive.extractall(folder, filter="data")
+            (folder,), pages = folder.iterdir(), pages[2:]
+        session = Session(folder)
         try:
-            for page in sys.argv[1:]:
+            for page in pages:
                 session.follow(Page(Path(page).resolve()))
         finally:
             for log in session.logs:
