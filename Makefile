@@ -61,7 +61,8 @@ unit: setup
 
 k8s: setup ## apply the rendered manifests to a real API server (KUBEBUILDER_ASSETS=dir of envtest)
 	@[ -x "$$KUBEBUILDER_ASSETS/kube-apiserver" ] && command -v kubectl >/dev/null || { \
-	  echo "needs kubectl, and KUBEBUILDER_ASSETS: a directory with etcd and kube-apiserver"; exit 1; }
+	  echo "needs kubectl, and KUBEBUILDER_ASSETS: a directory with etcd and kube-apiserver;" \
+	       "docs/kubernetes.md says where they come from"; exit 1; }
 	$(BIN)/python -m pytest -q tests/k8s
 
 bench: setup ## measure Holdfast beside its peers (about 7 minutes)

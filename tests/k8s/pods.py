@@ -41,6 +41,8 @@ BIN = Path(sys.prefix) / "bin"
 NEEDED = {Path(__file__).parents[2], Path(sys.prefix), Path(sys.base_prefix)}
 """Of this machine, in every pod: Holdfast, its environment and its Python."""
 TICK = 0.3
+PAUSED = "autoscaling.keda.sh/paused-replicas"
+"""KEDA's annotation of a ScaledObject that keeps its target at a number."""
 
 
 @dataclass
@@ -306,10 +308,12 @@ class Machine:
         except OSError:
             wanted = spec["fallback"]["replicas"]
         wanted = min(max(wanted, spec.get("minReplicaCount", 0)), spec["maxReplicaCount"])
+        if paused := (item["metadata"].get("annotations") or {}).get(PAUSED):
+            wanted = int(paused)
         key, now = f"{space}/{item['metadata']['name']}", time.monotonic()
         if wanted:
             self._idle[key] = now
-        elif now < self._idle.get(key, 0) + spec["cooldownPeriod"]:
+        elif not paused and now < self._idle.get(key, 0) + spec["cooldownPeriod"]:
             wanted = 1
         if target["spec"].get("replicas", 1) != wanted:
             self._patch(target, "deployment", {"spec": {"replicas": wanted}}, sub="")
@@ -539,21 +543,28 @@ def run(*words: str, check: bool = True) -> None:
 
 @contextlib.contextmanager
 def command_line(machine: Machine, space: str, folder: Path) -> Iterator[dict[str, str]]:
-    """`kubectl` as people have it: with `exec` and `port-forward`, which need a kubelet."""
+    """`kubectl` as people have it: with `exec`, and `wait` for pods, which need a kubelet."""
     del space
     real = shutil.which("kubectl")
     tool = folder / "bin" / "kubectl"
     tool.parent.mkdir(exist_ok=True)
     tool.write_text(
         f"#!{sys.executable}\n"
-        "import json, os, sys, urllib.request\n"
+        "import json, os, sys, time\n"
         "words = sys.argv[1:]\n"
-        f"state = json.load(open({str(folder / 'pods.json')!r}))\n"
+        "def read():\n"
+        f"    return json.load(open({str(folder / 'pods.json')!r}))\n"
         "if words[:1] == ['exec']:\n"
         "    space = words[words.index('--namespace') + 1]\n"
         "    name = next(w for w in words if w.startswith('deployment/'))\n"
-        "    enter = state[f'{space}/{name}']\n"
+        "    enter = read()['ready'][f'{space}/{name}']\n"
         "    os.execvp(enter[0], [*enter, *words[words.index('--') + 1:]])\n"
+        "if words[:1] == ['wait'] and 'pods' in words:\n"
+        "    space = words[words.index('--namespace') + 1]\n"
+        "    name = words[words.index('--selector') + 1].partition('=')[2]\n"
+        "    while f'{space}/deployment/{name}' in read()['running']:\n"
+        f"        time.sleep({TICK})\n"
+        "    sys.exit()\n"
         f"os.execv({real!r}, ['kubectl', *words])\n"
     )
     tool.chmod(0o755)
@@ -561,16 +572,17 @@ def command_line(machine: Machine, space: str, folder: Path) -> Iterator[dict[st
 
     def tell() -> None:
         while not stopping.wait(TICK):
-            found = {
-                f"{pod.space}/deployment/{pod.owner.rpartition('/')[2]}": pod.inside()
+            pods = [
+                (f"{pod.space}/deployment/{pod.owner.rpartition('/')[2]}", pod)
                 for pod in list(machine.pods)
-                if pod.ready
-            }
+            ]
+            ready = {name: pod.inside() for name, pod in pods if pod.ready}
+            found = {"ready": ready, "running": [name for name, _ in pods]}
             target = folder / "pods.json"
             target.with_suffix(".new").write_text(json.dumps(found))
             target.with_suffix(".new").rename(target)
 
-    (folder / "pods.json").write_text("{}")
+    (folder / "pods.json").write_text('{"ready": {}, "running": []}')
     thread = threading.Thread(target=tell)
     thread.start()
     try:

@@ -270,6 +270,9 @@ def _remove(shell: Shell, machine: Machine, space: str) -> None:
     assert f"no longer rendered: {space} deployment.apps/image-resize" in said
     said = shell.run("make deploy-services ARGS=--prune")
     assert "2 consumers removed" in said, said
+    words = "holdfast deploy unregister --dry-run image-resize image-resize image-resize"
+    again = shell.run(f"kubectl exec --namespace {space} deployment/control -- {words}")
+    assert "0 consumers would be removed" in again, "a worker made them again"
     left = machine.cluster.kubectl("get", "deploy,scaledobject,sa", "-n", space, "-o", "name")
     assert "image-resize" not in left
     assert "image-download" in left

@@ -499,3 +499,18 @@ def test_unknown_metrics_are_seen_in_any_expression() -> None:
         "nope_bucket"
     ]
     assert "holdfast_slot_delay_seconds_bucket" in known()
+
+
+def test_older_schemas_are_used_where_the_newest_are_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An older kubernetes-validate checks what it can."""
+    import kubernetes_validate
+
+    asked = []
+    monkeypatch.setattr(kubernetes_validate, "latest_version", lambda: "1.31.0")
+    monkeypatch.setattr(
+        kubernetes_validate, "validate", lambda _, version, strict: asked.append(version)
+    )
+    assert schemas(inventory()) == []
+    assert set(asked) == {"1.31.0"}

@@ -418,6 +418,41 @@ def test_configuration_that_cannot_work_is_refused(config: dict[str, Any], words
         DeployConfig(**config)
 
 
+APP = """
+from holdfast import Holdfast, Limit
+
+app = Holdfast("shop")
+
+
+@app.job(group="GROUP", limits=[Limit(running=1, per="what", ordered=True)])
+async def send(what: str) -> None: ...
+"""
+
+
+def app_in(root: Path, group: str, tool: str = "") -> None:
+    """A job's directory, with an app of one ordered job."""
+    job = root / "jobs" / "platform"
+    job.mkdir(parents=True)
+    (job / "pyproject.toml").write_text(f"[project]\nname = 'platform'\n{tool}")
+    (job / "main.py").write_text(APP.replace("GROUP", group))
+
+
+def test_granted_runs_of_ordered_jobs_are_counted(tmp_path: Path) -> None:
+    """They have a consumer of their own, which the registration makes."""
+    app_in(tmp_path, "mail")
+    [job] = load_project(tmp_path).jobs
+    assert [one.name for one in job.groups[0].consumers] == ["mail=send", "mail=send=:granted"]
+
+
+@pytest.mark.parametrize("name", ["x" * 44, "deployer"])
+def test_service_with_a_name_that_cannot_be_used_is_refused(tmp_path: Path, name: str) -> None:
+    """Kubernetes takes 63 characters; `platform-deployer` is the name of a part."""
+    service = f"name='{name}'\ncommand=['x']\nport=9000\nready='/'\n"
+    app_in(tmp_path, "mail", f"[[tool.holdfast.services]]\n{service}")
+    with pytest.raises(ConfigError, match=r"rename it|lower-case"):
+        load_project(tmp_path)
+
+
 def test_workers_have_names_that_kubernetes_takes() -> None:
     """Groups may be called anything that NATS takes; long names stay apart."""
     groups = tuple(group(name, "work") for name in ("Slow_One", "x" * 64, "x" * 63 + "y"))

@@ -1,4 +1,4 @@
-"""`apply.sh` run as it is, with a kubectl that plays a cluster; a real API server: `make k8s`."""
+"""The rendered scripts as they are, with a kubectl that plays a cluster; a real one: `make k8s`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 
 from holdfast.deploy.inventory import SERVES
 from holdfast.deploy.render import render
+from holdfast.identity.users import UserFolder
 from tests.unit.deployment import project, read
 
 GROUPS = {"Deployment": "apps", "StatefulSet": "apps", "DaemonSet": "apps", "Job": "batch"}
@@ -34,7 +35,7 @@ def live(space):
 verb, space = words[0], option("--namespace")
 if verb == "kustomize":
     print(open(state["rendered"]).read())
-elif verb == "create":
+elif verb == "create" and option("--filename"):
     import yaml
     for one in yaml.load_all(open(option("--filename")), yaml.CSafeLoader):
         meta = one["metadata"]
@@ -45,6 +46,8 @@ elif words[:2] == ["get", "job"]:
     print("Complete")
 elif words[:2] == ["get", "deployments"]:
     pass
+elif words[:2] == ["get", "deployment"] and words[-3:-2] == ["keda-operator"]:
+    print(state.get("keda", ""))
 elif verb == "get" and "managed-by" in option("--selector"):
     print(*live(space), sep="\\n")
 elif verb == "get" and "holdfast" in option("--output"):
@@ -87,8 +90,12 @@ class Played:
         """Run apply.sh; runs wait for the job `waiting`, noticed when asked or only later."""
         path = self.folder / "state"
         path.write_text(json.dumps(self.state | {"waiting": [waiting], "asking": asking}))
+        return self.run("apply.sh", *words)
+
+    def run(self, script: str, *words: str) -> tuple[int, str]:
+        """Run a script; returns its exit code and output."""
         done = subprocess.run(
-            [str(self.folder / "out" / "apply.sh"), *words],
+            [str(self.folder / "out" / script), *words],
             env=os.environ | {"PATH": f"{self.folder}:{os.environ['PATH']}"},
             capture_output=True,
             text=True,
@@ -191,6 +198,28 @@ def test_part_that_is_switched_off_is_listed(tmp_path: Path, config: dict[str, A
     assert f"no longer rendered: acme {gone} " in said
 
 
+@pytest.mark.parametrize(
+    ("scaler", "image", "words"),
+    [
+        ("metrics-api", "ghcr.io/kedacore/keda:2.16.1", "KEDA 2.16.1 is too old"),
+        ("metrics-api", "keda:2.17.0@sha256:abc", ""),
+        ("metrics-api", "", ""),
+        ("nats-jetstream", "keda:2.19.0", "KEDA 2.19.0 miscounts"),
+        ("nats-jetstream", "", "KEDA unknown miscounts"),
+        ("nats-jetstream", "keda:2.20.1", ""),
+    ],
+)
+def test_versions_of_keda_that_miscount_are_refused(
+    tmp_path: Path, scaler: str, image: str, words: str
+) -> None:
+    """Before anything is applied; where the version is not told, metrics-api is let through."""
+    cluster = played(tmp_path, scaler=scaler)
+    (tmp_path / "state").write_text(json.dumps(cluster.state | {"keda": image}))
+    code, said = cluster.apply("--dry-run")
+    assert (code, words in said) == (int(bool(words)), True), said
+    assert any(line.startswith("apply") for line in cluster.log) is not bool(words)
+
+
 def test_prune_takes_no_names(tmp_path: Path) -> None:
     """It compares everything; with a name it did nothing, without a word."""
     code, said = played(tmp_path).apply("--prune", "resize")
@@ -204,3 +233,23 @@ def test_pipeline_of_the_platform_names_parts_that_are_switched_off(tmp_path: Pa
     assert code == 0, said
     assert "web is switched off" in said
     assert cluster.apply("controll")[0] == 1
+
+
+def test_secrets_for_an_existing_nats_need_its_authority(tmp_path: Path) -> None:
+    """Without it the script says what to put where; with it, what that NATS must be given."""
+    cluster = played(tmp_path, nats_url="tls://n.example.com:4222")
+    users = UserFolder(tmp_path / "secrets")
+    users.init("hf")
+    users.add_agents(["machine-1"])
+    (tmp_path / "secrets" / "web-tokens").write_text("token\n")
+    code, said = cluster.run("secrets.sh", str(tmp_path / "secrets"))
+    assert (code, "secrets/tls/ca.crt is missing: put the authority" in said) == (1, True), said
+    assert not [line for line in cluster.log if line.startswith("create secret")]
+    (tmp_path / "secrets" / "tls").mkdir()
+    (tmp_path / "secrets" / "tls" / "ca.crt").write_text("a certificate")
+    code, said = cluster.run("secrets.sh", str(tmp_path / "secrets"))
+    assert code == 0, said
+    assert "secrets/auth.conf in the configuration of your NATS" in said
+    made = {line.split()[3] for line in cluster.log if line.startswith("create secret")}
+    assert {"holdfast-ca", "holdfast-control", "holdfast-agents"} <= made
+    assert not made & {"nats-auth", "nats-tls"}

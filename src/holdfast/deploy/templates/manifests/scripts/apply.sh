@@ -92,12 +92,15 @@ preconditions() {
 [%- endif %]
   fi
   need scaledobjects.keda.sh "KEDA is not installed: ./apply.sh --install-keda, or https://keda.sh/docs/latest/deploy/"
+  version=$(kubectl get deployment --namespace [[ config.keda_namespace ]] keda-operator \
+    --output 'jsonpath={.spec.template.spec.containers[0].image}' 2> /dev/null | sed 's/@.*//; s/.*://')
+  at_least() { [ "$(printf '%s\n' "$1" "${version:-$2}" | sort -V | head -n 1)" = "$1" ]; }
 [%- if config.scaler == "nats-jetstream" %]
   # Before 2.20 KEDA took a missing consumer for a full stream, and started as many workers as it may.
-  version=$(kubectl get deployment --namespace [[ config.keda_namespace ]] keda-operator \
-    --output 'jsonpath={.spec.template.spec.containers[0].image}' 2> /dev/null | sed 's/.*://; s/@.*//')
-  [ "$(printf '%s\n' "2.20.0" "${version:-0}" | sort -V | head -n 1)" = 2.20.0 ] ||
+  at_least 2.20.0 0 ||
     fail "KEDA ${version:-unknown} miscounts missing consumers: 2.20 or newer, or scaler = \"metrics-api\""
+[%- else %]
+  at_least 2.17.0 2.17.0 || fail "KEDA $version is too old: 2.17 or newer is needed"
 [%- endif %]
 [%- endif %]
 [%- if config.monitoring == "operator" %]
