@@ -20,6 +20,7 @@ from holdfast.model.limit import EVERYBODY, GATE, Entry, Gate, Numbers, Rule
 from holdfast.model.message import RunMessage
 from holdfast.names import gate_key
 from holdfast.ownership.gates import GateKey, Gates, Waiter
+from holdfast.ownership.store import MemoryEntry
 
 T = TypeVar("T")
 
@@ -103,11 +104,16 @@ class Store:
     async def last(self, key: str) -> tuple[int, Any]:
         assert key == gate_key(*KEY)
         return await self._process.asks(
-            lambda: (self._world.revision, self._world.gate if self._world.revision else None)
+            lambda: (
+                self._world.revision,
+                MemoryEntry(key, self._world.gate, self._world.revision, stored=self._world.stored)
+                if self._world.revision
+                else None,
+            )
         )
 
     def read(self, decode: Any, entry: Any) -> Gate:
-        found: Gate = decode(entry)
+        found: Gate = decode(entry.value)
         return found
 
     async def put(self, key: str, value: bytes, *, expected: int, ttl: float | None = None) -> int:
@@ -115,6 +121,8 @@ class Store:
             if self._world.revision != expected:
                 raise Conflict("somebody was faster")
             self._world.gate = value
+            self._world.stored = self._world.now
+            self._world.tokens_taken(GATE.decode(value).taken)
             self._world.revision += 1
             return self._world.revision
 
@@ -146,6 +154,14 @@ class Line:
                 if entry.sequence >= start:
                     return Waiter(entry, RunMessage("", b"", {}))
             return None
+
+        return await self._process.asks(apply)
+
+    async def some(self, gate: GateKey, start: int) -> list[Waiter]:
+        def apply() -> list[Waiter]:
+            found = [entry for entry in self._world.line if entry.sequence >= start]
+            known = self._world.random.randrange(len(found) + 1)  # a replica is behind
+            return [Waiter(entry, RunMessage("", b"", {})) for entry in found[:known][:3]]
 
         return await self._process.asks(apply)
 
@@ -186,13 +202,16 @@ class World:
         self.width = processes
         self.now = 1_000.0
         self.gate = b""
+        self.stored = 0.0
+        self.tokens: list[float] = []
+        """When each token was taken: the instant of the write that took it."""
         self.revision = 0
         self.sequence = 0
         self.line: list[Entry] = []
         self.queue: list[Message] = []
         self.ids: set[str] = set()
         self.records: dict[str, Record] = {}
-        self.started: list[float] = []
+        self.started = 0
         self.waits: list[tuple[Process, asyncio.Future[None]]] = []
 
     # ---- the server
@@ -275,10 +294,20 @@ class World:
             before = [f"r{n}" for n in range(int(run[1:]))]
             assert all(self._is_done(one) for one in before), f"{run} is out of order"
         self.records[run] = Record("running", number, process)
-        self.started.append(self.now)
+        self.started += 1
+        if self.allowed.rate:
+            assert self.started <= len(self.tokens), f"{run} started without a token"
         if self.allowed.running:
             assert len(self.running()) <= self.allowed.running, "one too many"
         return True
+
+    def tokens_taken(self, count: int) -> None:
+        """A write took tokens: never more than the rate and the burst, in any time."""
+        self.tokens += [self.now] * count
+        for number, since in enumerate(self.tokens):
+            most = self.allowed.burst + self.allowed.rate * (self.now - since)
+            taken = len(self.tokens) - number
+            assert taken <= most + 1e-6, f"{taken} starts in {self.now - since:.3f} s"
 
     def _is_done(self, run: str) -> bool:
         return run in self.records and self.records[run].state == "done"
@@ -329,7 +358,8 @@ class World:
 
     async def _turn(self, crashes: int) -> None:
         self.crashed = 0
-        self.now += self.random.random() * 0.02
+        frozen = self.random.random() < 0.02
+        self.now += self.random.random() * (0.5 if frozen else 0.02)
         self.waits = [(p, f) for p, f in self.waits if p.alive and not f.done()]
         free = [m for m in self.queue if m.holder is None or not m.holder.alive]
         if self.ordered:  # its consumer has one arrival in flight at a time

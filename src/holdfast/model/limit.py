@@ -18,7 +18,8 @@ A limit of `starts` gives tokens instead of places: `held` then has only runs wh
 and has not arrived yet.
 
 Guaranteed: places never exceed `running`, unless an operator lowers it. Tokens taken between two
-instants are at most `rate` times the seconds between them, plus `burst`. The next in line is never
+instants are at most `rate` times the seconds between them, plus `burst`; each is taken at the
+instant when the server stored the write that took it. The next in line is never
 skipped, and a new message never overtakes the line.
 """
 
@@ -248,6 +249,8 @@ class Gate(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens: Annotated[float, Meta(ge=0, le=MOST_RUNNING)] = 0.0
     at: Instant = 0.0
     """When the tokens were counted, by the server's clock; 0: never."""
+    taken: Count = 0
+    """Tokens that the write of this value took."""
 
     @property
     def waiting(self) -> bool:
@@ -291,9 +294,23 @@ def credited(gate: Gate, now: float) -> Gate:
     if not allowed.rate:
         return gate
     if not gate.at:
-        return change(gate, tokens=float(allowed.burst), at=now)
+        return change(gate, tokens=float(allowed.burst), at=now, taken=0)
     tokens = gate.tokens + allowed.rate * max(0.0, now - gate.at)
-    return change(gate, tokens=min(tokens, float(allowed.burst)), at=max(now, gate.at))
+    return change(gate, tokens=min(tokens, float(allowed.burst)), at=max(now, gate.at), taken=0)
+
+
+def stamped(gate: Gate, stored: float) -> Gate:
+    """The gate with its tokens counted at the instant when it was stored.
+
+    Its writer counted them a little earlier, or much earlier if it was frozen. What exceeds `burst`
+    at the time of the write is lost: else a late write could be followed at once by as many tokens
+    again.
+    """
+    if not gate.allowed.rate or not gate.at or stored <= gate.at:
+        return gate
+    before = gate.tokens + gate.taken + gate.allowed.rate * (stored - gate.at)
+    tokens = max(0.0, min(before, float(gate.allowed.burst)) - gate.taken)
+    return change(gate, tokens=tokens, at=stored, taken=0)
 
 
 def next_token(gate: Gate) -> float:
@@ -311,7 +328,7 @@ def take(gate: Gate, run: str, number: int) -> tuple[Gate, bool]:
     if gate.waiting or not gate.has_room:
         return gate, False
     if gate.allowed.rate:
-        return change(gate, tokens=gate.tokens - 1), True
+        return _spent(gate), True
     return _with(gate, run, number), True
 
 
@@ -342,8 +359,12 @@ def grant(gate: Gate, entry: Entry | None) -> Gate:
         tail=max(gate.tail, entry.sequence),
     )
     if gate.allowed.rate and known is None:
-        granted = change(granted, tokens=gate.tokens - 1)
+        granted = _spent(granted)
     return granted
+
+
+def _spent(gate: Gate) -> Gate:
+    return change(gate, tokens=gate.tokens - 1, taken=gate.taken + 1)
 
 
 def _with(gate: Gate, run: str, number: int) -> Gate:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from holdfast.clock import Clock
@@ -40,6 +40,9 @@ log = logging.getLogger("holdfast.limits")
 
 MOST_GRANTED: Final = 64
 """Places given away in one write: each needs a read, and others wait for the write."""
+AHEAD_SECONDS: Final = 10.0
+"""How long what was read of a line is used: far shorter than the record of a cancelled run is kept,
+and that record stops a run that was read before it was cancelled."""
 REMEMBERED: Final = 20_000
 """Gates whose last revision is remembered: bounds memory."""
 PASSIVE_SECONDS: Final = 0.2
@@ -79,6 +82,11 @@ class Line(Protocol):
         """The first message of a gate's line from a sequence on, as the stream's leader knows."""
         ...
 
+    async def some(self, gate: GateKey, start: int) -> Sequence[Waiter]:
+        """Some of the first messages of a gate's line from a sequence on, in order and without a
+        gap; none is no proof that there is none."""
+        ...
+
     async def last(self, gate: GateKey) -> int:
         """The sequence of the last message of a gate's line; 0: there is none."""
         ...
@@ -111,10 +119,36 @@ class _Asked(NamedTuple):
     """Whether `True` may come from memory all the same."""
 
 
+class _Ahead(NamedTuple):
+    """The first of a line after `head`, as they were read lately."""
+
+    head: int
+    waiters: Sequence[Waiter]
+    until: float
+
+    def after(self, head: int, now: float) -> Waiter | None:
+        if head < self.head or now > self.until:
+            return None
+        return next((one for one in self.waiters if one.entry.sequence > head), None)
+
+
+_NOBODY: Final = _Ahead(0, (), 0.0)
+
+
 class _State:
     """What this process knows of a gate."""
 
-    __slots__ = ("asked", "busy", "gate", "passive", "revision", "timer")
+    __slots__ = (
+        "ahead",
+        "asked",
+        "busy",
+        "deep",
+        "gate",
+        "passive",
+        "revision",
+        "seen",
+        "timer",
+    )
 
     def __init__(self) -> None:
         self.gate = Gate()
@@ -122,6 +156,11 @@ class _State:
         """The revision at which `gate` was read or written; None: unknown."""
         self.asked: list[_Asked] = []
         self.busy = False
+        self.ahead = _NOBODY
+        self.deep = False
+        """Whether the line probably has more than one."""
+        self.seen = False
+        """Whether this process has looked at it before."""
         self.passive = False
         """Another process serves it in time."""
         self.timer: asyncio.TimerHandle | None = None
@@ -152,6 +191,9 @@ class Gates:
         self._states: dict[GateKey, _State] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
+        self._expects_new = True
+        """Whether the last gate that this process did not know did not exist: then the next one
+        is written without a read, and read only if that is refused."""
 
     # ---- steps
 
@@ -276,57 +318,85 @@ class Gates:
         """Apply changes in one write, and give away what is free; one answer for each."""
         conflicts = 0
         while True:
-            known = state.revision is not None
-            if not known:
-                await self._read(key, state)
+            known = await self._know(key, state)
             before = state.gate
             counted = limits.credited(limits.ruled(before, *self._rules(key.limit)), self._now())
-            gate, answers = counted, [True]
-            if asked:
-                answers = []
-                for one in asked:
-                    gate, answer = one.change(gate)
-                    answers.append(answer)
-            gate, granted = await self._grant(key, gate)
+            gate, answers = _changed(counted, asked)
+            gate, granted = await self._grant(key, state, gate)
             if gate == counted and _same(counted, before):
-                found = zip(asked, answers, strict=False)
-                if known and any(one.sure and not (one.trusts and yes) for one, yes in found):
-                    state.revision = None
+                if known and (not state.seen or _unsure(asked, answers)):
+                    state.revision, state.seen = None, True
                     continue
                 return answers
-            ttl = gate.kept_seconds if gate.idle else None
-            try:
-                expected, body = state.revision or 0, GATE.encode(gate)
-                revision = await self._store.put(gate_key(*key), body, expected=expected, ttl=ttl)
-            except Conflict:
-                state.revision = None
+            if not await self._write(key, state, gate):
                 conflicts += 1
-                state.passive = True
                 if conflicts > 1:
                     pause = CONFLICT_SECONDS * min(conflicts, 10)
                     await self._clock.sleep(random.uniform(0, pause))
                 continue
-            state.gate, state.revision = gate, revision
             state.passive = state.passive and not granted
             if granted:
                 await self._send(key, granted)
             return answers
+
+    async def _know(self, key: GateKey, state: _State) -> bool:
+        """Know the gate; False if it had to be read. One that may be new is taken for empty first: if
+        it is not, its write is refused."""
+        if state.revision is not None:
+            return True
+        if state.seen or not self._expects_new:
+            await self._read(key, state)
+            return False
+        state.gate, state.revision = Gate(), 0
+        return True
+
+    async def _write(self, key: GateKey, state: _State, gate: Gate) -> bool:
+        """Write the gate, unless somebody else has changed it."""
+        ttl = gate.kept_seconds if gate.idle else None
+        expected, body = state.revision or 0, GATE.encode(gate)
+        try:
+            revision = await self._store.put(gate_key(*key), body, expected=expected, ttl=ttl)
+        except Conflict:
+            state.revision = None
+            if state.seen:
+                state.passive = True
+            else:
+                self._expects_new, state.seen = False, True
+            return False
+        state.gate, state.revision = limits.stamped(gate, self._now()), revision
+        state.seen = True
+        return True
 
     async def _read(self, key: GateKey, state: _State) -> None:
         revision, entry = await self._store.last(gate_key(*key))
         gate = self._store.read(GATE.decode, entry) if entry is not None else Gate()
         if gate is None:
             raise Unreadable(f"the gate {'/'.join(key)} cannot be read: see 'holdfast doctor'")
-        state.gate, state.revision = gate, revision
+        stored = entry.stored if entry is not None else 0.0
+        state.gate, state.revision = limits.stamped(gate, stored), revision
+        if not state.seen:
+            state.seen, self._expects_new = True, not revision
 
-    async def _grant(self, key: GateKey, gate: Gate) -> tuple[Gate, list[Waiter]]:
+    async def _grant(self, key: GateKey, state: _State, gate: Gate) -> tuple[Gate, list[Waiter]]:
         granted: list[Waiter] = []
         while gate.waiting and gate.has_room and len(granted) < MOST_GRANTED:
-            waiter = await self.line.next(key, gate.head + 1)
+            waiter = await self._next(key, state, gate.head)
             gate = limits.grant(gate, waiter.entry if waiter else None)
             if waiter is not None:
                 granted.append(waiter)
         return gate, granted
+
+    async def _next(self, key: GateKey, state: _State, head: int) -> Waiter | None:
+        """The next of the line. Sequences only grow, so nobody gets in between those that were read
+        before; that nobody is left, only the stream's leader knows."""
+        if state.deep and not (found := state.ahead.after(head, self._clock.monotonic())):
+            some = await self.line.some(key, head + 1)
+            state.ahead = _Ahead(head, some, self._clock.monotonic() + AHEAD_SECONDS)
+            found = some[0] if some else None
+        if not state.deep or found is None:
+            found = await self.line.next(key, head + 1)
+            state.deep = found is not None
+        return found
 
     async def _send(self, key: GateKey, granted: list[Waiter]) -> None:
         """Send what got a place, and remove it from the line."""
@@ -399,6 +469,22 @@ class Gates:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+def _changed(gate: Gate, asked: list[_Asked]) -> tuple[Gate, list[bool]]:
+    """The gate after all changes, and their answers; one answer if nothing was asked."""
+    answers = []
+    for one in asked:
+        gate, answer = one.change(gate)
+        answers.append(answer)
+    return gate, answers or [True]
+
+
+def _unsure(asked: list[_Asked], answers: list[bool]) -> bool:
+    """Whether an answer that changes nothing must not come from memory."""
+    found = zip(asked, answers, strict=False)
+    return any(one.sure and not (one.trusts and yes) for one, yes in found)
+
+
 def _same(gate: Gate, before: Gate) -> bool:
     """Whether nothing but the time has passed."""
-    return limits.change(gate, tokens=before.tokens, at=before.at) == before
+    timeless = limits.change(gate, tokens=before.tokens, at=before.at, taken=before.taken)
+    return timeless == before

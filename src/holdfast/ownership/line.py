@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import base64
 import logging
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 from holdfast.broker import Broker
-from holdfast.broker.kv import parse_time
-from holdfast.broker.wire import parse_headers
+from holdfast.broker.kv import direct_page, parse_time
+from holdfast.broker.wire import Headers, parse_headers
 from holdfast.errors import BrokerError, Conflict, NotFound, TryAgain
 from holdfast.model.limit import Entry
 from holdfast.model.message import RunMessage, number_of, read_heading
-from holdfast.names import H_EXPECTED, H_MSG_ID, H_SUBJECT, attempt_message_id
+from holdfast.names import H_EXPECTED, H_MSG_ID, H_SEQUENCE, H_SUBJECT, attempt_message_id
 from holdfast.ownership.gates import GateKey, Waiter
 
 log = logging.getLogger("holdfast.limits")
 
-_OWN = (H_EXPECTED, H_SUBJECT)
+AHEAD: Final = 16
+"""Messages of a line that are read together: a request costs more than a message, and a process
+keeps them for each busy gate."""
 
 
 class NatsLine:
@@ -56,12 +59,29 @@ class NatsLine:
             found = await self._find({"seq": start, "next_by_subj": pattern})
             if found is None:
                 return None
-            waiter = self._waiter(found)
+            headers = parse_headers(base64.b64decode(found.get("hdrs", "")))
+            stored, body = parse_time(found["time"]), base64.b64decode(found.get("data", ""))
+            waiter = self._waiter(found["subject"], int(found["seq"]), stored, headers, body)
             if waiter is not None:
                 return waiter
             start = int(found["seq"]) + 1
             log.warning("%s is no run that waits: removed", found["subject"][:200])
             await self._delete(start - 1)
+
+    async def some(self, gate: GateKey, start: int) -> Sequence[Waiter]:
+        """Some of the first messages of a gate's line from a sequence on, from any replica."""
+        pattern = self._names.line(*gate, "*")
+        page = await direct_page(self._broker, self._names.jobs, pattern, start, size=AHEAD)
+        found = []
+        for message in page.messages:
+            headers = message.headers
+            subject, sequence = headers["Nats-Subject"], int(headers[H_SEQUENCE])
+            stored = parse_time(headers["Nats-Time-Stamp"])
+            waiter = self._waiter(subject, sequence, stored, headers, message.body)
+            if waiter is None:
+                break  # `next` removes it
+            found.append(waiter)
+        return found
 
     async def last(self, gate: GateKey) -> int:
         """The sequence of the last message of a gate's line; 0: there is none."""
@@ -95,16 +115,14 @@ class NatsLine:
         found: dict[str, Any] = answer["message"]
         return found
 
-    def _waiter(self, found: dict[str, Any]) -> Waiter | None:
-        headers = parse_headers(base64.b64decode(found.get("hdrs", "")))
-        target, sequence = headers.get(H_SUBJECT, ""), int(found["seq"])
-        where = self._names.parse_line(found["subject"])
-        stored = parse_time(found["time"])
+    def _waiter(
+        self, subject: str, sequence: int, stored: float, headers: Headers, body: bytes
+    ) -> Waiter | None:
+        target, where = headers.get(H_SUBJECT, ""), self._names.parse_line(subject)
         run = read_heading(headers, sequence, round(stored * 1e9)).run
         if where is None or run != where[1] or not self._names.parse_job(target):
             return None
         number = number_of(headers)
-        ours = {k: v for k, v in headers.items() if k not in _OWN}
+        ours = {k: v for k, v in headers.items() if k != H_SUBJECT and not k.startswith("Nats-")}
         ours[H_MSG_ID] = f"{attempt_message_id(run, number)}-{sequence}"
-        body = base64.b64decode(found.get("data", ""))
         return Waiter(Entry(sequence, run, number), RunMessage(target, body, ours), stored)

@@ -55,6 +55,8 @@ class MemoryEntry(NamedTuple):
     value: bytes
     revision: int
     expires: float | None = None
+    stored: float = 0.0
+    """When, by the server's clock; 0: at the instant its writer knew."""
 
 
 SWEEP_LEAST = 1_000

@@ -42,6 +42,9 @@ class MemoryLine:
         found = [w for w in self._line(gate) if w.entry.sequence >= start]
         return found[0] if found else None
 
+    async def some(self, gate: GateKey, start: int) -> list[Waiter]:
+        return []
+
     async def last(self, gate: GateKey) -> int:
         return max((w.entry.sequence for w in self._line(gate)), default=0)
 

@@ -19,7 +19,6 @@ place in an ordered limit stays, so that nobody overtakes it.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -154,8 +153,8 @@ class Limiter:
         `again`: there will be another attempt, which keeps its place in an ordered limit.
         """
         places = held.places[1:] if again and held.job.spec.ordered else held.places
-        leaving = [self.gates.leave(key, held.limited, held.stamp) for key in places]
-        await asyncio.gather(*leaving)
+        for key in places:  # one after the other: a task for each would cost more than its write
+            await self.gates.leave(key, held.limited, held.stamp)
         if held.message.deliveries > 1:
             for key in places:
                 await self.gates.look(key)
