@@ -7,9 +7,12 @@ import asyncio
 import pytest
 
 from holdfast import Backoff, Holdfast, Limit
+from holdfast.broker.kv import Bucket
 from holdfast.errors import DefinitionError, InvalidInput
+from holdfast.server import Server
 from holdfast.status.limits import Limits
-from tests.integration.support import broker_of, client_of, until, working
+from holdfast.status.unreadable import UnreadableRecords
+from tests.integration.support import broker_of, client_of, dead_letter, raw, until, working
 from tests.integration.test_limits import empty, gates
 
 AGAIN = Backoff.linear("300ms", "300ms", 3)
@@ -120,6 +123,50 @@ async def test_dead_letter_lets_the_next_run_start(app: Holdfast) -> None:
         await move.enqueue_many([move.request("a", n) for n in (1, 2)])
         await until(lambda: attempts == [1, 1, 2])
         await until(lambda: empty(app))
+
+
+async def test_run_without_room_for_its_headers_stops_nobody(
+    app: Holdfast, nats: Server, namespace: str
+) -> None:
+    """A plain publish of the largest size becomes a dead letter; the runs behind it start."""
+    done: list[str] = []
+
+    @app.job(limits=[Limit(running=1, per="order", ordered=True)])
+    async def move(order: str, filling: str = "") -> None:
+        done.append(order)
+
+    async with app, working(app), raw(nats) as (connection, js):
+        frame = len(b'{"order":"a","filling":""}')
+        body = b'{"order":"a","filling":"%s"}' % (b"x" * (connection.max_payload - frame))
+        await js.publish(f"{namespace}.job.default.move", body)
+        await move.enqueue("b")
+        await until(lambda: done == ["b"])
+        letter = await dead_letter(app)
+        assert "no room" in letter.headers["Hf-Error"]
+        await until(lambda: empty(app))
+
+
+async def test_unreadable_gate_stops_its_key_and_no_other(app: Holdfast) -> None:
+    """Other keys go on; once the gate is removed, a coordinator serves its line."""
+    done: list[str] = []
+
+    @app.job(limits=[Limit(running=1, per="order", ordered=True)])
+    async def move(order: str) -> None:
+        done.append(order)
+
+    async with app, working(app):
+        broker = await broker_of(app)
+        bucket = Bucket(broker, broker.names.limits)
+        await bucket.put("gate.move.bad", b"{", expected=0)
+        await move.enqueue("bad")
+        await move.enqueue("good")
+        await until(lambda: done == ["good"])
+        await UnreadableRecords(await client_of(app)).remove(bucket.name, "gate.move.bad")
+        limits = Limits(await client_of(app))
+        await limits.repair(lines=True)
+        await until(lambda: done == ["good", "bad"])
+        await until(lambda: empty(app))
+        await limits.gates.close()
 
 
 async def test_job_that_becomes_ordered_changes_its_consumer(app: Holdfast, namespace: str) -> None:

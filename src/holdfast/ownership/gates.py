@@ -340,8 +340,8 @@ class Gates:
             return answers
 
     async def _know(self, key: GateKey, state: _State) -> bool:
-        """Know the gate; False if it had to be read. One that may be new is taken for empty first: if
-        it is not, its write is refused."""
+        """Know the gate; False if it had to be read. One that may be new is first taken for empty:
+        the write of one that is not is refused."""
         if state.revision is not None:
             return True
         if state.seen or not self._expects_new:

@@ -132,7 +132,7 @@ class Executor:
             limiter=limiter,
         )
         if limiter is not None:
-            limiter.file = self._settle.file
+            limiter.file, limiter.give_up = self._settle.file, self._settle.gave_up
 
     async def execute(self, held: Held) -> Sequence[asyncio.Future[Any]]:
         """Process one message completely; after a broker error the message is redelivered.

@@ -25,7 +25,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import PayloadTooLarge
+from holdfast.errors import PayloadTooLarge, Unreadable
 from holdfast.model.limit import Limit
 from holdfast.model.message import RunMessage, next_message
 from holdfast.model.run import RunRecord
@@ -42,10 +42,11 @@ NO_ROOM_SECONDS: Final = 2.0
 
 
 File = Callable[[Held, RunRecord], Awaitable[None]]
+GiveUp = Callable[[Held, RunRecord, str], Awaitable[None]]
 Enter = Callable[..., Awaitable[None]]
 
 
-async def _nowhere(held: Held, record: RunRecord) -> None:
+async def _nowhere(*_: object) -> None:
     return None
 
 
@@ -56,6 +57,8 @@ class Limiter:
         self.gates = gates
         self.file: File = _nowhere
         """Appends an ended run to the history."""
+        self.give_up: GiveUp = _nowhere
+        """Ends a run that was never claimed, with a dead letter."""
         self._claims = claims
         self._names = names
         self._telemetry = telemetry
@@ -79,7 +82,7 @@ class Limiter:
                     await self.gates.leave(key, held.run, held.stamp)
             return True  # the claim says so too, and the places are left
         if arrives:
-            await self._wait(held, keys[0], self.gates.line_up)
+            await self._arrive(held, fresh, keys[0])
             return False
         for key, limit in zip(keys, spec.limits, strict=True):
             taken = await self.gates.take(key, held.run, held.stamp, again=again)
@@ -90,9 +93,29 @@ class Limiter:
                 return False
         return True
 
+    async def _arrive(self, held: Held, fresh: RunRecord, key: GateKey) -> None:
+        """Line up a message of an ordered job.
+
+        Its queue delivers the next message only after this one is acknowledged, so nothing that is
+        wrong with one run or one key may keep it here.
+        """
+        try:
+            await self._wait(held, key, self.gates.line_up)
+        except PayloadTooLarge as error:
+            await self.give_up(
+                held, fresh, f"it has no room for the headers of a waiting run: {error}"
+            )
+        except Unreadable as error:
+            log.warning("run %s waits until its gate can be read: %s", held.run, error)
+            await self.gates.line.add(key, held.run, self._following(held))
+            await held.message.ack()  # coordinators serve its line once the gate is removed
+
     async def _is_over(self, held: Held) -> bool:
         """Whether a message that was delivered again has nothing left to do."""
-        found = await self._claims.read(held.run)
+        try:
+            found = await self._claims.read(held.run)
+        except Unreadable:
+            return False  # its claim says so
         if found is None or found[0].vacant:
             return False
         return found[0].terminal or found[0].message > held.stamp
@@ -100,16 +123,15 @@ class Limiter:
     async def _full(self, held: Held, fresh: RunRecord, key: GateKey, limit: Limit) -> None:
         drops = limit.when_full == "drop" and not self.gates.is_paused(key)
         if not drops or not await self._drop(held, fresh, limit):
-            await self._wait(held, key, self.gates.wait)
+            try:
+                await self._wait(held, key, self.gates.wait)
+            except PayloadTooLarge:
+                await held.message.nak(NO_ROOM_SECONDS)
 
     async def _wait(self, held: Held, key: GateKey, enter: Enter) -> None:
         """Put its run into a line, and acknowledge its message."""
-        try:
-            number, again = held.stamp + 1, held.message.deliveries > 1
-            await enter(key, held.run, number, self._following(held), again=again)
-        except PayloadTooLarge:
-            await held.message.nak(NO_ROOM_SECONDS)
-            return
+        number, again = held.stamp + 1, held.message.deliveries > 1
+        await enter(key, held.run, number, self._following(held), again=again)
         self._telemetry.claims.labels("waiting").inc()
         await held.message.ack()
 

@@ -26,6 +26,8 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
+import msgspec
+
 from holdfast import durations
 from holdfast.broker.wire import parse_headers
 from holdfast.client import Client
@@ -421,6 +423,19 @@ class Settler:
                 await self._outbox.withdraw(letter)
                 raise
             await self.file(held, claim.record)
+        await quietly(self.over(held))
+
+    async def gave_up(self, held: Held, fresh: RunRecord, error: str) -> None:
+        """A run that nobody has claimed cannot be executed: dead letter, record, ack."""
+        found = await self._claims.read(held.run)
+        record, revision = found or (msgspec.structs.replace(fresh, state="failed"), 0)
+        letter = await self.write_letter(held, "invalid", error, "", record)
+        ended = await self._claims.give_up(held.run, record, revision, state="dead", error=error)
+        if ended is None:
+            await self._outbox.withdraw(letter)
+            await quietly(held.message.nak())  # the run has changed meanwhile
+            return
+        await self.file(held, ended)
         await quietly(self.over(held))
 
     async def _check_owner(self, held: Held) -> None:
