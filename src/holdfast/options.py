@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -25,7 +26,7 @@ from holdfast.model.run import Restart
 from holdfast.model.schedule import CatchUp, Overlap
 from holdfast.names import DEFAULT_GROUP, check_name
 
-_PACKAGE = str(Path(__file__).parent)
+_PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
 class JobOptions(TypedDict, total=False):

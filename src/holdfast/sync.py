@@ -22,11 +22,14 @@ import concurrent.futures
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from holdfast.app import Holdfast
 from holdfast.client import Backend, Enqueued, JobRequest, Request, Run, RunStatus
+from holdfast.client.once import Once
+from holdfast.durations import Duration
 from holdfast.errors import HoldfastError, OutcomeUnknown
 from holdfast.job import Sendable
 from holdfast.model.runlog import LogLine
@@ -75,6 +78,19 @@ class SyncRun(Generic[R]):
         """What its handler has logged and printed so far, in all attempts; the newest are kept."""
         return self._ask(lambda run: run.logs())
 
+    def follow(self) -> Iterator[LogLine]:
+        """What its handler logs and prints, from the first line kept until the run has ended."""
+        lines: AsyncIterator[LogLine] | None = None
+
+        async def following() -> LogLine | None:
+            nonlocal lines
+            if lines is None:
+                lines = self._handle(await self._owner.app.backend()).follow()
+            return await anext(lines, None)
+
+        while line := self._owner._wait(following):
+            yield line
+
     def cancel(self) -> bool:
         """Cancel it: queued, delayed, waiting for a retry or running. False: it had ended."""
         return self._ask(lambda run: run.cancel())
@@ -90,6 +106,46 @@ class SyncRun(Generic[R]):
             return await what(self._handle(await self._owner.app.backend()))
 
         return self._owner._wait(ask)
+
+
+class SyncOnce:
+    """One entry into the guard, as `Once`: true for the caller that is to do the work."""
+
+    def __init__(self, owner: SyncApp, entry: Once) -> None:
+        self.key = entry.key
+        self._owner = owner
+        self._entry = entry
+
+    def __repr__(self) -> str:
+        return repr(self._entry)
+
+    def __bool__(self) -> bool:
+        return bool(self._entry)
+
+    @property
+    def epoch(self) -> int:
+        """As `Once.epoch`."""
+        return self._entry.epoch
+
+    def __enter__(self) -> SyncOnce:
+        self._owner._wait(self._entry.__aenter__)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._owner._wait(lambda: self._entry.__aexit__(kind, error, at))
+
+    def complete(self) -> None:
+        """The work is done: nobody does it again within `ttl`; raises as `Once.complete`."""
+        self._owner._wait(self._entry.complete)
+
+    def fail(self) -> None:
+        """The work is not done: the next caller may do it, at once."""
+        self._owner._wait(self._entry.fail)
 
 
 class SyncApp:
@@ -140,8 +196,13 @@ class SyncApp:
 
     # ---- runs by their id
 
-    def run(self, id: str) -> SyncRun[Any]:
-        """The handle on a run of which only the id is known; see `Holdfast.run`."""
+    @overload
+    def run(self, id: str) -> SyncRun[Any]: ...
+    @overload
+    def run(self, id: str, job: Sendable[..., R]) -> SyncRun[R]: ...
+    def run(self, id: str, job: Sendable[..., Any] | None = None) -> SyncRun[Any]:
+        """The handle on a run of which only the id is known; see `Holdfast.run`. The job only tells
+        type checkers what its result is."""
         return self._by_id(self.app.run(id))
 
     def runs(
@@ -156,9 +217,28 @@ class SyncApp:
 
     # ---- events
 
-    def publish(self, event: str, data: Any = None, *, id: str | None = None) -> None:
-        """Send an event from outside a run; with an `id`, repeats of it are detected."""
-        self._wait(lambda: self.app.publish(event, data, id=id))
+    def publish(
+        self,
+        event: str,
+        data: Any = None,
+        *,
+        id: str | None = None,
+        key: str | None = None,
+        by: str = "",
+    ) -> None:
+        """Send an event from outside a run; see `Holdfast.publish`."""
+        self._wait(lambda: self.app.publish(event, data, id=id, key=key, by=by))
+
+    # ---- work that is no job
+
+    def once(self, key: str, *, ttl: Duration = "24h", timeout: float | None = None) -> SyncOnce:
+        """A guard around work that is no job, so that it is done once; see `Holdfast.once`.
+
+        with shop.once("document-42", ttl="24h") as first:
+            if first:
+                ...
+        """
+        return SyncOnce(self, self.app.once(key, ttl=ttl, timeout=timeout))
 
     # ---- the thread behind it
 

@@ -11,8 +11,9 @@ import pytest
 from holdfast import Holdfast
 from holdfast.client import once
 from holdfast.client.once import Once, OnceStore
-from holdfast.errors import ClaimLost, InvalidInput, StillHeld
+from holdfast.errors import ClaimLost, InvalidInput, NotConnected, OutcomeUnknown, StillHeld
 from holdfast.ownership.store import SWEEP_LEAST, MemoryStore
+from holdfast.server import Server
 from holdfast.testing import FakeClock, memory
 from tests.integration.support import until
 
@@ -160,6 +161,29 @@ async def test_renewal_without_an_answer_is_known_as_ours(
     async with app.once("document-42") as again:
         assert not again
     await app.close()
+
+
+async def test_block_ends_while_nats_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the error of the work itself, or as unknown: never withheld until NATS is back."""
+    monkeypatch.setenv("HOLDFAST_REQUEST_TIMEOUT_SECONDS", "0.2")
+    with Server() as server:
+        async with Holdfast("alone", nats_url=server.url) as app:
+
+            async def fail() -> None:
+                async with app.once("document-43"):
+                    server.stop()
+                    monkeypatch.setattr(once, "HELD_SECONDS", 0.1)
+                    raise ValueError("bad page")
+
+            async def succeed() -> None:
+                async with app.once("document-42"):
+                    with pytest.raises(ValueError, match="bad page"):
+                        await fail()
+
+            with pytest.raises(OutcomeUnknown, match="could not be marked as done"):
+                await succeed()
+            with pytest.raises(NotConnected, match=r"NATS did not answer within 0\.1 s"):
+                await app.once("document-44", timeout=0.1).__aenter__()
 
 
 async def test_keys_in_memory_are_forgotten_after_their_time() -> None:

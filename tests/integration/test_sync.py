@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -40,6 +41,10 @@ def shop(app: Holdfast, nats: Server, namespace: str) -> Iterator[SyncApp]:
     @app.job
     async def wait_long() -> None:
         await asyncio.sleep(60)
+
+    @app.job
+    def talk(ctx: SyncContext, name: str) -> None:
+        ctx.logger.info("hello %s", name)
 
     @app.job(on="added")
     def note(ctx: SyncContext, data: dict[str, int]) -> int:
@@ -89,6 +94,30 @@ def wait_for_record(shop: SyncApp, run: str) -> str:
         return (await backend.wait(run, 0, 10)).state
 
     return shop._wait(look)
+
+
+def test_work_that_is_no_job_is_done_once(shop: SyncApp) -> None:
+    """The guard, from plain code: an exception leaves the work to the next caller."""
+    done: list[str] = []
+    with contextlib.suppress(ValueError), shop.once("document-42") as first:
+        assert first
+        raise ValueError("no")
+    for name in ("second", "third"):
+        with shop.once("document-42", ttl="1h") as first:
+            if first:
+                done.append(name)
+    with shop.once("document-43") as first:
+        first.fail()
+    with shop.once("document-43") as again:
+        assert again.epoch > first.epoch
+        again.complete()
+    assert done == ["second"]
+
+
+def test_lines_of_a_run_are_followed_to_its_end(shop: SyncApp) -> None:
+    """By a run's id too, with the type of its result."""
+    run = shop.enqueue("talk", "ada")
+    assert [line.text for line in shop.run(run.id).follow()] == ["hello ada"]
 
 
 def test_cancel_stops_a_running_handler(shop: SyncApp) -> None:

@@ -202,6 +202,8 @@ def plain_code_has_the_same_types() -> None:
         assert_type(shop.enqueue(index.options(), {"key": 1}), SyncRun[int])
         assert_type(shop.enqueue("index", {"key": 1}), SyncRun[Any])
         assert_type(shop.enqueue_many([resize.request(1)]), list[SyncRun[Thumbnail]])
+        assert_type(shop.run("resize/42"), SyncRun[Any])
+        assert_type(shop.run("resize/42", resize), SyncRun[Thumbnail])
 
 
 def the_outbox_has_them(session: Session) -> None:

@@ -18,7 +18,9 @@ that the work is done.
 
 Leaving the block completes the work, an exception fails it; `complete()` and `fail()` do the same
 earlier. Not guaranteed: that the block runs once. A holder that hangs for longer than its lease is
-replaced; completing then raises `ClaimLost`. `epoch` only grows from holder to holder: store it
+replaced; completing then raises `ClaimLost`. While NATS is away, the end of the block tries for as
+long as a lease lasts: then completing raises `OutcomeUnknown`, and failing leaves it to the end of
+the lease. `epoch` only grows from holder to holder: store it
 with the effect and reject smaller ones.
 """
 
@@ -27,6 +29,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -124,11 +127,18 @@ class Once:
 
     async def __aenter__(self) -> Once:
         self._data = await self._connect()
+        looked = False
         try:
             async with asyncio.timeout(self._timeout):
                 while not await self._enter():
+                    looked = True
                     await self._clock.sleep(LOOK_SECONDS)
         except TimeoutError:
+            if not looked:
+                raise errors.NotConnected(
+                    f"whether {self.key!r} is done is unknown: NATS did not answer within "
+                    f"{self._timeout:g} s"
+                ) from None
             raise errors.StillHeld(
                 f"{self.key!r} is held by somebody else, who has not finished within "
                 f"{self._timeout:g} s"
@@ -171,11 +181,20 @@ class Once:
                 await self.fail()
 
     async def complete(self) -> None:
-        """The work is done: nobody does it again within `ttl`. `ClaimLost`: somebody took over."""
+        """The work is done: nobody does it again within `ttl`.
+
+        `ClaimLost`: somebody took over. `OutcomeUnknown`: NATS is away.
+        """
         if not await self._end():
             return
         async with self._turn:
-            if not await self._write("done", self._revision, self._ttl):
+            try:
+                done = await self._write("done", self._revision, self._ttl, HELD_SECONDS)
+            except errors.TryAgain as error:
+                raise errors.OutcomeUnknown(
+                    f"{self.key!r} could not be marked as done ({error}): somebody may do it again"
+                ) from error
+            if not done:
                 raise errors.ClaimLost(
                     f"{self.key!r} was taken over by somebody else: the work may be done twice"
                 )
@@ -184,7 +203,7 @@ class Once:
         """The work is not done: the next caller may do it, at once."""
         if await self._end():
             async with self._turn:
-                await self._write("failed", self._revision, HELD_SECONDS)
+                await self._write("failed", self._revision, HELD_SECONDS, HELD_SECONDS)
 
     async def _end(self) -> bool:
         """Stop renewing; False if the work has ended already, or never was ours."""
@@ -205,7 +224,7 @@ class Once:
                 return
             self._revision = won
 
-    async def _write(self, state: str, expected: int, ttl: float) -> int:
+    async def _write(self, state: str, expected: int, ttl: float, seconds: float = math.inf) -> int:
         """Write until the outcome is known: the new revision, or 0 if somebody else wrote."""
         body = CODEC.encode(OnceRecord(state, self._token))
 
@@ -214,17 +233,17 @@ class Once:
 
         while True:
             try:
-                return await self._away(put)
+                return await self._away(put, seconds)
             except errors.Conflict:
-                found = await self._away(lambda: self._data.get(self._name))
+                found = await self._away(lambda: self._data.get(self._name), seconds)
             if found is None or _token(found.value) != self._token:
                 return 0
             if found.value == body:
                 return found.revision
             expected = found.revision  # our own renewal, cancelled before its answer arrived
 
-    async def _away(self, step: Callable[[], Awaitable[T]]) -> T:
-        return await retrying(step, clock=self._clock, what=f"once {self.key!r}")
+    async def _away(self, step: Callable[[], Awaitable[T]], seconds: float = math.inf) -> T:
+        return await retrying(step, clock=self._clock, what=f"once {self.key!r}", seconds=seconds)
 
 
 def _token(body: bytes) -> str:
