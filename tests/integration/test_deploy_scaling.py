@@ -26,7 +26,7 @@ from holdfast.errors import InvalidInput
 from holdfast.health import Health, HealthServer
 from holdfast.identity.lint import examine
 from holdfast.model.schedule import Schedule
-from holdfast.names import Names
+from holdfast.names import H_SUBJECT, Names
 from holdfast.server import Server
 from holdfast.server.process import Process, free_ports
 from holdfast.status.figures import Figures, lags
@@ -156,7 +156,7 @@ async def test_several_jobs_of_a_group_share_their_workers(nats: Server, namespa
 
 
 async def test_removed_job_sends_nothing_more(nats: Server, namespace: str) -> None:
-    """Its schedules go with its consumers; another job's stay; a delayed run holds it."""
+    """Its schedules go with its consumers, another's stay; a delayed or limited run holds it."""
     app = Holdfast("nightly", nats_url=nats.url, namespace=namespace)
 
     @app.cron("0 3 * * *", group="old")
@@ -180,6 +180,13 @@ async def test_removed_job_sends_nothing_more(nats: Server, namespace: str) -> N
         app.jobs.pop("gone")
         assert (await register(client, app, WorkerConfig())).left == (("old", "gone"),)
         await until(lambda: nothing_later(broker), what="the delayed run is gone")
+        names = client.broker.names
+        place = names.line("hall", "here", "r1")
+        await broker.store(place, b"{}", {H_SUBJECT: names.job("old", "gone")})
+        await broker.store(names.line("hall", "here", "r2"), b"{}", {H_SUBJECT: "nonsense"})
+        with pytest.raises(InvalidInput, match="1 of old/gone"):
+            await unregister(client, "old", ["gone"])
+        await client.topology.purge(names.jobs, place)
         planned = await unregister(client, "old", ["gone"], dry_run=True)
         assert (await register(client, app, WorkerConfig())).left, "nothing was removed yet"
         removed = await unregister(client, "old", ["gone"])

@@ -171,7 +171,7 @@ async def unregister_jobs(
 ) -> None:
     """Remove the schedules and consumers of deleted jobs; refuses while runs wait for one of them.
 
-    Delayed runs and retries count, too.
+    Delayed runs, retries and runs that wait for a place in a limit count, too.
     """
     from holdfast.deploy.register import unregister
 

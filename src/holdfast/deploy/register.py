@@ -15,12 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.app import Holdfast
+from holdfast.broker import Broker
+from holdfast.broker.kv import direct_page
 from holdfast.broker.streams import APP_LABEL
 from holdfast.client import Client
 from holdfast.client.schedules import Schedules
 from holdfast.config import WorkerConfig
 from holdfast.errors import InvalidInput
-from holdfast.names import GRANTED, consumer, parse_consumer
+from holdfast.names import GRANTED, H_SEQUENCE, H_SUBJECT, consumer, parse_consumer
 from holdfast.payload.published import LABEL, published
 from holdfast.status.figures import lags
 from holdfast.status.messages import subject_counts
@@ -126,7 +128,7 @@ async def unregister(
 
 
 async def _check_nothing_waits(client: Client, group: str, jobs: Sequence[str]) -> None:
-    """Raise an error if runs wait for a worker, or for their time: delayed ones and retries."""
+    """Raise an error if runs wait: for a worker, for their time, or for a place in a limit."""
     broker, names = client.broker, client.broker.names
     waiting = Counter(
         {one.job: one.lag for one in await lags(client) if one.group == group and one.lag}
@@ -135,9 +137,24 @@ async def _check_nothing_waits(client: Client, group: str, jobs: Sequence[str]) 
     for subject, count in later.items():
         if parked := names.parse_later(subject):
             waiting[parked[1]] += count
+    waiting += await _in_line(broker, group)
     if busy := [job for job in jobs if waiting[job]]:
         told = ", ".join(f"{waiting[job]} of {group}/{job}" for job in busy)
         raise InvalidInput(
             f"runs wait ({told}): nothing was removed; let them end, or pass --discard to leave "
             "them without a worker"
         )
+
+
+async def _in_line(broker: Broker, group: str) -> Counter[str]:
+    """How many runs of each job of a group wait for a place in a limit."""
+    names, found, start = broker.names, Counter[str](), 1
+    while True:
+        page = await direct_page(broker, names.jobs, names.line("*", "*", "*"), start)
+        for message in page.messages:
+            where = names.parse_job(message.headers.get(H_SUBJECT, ""))
+            if where and where[0] == group:
+                found[where[1]] += 1
+        if not page.messages or not page.left:
+            return found
+        start = int(page.messages[-1].headers[H_SEQUENCE]) + 1
