@@ -10,6 +10,9 @@ description). The navigation follows the sections of docs/index.md. mkdocs then 
 from __future__ import annotations
 
 import ast
+import functools
+import importlib
+import inspect
 import itertools
 import os
 import re
@@ -17,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from functools import partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -27,7 +31,7 @@ from urllib.parse import unquote, urlsplit
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.docs.pages import Page  # noqa: E402 - the path comes first
+from tests.docs.pages import Block, Page  # noqa: E402 - the path comes first
 
 BUILD = ROOT / "build"
 STAGED = BUILD / "site-src"
@@ -44,8 +48,11 @@ SOURCE = "https://github.com/holdfast-jobs/holdfast/blob/main"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 LONGEST_EXAMPLE = 40
 MADE_BY = {
+    "Bucket": r"app\.bucket\(",
+    "FlowEvent": r"await ctx\.event\(",
+    "FlowStep": r"current_step\(\)",
+    "LogLine": r"run\.logs\(\)",
     "Once": r"app\.once\(",
-    "OutboxRow": r"outbox\.enqueue\(",
     "Resource": r"@app\.resource\b",
 }
 """How a program gets what it rarely names; an example shows that instead."""
@@ -138,17 +145,22 @@ def _module(module: str, names: list[str]) -> str:
                 f"See [`holdfast.errors.{name}`](holdfast.errors.md#holdfast.errors.{name})."
             )
             continue
-        parts += [f"::: {module}.{name}", example(module, name)]
+        # The members of its bases, but for those that every error has.
+        inherited = module != "holdfast.errors"
+        options = "" if not inherited else "\n    options:\n      inherited_members: true"
+        parts += [f"::: {module}.{name}{options}", example(module, name)]
     return "\n\n".join(parts) + "\n"
 
 
 def example(module: str, name: str) -> str:
     """The shortest block of the documentation that uses a name, or why there is none."""
+    if re.search(r"^    \S", _docstring(module, name), re.MULTILINE):
+        return "Example: above."
     found = [
         (len(block.text.splitlines()), page, block)
         for page in _pages()
-        for block in page.blocks("python")
-        if re.search(MADE_BY.get(name, rf"\b{name}\b"), block.text)
+        for block, used in _uses(page)
+        if f"{module}.{name}" in used or re.search(MADE_BY.get(name, r"(?!)"), block.text)
     ]
     short = sorted((f for f in found if f[0] <= LONGEST_EXAMPLE), key=lambda f: (f[0], f[1].name))
     if short:
@@ -157,7 +169,49 @@ def example(module: str, name: str) -> str:
         return f"Example, from [{_title(page)}]({source}):\n\n```python\n{block.text}```"
     if module == "holdfast.errors":
         return "No example: Holdfast raises it, and you catch it like any exception."
-    return "No example: programs are given one, and rarely name it; its members are above."
+    sys.exit(f"{module}.{name} has no example: show one in its docstring or in docs/")
+
+
+@functools.cache
+def _uses(page: Page) -> list[tuple[Block, set[str]]]:
+    """The blocks of a page that can be parsed, with the public names that each uses.
+
+    A block knows what it imports, and what the blocks before it have imported.
+    """
+    found, known = [], {}
+    for block in page.blocks("python"):
+        try:
+            tree = ast.parse(block.text)
+        except SyntaxError:  # a fragment
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("holdfast."):
+                known |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+        found.append((block, {_path(node, known) for node in ast.walk(tree)}))
+    return found
+
+
+def _path(node: ast.AST, known: Mapping[str, str]) -> str:
+    """What a name or attribute stands for; errors by where they are listed."""
+    if isinstance(node, ast.Attribute):
+        return f"{_path(node.value, known)}.{node.attr}"
+    path = known.get(node.id, "") if isinstance(node, ast.Name) else ""
+    name = path.removeprefix("holdfast.")
+    return f"holdfast.errors.{name}" if name in public()["holdfast.errors"] else path
+
+
+def _docstring(module: str, name: str) -> str:
+    """Of a public name; Django's modules cannot be imported without a project."""
+    if ".django." not in module:
+        found = getattr(importlib.import_module(module), name)
+        documented = inspect.isclass(found) or inspect.isroutine(found)
+        return (inspect.getdoc(found) or "") if documented else ""
+    if name == "OutboxRow":
+        module = module.replace("outbox", "models")
+    tree = ast.parse((ROOT / "src" / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    defined = {n.name: ast.get_docstring(n) for n in tree.body if isinstance(n, kinds)}
+    return defined.get(name) or ""
 
 
 def _pages() -> list[Page]:

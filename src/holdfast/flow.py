@@ -90,7 +90,13 @@ class FlowEvent(Generic[T]):
 
 @dataclass(frozen=True)
 class Settled(Generic[T]):
-    """How one child of `gather(..., settled=True)` has ended."""
+    """How one child of `gather(..., settled=True)` has ended.
+
+    It never raises:
+
+        for end in await ctx.gather(requests, settled=True):
+            print(end.result if end.ok else f"{end.run} is {end.state}: {end.error}")
+    """
 
     run: str
     state: str

@@ -49,9 +49,28 @@ def test_every_public_name_has_an_entry(site: ModuleType, staged: Path) -> None:
                 re.MULTILINE | re.DOTALL,
             )
             assert entry, f"{module}.{name}"
-            assert re.search("^(Example, from|No example: |See )", entry[0], re.MULTILINE), (
-                f"{module}.{name}"
-            )
+            assert re.search(
+                "^(Example: above|Example, from|No example: |See )", entry[0], re.MULTILINE
+            ), f"{module}.{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown", "hidden"),
+    [
+        ("holdfast.integrations.outbox.Relay", "outbox.Relay(app, engine)", "django"),
+        ("holdfast.integrations.django.outbox.ordered", "outbox.ordered(", "session"),
+        ("holdfast.testing.DeadLetter", "holdfast.testing", "taskiq"),
+        ("holdfast.integrations.taskiq.DeadLetter", "integrations.taskiq", "testing"),
+        ("holdfast.notices.post", "await post(", "httpx"),
+        ("holdfast.notices.letter", "letter(message", "def "),
+        ("holdfast.Bucket", "app.bucket(", "Bucket="),
+    ],
+)
+def test_example_uses_the_name_itself(site: ModuleType, name: str, shown: str, hidden: str) -> None:
+    """It is found by what a block imports: many modules have a `post`, a `Relay`, an `enqueue`."""
+    found = site.example(*name.rsplit(".", 1))
+    assert shown in found
+    assert hidden not in found
 
 
 def test_http_reference_has_every_route(staged: Path) -> None:

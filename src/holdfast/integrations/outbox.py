@@ -63,7 +63,15 @@ class _Base(DeclarativeBase):
 
 
 class OutboxRow(_Base):
-    """A run that waits to be sent. Rows are deleted once they are sent."""
+    """A run that waits to be sent. Rows are deleted once they are sent.
+
+    Those that the server refused stay, with the reason in `error`:
+
+        refused = select(OutboxRow).where(OutboxRow.error.is_not(None))
+        for row in session.scalars(refused):
+            print(row.id, row.job, row.error)
+            row.error = None  # have it sent again
+    """
 
     __tablename__ = TABLE
 
@@ -120,7 +128,9 @@ def enqueue(
 class ordered:
     """`enqueue` for runs that go to the queue in the order in which they were written.
 
-    outbox.ordered("order-42").enqueue(session, ship, 42)
+    Each key has an order of its own:
+
+        outbox.ordered("order-42").enqueue(session, ship, 42)
     """
 
     def __init__(self, key: str) -> None:

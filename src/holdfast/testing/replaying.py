@@ -24,6 +24,9 @@ async def replay_flow(flow: Job[Any], journal: bytes) -> str:
     """Call a flow's function against a stored journal; returns what it asks for next.
 
     Raises `FlowMismatch` if the code no longer fits, or fails before it gets that far.
+
+        journal = Path("order.jsonl").read_bytes()  # holdfast flows journal RUN > order.jsonl
+        assert await replay_flow(order, journal) == "step ship"
     """
     memory = Memory(flow.app)
     memory.journals.restore(RUN, [line for line in journal.split(b"\n") if line.strip()])

@@ -6,7 +6,12 @@ from django.db import models
 
 
 class OutboxRow(models.Model):
-    """A run that waits to be sent. Rows are deleted once they are sent."""
+    """A run that waits to be sent. Rows are deleted once they are sent.
+
+    Those that the server refused stay, with the reason in `error`:
+
+        OutboxRow.objects.exclude(error=None).update(error=None)  # have them sent again
+    """
 
     id = models.BigAutoField(primary_key=True)
     job = models.CharField(max_length=128)

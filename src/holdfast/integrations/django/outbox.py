@@ -84,7 +84,12 @@ def _add(
 
 
 class Relay(relay.Relay):
-    """Sends the rows of `holdfast_outbox`: `manage.py holdfast relay`."""
+    """Sends the rows of `holdfast_outbox`: `manage.py holdfast relay`.
+
+    With several databases, one for each: `manage.py holdfast relay shop.relays:orders`.
+
+        orders = Relay(app, using="orders")
+    """
 
     def __init__(
         self, app: Holdfast, *, using: str | None = None, batch: int = relay.BATCH
