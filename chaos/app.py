@@ -14,7 +14,7 @@ import functools
 import os
 from typing import Any, Final
 
-from chaos import zoo
+from chaos import flows, zoo
 from chaos.effects import Effects
 from chaos.limits import NARROW
 from holdfast.app import Holdfast
@@ -80,6 +80,7 @@ def make_app(nats_url: str | None = None, namespace: str | None = None) -> Holdf
     _define_quick(app)
     _define_limited(app)
     _define_steady(app)
+    flows.define(app, RETRY)
     _define_zoo(app)
     _define_schedules(app)
     return app

@@ -16,6 +16,8 @@ Violations, each a sentence with the names in it:
               process ended by itself
 * over        more runs of a limit's key at the same time than it allows (`chaos.limits`)
 * overtaken   a run of an ordered key that started before an earlier one was done
+* stuck       a flow, or a child of one, that has not ended (`chaos.flows`)
+* orphan      a child of a flow that is unknown
 * dead        a run was given up
 * open        a fault that could not be healed, work that was still waiting at the end, or a place
               in a limit that nobody needs
@@ -36,6 +38,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
+from chaos import flows
 from chaos.effects import Line
 from chaos.fleet import Exit
 from chaos.history import Operation
@@ -133,6 +136,7 @@ class Checker:
         self._check_records()
         self._check_exits()
         self._check_limits()
+        self._check_flows()
         for wound in self._wounds:
             if wound.error:
                 self.verdict.add("open", f"fault {wound.fault.number}", wound.error)
@@ -278,6 +282,12 @@ class Checker:
         for subject, story in overtaken(self._operations, self._lines):
             self.verdict.add("overtaken", subject, story)
 
+    def _check_flows(self) -> None:
+        if self._forgotten(0.0):
+            return  # the records say who is whose child
+        for violation in flows.astray(self._operations, self._records):
+            self.verdict.add(*violation)
+
     def _faults(self, targets: set[str], since: float, until: float) -> list[Wound]:
         """Faults of these targets or of servers that may have mattered; the targets' own last."""
         found = [w for w in self._wounds if w.began <= until and w.ended >= since]
@@ -289,6 +299,7 @@ class Checker:
     def _check_records(self) -> None:
         once = {run for o in self._operations if o.at_most_once for run in o.runs}
         given_up = once | {run for o in self._operations if o.doomed for run in o.runs}
+        given_up |= flows.meant_to_fail(self._operations, self._records)
         for run in once:
             if len(self._starts.get(run, ())) > 1:
                 self.verdict.add("duplicated", run, "started twice, though at most once")

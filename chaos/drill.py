@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from chaos import flows
 from chaos.app import POISON_CODE, make_app, slot_mark
 from chaos.backup import Backup
 from chaos.checker import Checker, Verdict
@@ -49,8 +50,9 @@ from holdfast.status.limits import Limits
 
 APP: Final = "chaos.app:app"
 SETTLE_SECONDS: Final = 150.0
-QUIET_SECONDS: Final = 25.0
-"""Queues empty for this long with something missing: it will not come."""
+QUIET_SECONDS: Final = 60.0
+"""Queues empty for this long with something missing: it will not come. Coordinators look at a flow
+that was parked for 30 s."""
 ENVIRONMENT: Final = {
     "HOLDFAST_REPLICAS": "3",  # the servers do not report how many they are
     "HOLDFAST_WORKER_CRASH_LIMIT": "100",  # repeated kills are not the run's fault
@@ -317,11 +319,13 @@ class Drill:
         return due
 
     async def _undecided(self, broker: Broker) -> bool:
-        """Whether a run that must not start twice is neither done nor written off yet."""
+        """Whether a run that must not start twice is neither done nor written off yet, or a flow
+        has not ended."""
         bucket, happened = Bucket(broker, broker.names.runs), self._happened()
         for operation in self._history.operations.values():
             open_end = operation.at_most_once or operation.doomed
-            if open_end and not happened.issuperset(operation.marks):
+            waits = open_end and not happened.issuperset(operation.marks)
+            if waits or operation.kind in flows.KINDS:
                 for run in operation.runs:
                     entry = await bucket.get(run)
                     if entry is not None and not runs.decode(entry.value).terminal:

@@ -36,6 +36,8 @@ PROMISES: Final = {
     "unexplained": "repeats without a cause",
     "over": "limits exceeded",
     "overtaken": "ordered runs overtaken",
+    "stuck": "flows stuck",
+    "orphan": "children without a flow",
     "dead": "runs given up",
     "open": "faults or queues left open",
 }

@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
+from chaos import flows
 from chaos.app import ANIMALS, ANNOUNCED
 from chaos.history import History
 from chaos.limits import KEYS, lane_mark
@@ -47,6 +48,9 @@ MIX: Final = {
     "narrow": 10,
     "sorted": 6,
     "paced": 4,
+    "flow": 6,
+    "undone": 2,
+    "called": 1,
 }
 LIMITED: Final = ("narrow", "sorted", "paced")
 """Jobs with limits; few enough that nothing waits for good, many enough that runs wait."""
@@ -139,6 +143,10 @@ class Workload:
         if kind in LIMITED:
             lane, failing = dice.randrange(KEYS), dice.random() < FAILING
             return lambda: self._limited(name, kind, lane, min(seconds, 0.3), int(failing))
+        if kind in flows.KINDS:
+            return lambda: self._flow(
+                name, kind, seconds / 3, int(failures > 3), dice.uniform(0, 5)
+            )
         return jobs[kind]
 
     async def _touch(
@@ -178,6 +186,39 @@ class Workload:
         turn = self._turns[lane] if kind == "sorted" else contextlib.nullcontext()
         async with turn:
             await self._send(mark, kind, kind, (mark,), arguments, {"key": mark})
+
+    async def _flow(
+        self, name: str, kind: str, seconds: float, failures: int, pause: float
+    ) -> None:
+        """A flow, and what it waits for: its event, or somebody who cancels it."""
+        more = {"flow": {"seconds": seconds, "failures": failures}, "undone": {"seconds": seconds}}
+        sent = time.monotonic()
+        marks = flows.marks_of(kind, name)
+        await self._send(name, kind, kind, marks, more.get(kind, {}), {"key": name})
+        operation = self._history.operations[name]
+        if kind == "undone" or operation.forbidden:
+            return
+        await self._pause(pause)
+        if kind == "called":
+            await self._call_off(next(iter(operation.runs), ""))
+            return
+        heard = flows.heard_mark(name)
+
+        async def go() -> str:
+            await self._app.publish(flows.GO, key=name)
+            if time.monotonic() > sent + flows.IN_TIME_SECONDS or not operation.required:
+                raise BrokerError("too late to be sure that it is received")
+            return ""
+
+        await self._make(heard, "heard", (heard,), go, TRIES, 0.0)
+
+    async def _call_off(self, run: str) -> None:
+        """Cancel a flow once it waits; if that fails, its own time ends it."""
+        with contextlib.suppress(HoldfastError):
+            async with asyncio.timeout(10):
+                while run and (await self._app.run(run).status()).state != "parked":
+                    await self._pause(0.3)
+            await self._app.run(run).cancel()
 
     async def _misbehave(self, name: str, how: str) -> None:
         job = "misbehave" if ANIMALS[how].is_async else "misbehave_plainly"

@@ -419,7 +419,9 @@ async def test_purged_children_are_told_to_their_flow(
         assert await run.result(timeout=20) == ["lost: its message is gone"] * 3
 
 
-async def test_operator_sees_signals_and_resumes_a_flow(app: Holdfast) -> None:
+async def test_operator_sees_signals_and_resumes_a_flow(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it waits for, since when, its operations, and who sent the event."""
 
     @app.flow
@@ -436,12 +438,18 @@ async def test_operator_sees_signals_and_resumes_a_flow(app: Holdfast) -> None:
         found = flows.Flows(client)
         (info,) = await found.list()
         assert (info.state, info.waits) == ("parked", "event approved, key o1")
-        assert (await found.signal("approved", "o1", b"true", "ann")).subscribed
+        publish = client.publish_signal
 
         async def sleeps() -> bool:
             return (await found.list())[0].waits.startswith("until ")
 
-        await until(sleeps)
+        async def publish_and_be_slow(*args: Any) -> Any:
+            stored = await publish(*args)
+            await until(sleeps)
+            return stored
+
+        monkeypatch.setattr(client, "publish_signal", publish_and_be_slow)
+        assert (await found.signal("approved", "o1", b"true", "ann")).subscribed
         detail = await found.show(run.id)
         assert [(line.kind, line.name, line.by) for line in detail.lines] == [
             ("step", "prepare", ""),
@@ -451,7 +459,14 @@ async def test_operator_sees_signals_and_resumes_a_flow(app: Holdfast) -> None:
         assert detail.lines[-1].open
         await found.resume(run.id)
         await until(lambda: is_parked(run))
+        called = (await found.show(run.id)).calls
+        assert called >= 2
         assert await run.cancel()
+        with pytest.raises(RunCancelled):
+            await run.result(timeout=20)
+        detail = await found.show(run.id)
+        assert detail.lines[-1].error == "the flow ended here"
+        assert detail.calls > called  # it was called once more, to undo
 
 
 async def subjects_of(app: Holdfast, stream: str, pattern: str) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from chaos import Checker, Fault, History, Line, Verdict, Wound
 from chaos.fleet import Exit
+from holdfast.model.journal import Parent
 from holdfast.model.run import Attempt, RunRecord
 
 
@@ -254,3 +255,38 @@ def test_run_that_overtakes_an_earlier_one_of_its_key_is_told(tmp_path: Path) ->
     assert not kinds(check(found, *good))
     bad = [*lines, start(second, at=1.5), effect(second, at=1.6), effect(first, epoch=2, at=2.1)]
     assert "overtaken" in kinds(check(found, *bad))
+
+
+def test_flows_that_have_not_ended_as_they_should_are_told(tmp_path: Path) -> None:
+    """A parked flow is stuck, one that fails unasked is dead, a child without a flow an orphan."""
+    found = History(tmp_path / "history.jsonl")
+    for name, kind in (("f1", "flow"), ("f2", "flow"), ("u1", "undone"), ("c1", "called")):
+        found.invoke(name, kind, (f"{name}/first",))
+        found.ok(name, f"flow/{name}")
+    found.close()
+    lines = [effect(f"{name}/first") for name in found.operations]
+
+    def record(state: str, parent: str = "") -> RunRecord:
+        where = str(Parent(parent, "g", "j", 1, 0, 3)) if parent else ""
+        return RunRecord(state, "g", "j", parent=where)
+
+    good = {
+        "flow/f1": record("done"),
+        "flow/f2": record("done"),
+        "flow/u1": record("dead"),
+        "flow/c1": record("cancelled"),
+        "child": record("done", "flow/f1"),
+        "lost child": record("dead", "flow/c1"),
+    }
+    assert not kinds(check(found, *lines, records=good))
+    assert kinds(check(found, *lines, records=good | {"flow/f1": record("parked")})) == ["stuck"]
+    assert "dead" in kinds(check(found, *lines, records=good | {"flow/f1": record("dead")}))
+    undone = good | {"flow/u1": record("done")}
+    assert kinds(check(found, *lines, records=undone)) == ["dead"]
+    waits = good | {"child": record("running", "flow/f1")}
+    assert kinds(check(found, *lines, records=waits)) == ["stuck"]
+    alone = good | {"child": record("done", "flow/gone")}
+    assert kinds(check(found, *lines, records=alone)) == ["orphan"]
+    drop = Wound(Fault(1, 0, "drop", "records", "records", 1.0, what="runs"), 2.0, 3.0)
+    assert not kinds(check(found, *lines, records=alone, wounds=[drop]))
+    assert kinds(check(found, *lines[1:], records=good)) == ["lost"]

@@ -51,14 +51,16 @@ async def show(run: FlowArgument) -> None:
 def _print(found: FlowDetail, now: float) -> None:
     info = found.info
     out.say(f"{info.job} {info.run} is {info.state}")
-    if info.waits:
-        out.say(f"waits for {info.waits}, since {out.age(now - info.since)}")
+    if info.waits and info.state == "parked":
+        what = info.waits if info.waits.startswith("until ") else f"for {info.waits}"
+        out.say(f"waits {what}, since {out.age(now - info.since)}")
     for text in (info.error, found.broken):
         if text:
             out.note(text)
     if info.parent:
         out.say(f"child of {info.parent}")
-    out.say(f"called {found.calls} times")
+    if found.calls:
+        out.say("called once" if found.calls == 1 else f"called {found.calls} times")
     out.say("")
     out.listing(
         found.lines,

@@ -82,6 +82,7 @@ class JournalEntry(msgspec.Struct, omit_defaults=True, frozen=True):
     attempt: Count = 0
     due: Instant = 0.0
     total: Count = 0
+    """How many children; in the end of a flow, how often it was called."""
     sequence: Count = 0
     """Of the event that was received."""
     missing: bool = False
@@ -249,6 +250,11 @@ class FlowJournal:
         """Which life of the flow's id this is."""
         known = self.start or self.end
         return known.generation if known else 0
+
+    @property
+    def calls(self) -> int:
+        """How often its function was called; 0: an earlier build did not store it."""
+        return self.end.total if self.end is not None else len(self.opened) + 1
 
     def gather_number(self, n: int) -> int:
         """The number under which the children of an operation are known."""

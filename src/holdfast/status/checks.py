@@ -7,6 +7,7 @@ refuses, or that would remove messages somebody chose to keep, are left to a per
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -27,6 +28,7 @@ from holdfast.names import REFUSALS, parse_consumer
 from holdfast.status.flows import Flows
 from holdfast.status.jobs import Jobs
 from holdfast.status.limits import Limits
+from holdfast.status.operators import many
 from holdfast.status.probes import Finding, Jetstream, Level, Site, few, refusals
 from holdfast.status.stranded import Stranded
 from holdfast.status.unreadable import UnreadableRecords
@@ -342,8 +344,8 @@ async def flows(site: Site) -> list[Finding]:
         text = f"{len(stuck)} flows wait although they need not: {few(stuck)}"
         todo = "a coordinator wakes them within a minute; or run 'holdfast doctor --fix'"
         found.append(Finding("flows", "fail", text, todo))
-    if stopped := await known.list(state="stopped"):
-        text = f"{len(stopped)} flows are stopped, because their code does not fit their journal: "
+    if stopped := await known.list(state="stopped", limit=sys.maxsize):
+        text = f"{many(len(stopped), 'flow')} stopped, because the code does not fit the journal: "
         text += few([one.run for one in stopped])
         todo = "'holdfast flows show RUN' says why; deploy code that fits, and they continue"
         found.append(Finding("flows", "warn", text, todo))

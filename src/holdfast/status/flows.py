@@ -96,7 +96,7 @@ class FlowDetail(msgspec.Struct, frozen=True):
     ended: float
     lines: Sequence[FlowLine]
     calls: int
-    """How often another process took it over or it was woken."""
+    """How often its function was called: at first, when it was woken, by another process."""
     broken: str
     """Why its journal cannot be read."""
 
@@ -138,8 +138,8 @@ class Flows:
             _info(entry, record),
             record.created,
             record.ended,
-            lines,
-            len(journal.opened) + 1,
+            _where_it_ended(lines, record),
+            journal.calls,
             broken,
         )
 
@@ -209,9 +209,10 @@ class Flows:
         from holdfast.names import H_MSG_ID, H_USER
 
         headers = {H_MSG_ID: _make_id("e")} | ({H_USER: by} if by else {})
-        stored = await self._client.publish_signal(check_event(event), key, body, headers)
-        pattern = self._names.waits_of(self._names.signal(event, key))
+        pattern = self._names.waits_of(self._names.signal(check_event(event), key))
+        # Looked up before: a flow that gets it has removed its wait a moment later.
         waiting = [run async for run, _, _ in self._client.journals.waiting(pattern)]
+        stored = await self._client.publish_signal(event, key, body, headers)
         return EventSent(event, headers[H_MSG_ID], stored.duplicate, bool(waiting))
 
     async def resume(self, run: str) -> RunRecord:
@@ -327,3 +328,13 @@ def _info(entry: StoredRecord, record: RunRecord) -> FlowInfo:
         record.error,
         record.parent.partition(" ")[0],
     )
+
+
+def _where_it_ended(lines: list[FlowLine], record: RunRecord) -> list[FlowLine]:
+    """Say so at a wait that was never over: nothing is stored of its end."""
+    last = max((n for n, line in enumerate(lines) if line.kind != "undo"), default=-1)
+    if record.terminal and record.state != "done" and last >= 0:
+        line = lines[last]
+        if line.kind in ("gather", "sleep", "event") and not (line.error or line.by):
+            lines[last] = msgspec.structs.replace(line, error="the flow ended here")
+    return lines

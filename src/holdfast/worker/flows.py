@@ -205,6 +205,7 @@ class FlowRunner:
             attempt=held.stamp,
             since=journal.created or held.created,
             story=journal.story(),
+            total=journal.calls,
         )
 
     async def clean(self, held: Held, leftovers: Sequence[JournalEntry] = ()) -> None:
