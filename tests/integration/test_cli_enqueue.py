@@ -11,11 +11,13 @@ import pytest
 from holdfast import Backoff, Context, Discard, Holdfast
 from holdfast.cli import build
 from holdfast.cli.command import run_cli
+from holdfast.cli.enqueue import tell_failures
 from holdfast.cli.typed import read_payload
 from holdfast.errors import InvalidInput, InvalidPayload
 from holdfast.status.messages import oldest
 from tests.integration.cli_support import holdfast
 from tests.integration.support import Seen, client_of, working
+from tests.support import until
 
 
 @pytest.fixture
@@ -109,6 +111,33 @@ async def test_enqueue_wait_tells_how_the_run_ended(
         ended = await holdfast(app, "enqueue", "echo", payload, "--wait", "--timeout", limit)
     assert (ended.code, ended.out) == (code, out)
     assert err in ended.err
+
+
+async def test_enqueue_wait_says_why_the_end_is_far_off(
+    app: Holdfast, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that waits an hour for its second attempt does not keep a silent terminal open."""
+
+    @app.job(retry=Backoff.list(["1h"]))
+    async def flaky() -> None:
+        raise ValueError("no good")
+
+    said = ""
+
+    async def told() -> bool:
+        nonlocal said
+        said += capsys.readouterr().err
+        return "an attempt failed: ValueError: no good; the next one starts in 1h" in said or (
+            "an attempt failed: ValueError: no good; the next one starts in 59m" in said
+        )
+
+    async with app, working(app):
+        run = await flaky.enqueue()
+        telling = asyncio.create_task(tell_failures(await client_of(app), run.id))
+        try:
+            await until(told, 60, "a remark about the failed attempt")
+        finally:
+            telling.cancel()
 
 
 async def test_enqueue_wait_as_json_carries_the_result(app: Holdfast, shop: Holdfast) -> None:

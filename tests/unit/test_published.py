@@ -109,6 +109,7 @@ def known(handler: Any) -> Published:
         (several, '{"a": 1, "bb": "y"}', "payload: 'bb' is unknown; did you mean 'b'?"),
         (several, '{"b": "y"}', "payload: 'a' is missing"),
         (several, "{}", "payload: 'a' is missing"),
+        (one, "{}", "order: 'id', 'email' are missing"),
         (model, '{"name": "x"}', "item: 'id' is missing"),
         (both, "5", "an object with 'item', 'colour', 'options', not an integer"),
         (both, '{"item": {"id": 1}, "colour": "green"}', "colour: expected one of 'blue', 'red'"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -10,7 +12,7 @@ from holdfast.cli import out
 from holdfast.cli.command import command, operating
 from holdfast.cli.options import DataArgument, HeaderOption, argument, option
 from holdfast.cli.typed import headers_of, read_payload
-from holdfast.errors import HoldfastError, InvalidInput, RunNotFound
+from holdfast.errors import BrokerError, HoldfastError, InvalidInput, RunNotFound
 from holdfast.names import DEFAULT_GROUP
 from holdfast.status import actions
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 FAILED = 3  # exit codes with --wait; 1 and 2 mean an error and wrong usage
 CANCELLED = 4
 TIMED_OUT = 124  # as timeout(1)
+LOOK_SECONDS = 1.0
+"""How often a run that is waited for is looked up: retries that come sooner need no remark."""
 
 
 @command("enqueue")
@@ -157,6 +161,7 @@ def _facts(request: Request, enqueued: Enqueued) -> dict[str, Any]:
 
 
 async def _wait(client: Client, request: Request, enqueued: Enqueued, limit: float | None) -> int:
+    telling = asyncio.create_task(tell_failures(client, enqueued.run), name="tell-failures")
     try:
         record = await client.wait(enqueued.run, enqueued.sequence, limit)
     except TimeoutError:
@@ -167,9 +172,26 @@ async def _wait(client: Client, request: Request, enqueued: Enqueued, limit: flo
             f"{error}; or its job keeps no records (delivery='at_least_once'), so there is "
             "nothing to wait for"
         ) from None
+    finally:
+        telling.cancel()
     result = await client.result_bytes(record) if record.state == "done" else b""
     _print_end(request, enqueued, record, result)
     return _code(record.state)
+
+
+async def tell_failures(client: Client, run: str) -> None:
+    """Say why the end is still far off: attempts fail, and the waits in between may be long."""
+    from holdfast.durations import text
+
+    told = 0
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        with contextlib.suppress(BrokerError):
+            record = await client.read(run)
+            if record and record.state == "failed" and record.message > told:
+                told = record.message
+                pause = text(round(max(0.0, record.due - client.broker.server_now())))
+                out.note(f"an attempt failed: {record.error}; the next one starts in {pause}")
 
 
 def _print_end(request: Request, enqueued: Enqueued, record: RunRecord, result: bytes) -> None:

@@ -154,7 +154,8 @@ def _members(
         meant = f"did you mean {near!r}?" if near else f"known are {_listed(known)}"
         return f"{where}: {unknown[0]!r} is unknown; {meant}"
     missing = [name for name in required if name not in given]
-    return f"{where}: {_listed(missing)} is missing" if missing else ""
+    verb = "is" if len(missing) == 1 else "are"
+    return f"{where}: {_listed(missing)} {verb} missing" if missing else ""
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

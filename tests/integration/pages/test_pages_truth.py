@@ -136,3 +136,23 @@ def test_charts_need_no_memory_of_the_web(world: World, open_tab: Open) -> None:
     finally:
         tab.goto("about:blank")
         site.close()
+
+
+def test_what_cannot_be_done_with_a_state_is_not_offered(world: World, tab: Page) -> None:
+    """Nothing leads from a filtered list to a page that refuses the filter."""
+    every = {"Cancel …": "verb=cancel", "Run again …": "verb=retry"}
+    for state, offered in (("queued", {"Cancel …"}), ("dead", {"Run again …"}), ("done", set())):
+        tab.goto(f"{world.site.url}/runs?state={state}")
+        for text, verb in every.items():
+            links = tab.locator(f'#runs a[href*="{verb}"]')
+            expect(links).to_have_count(1 if text in offered else 0)
+    tab.goto(f"{world.site.url}/runs?job=charge")
+    expect(tab.locator('#runs a[href*="/do/runs/bulk"]')).to_have_count(2)
+
+
+def test_only_what_is_wrong_is_marked(world: World, tab: Page) -> None:
+    """A node that is gone does not colour the number of waiting runs."""
+    tab.goto(world.site.url)
+    expect(tab.locator(".verdict")).to_have_attribute("data-level", "bad")
+    waiting = tab.locator(".tile", has_text="Waiting").first
+    expect(waiting).not_to_have_class("tile bad")

@@ -18,6 +18,7 @@ from holdfast.errors import InvalidInput
 from holdfast.status.jobs import JobInfo
 from holdfast.status.listing import STATES, RunFilter, RunInfo
 from holdfast.status.searching import member
+from holdfast.web.bulks import VERBS
 from holdfast.web.pages import jobs
 from holdfast.web.pages.request import PageRequest, ViewerPage
 from holdfast.web.services import Access
@@ -29,6 +30,8 @@ SHOWN: Final = 50
 """Rows of one page."""
 RANGES: Final = ("15m", "1h", "24h", "7d", "30d")
 ENDED: Final = ("done", "cancelled", "dead", "lost")
+BULK: Final = {"cancel": "Cancel …", "retry": "Run again …"}
+"""What is offered for all runs that match."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -95,10 +98,22 @@ async def list_runs(request: Request, page: ViewerPage, before: str = "") -> Res
         tabs=await tabs(page, wanted, every),
         ranges=RANGES,
         before=before,
+        bulk=bulk(wanted),
         known=sorted({one.job for one in every}),
         groups=sorted({one.group for one in every}),
         reasons=await reasons(page, found.runs if found else [], every),
     )
+
+
+def bulk(wanted: Wanted) -> list[tuple[str, str]]:
+    """What can be done with all runs that match: nothing that no run in the chosen state allows."""
+    if wanted.empty:
+        return []
+    return [
+        (name, text)
+        for name, text in BULK.items()
+        if not wanted.state or wanted.state in VERBS[name].states
+    ]
 
 
 async def tabs(
