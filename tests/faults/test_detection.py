@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import statistics
 import time
@@ -85,15 +86,15 @@ class Story:
         assert len(self.gaps) == count * IN_FLIGHT
         assert set(self.effects.starts_per_run().values()) == {2}
 
-    async def replace_only_worker(self, job: str) -> None:
-        """Kill the only worker with its keeper, then start another."""
+    async def replace_only_worker(self, job: str) -> int:
+        """Kill the only worker with its keeper, then start another; returns the first's pid."""
         victim = self._worker()
         try:
             await victim.ready()
             runs = await self._in_flight(job, 0)
             victim.kill_all()
             victim.process.wait()
-            victim = self._worker()
+            killed, victim = victim.pid, self._worker()
             self.effects.open("gate-0")
             for run in runs:
                 await run.result(timeout=60)
@@ -101,6 +102,7 @@ class Story:
             victim.close()
             await self.app.close()
         assert set(self.effects.starts_per_run().values()) == {2}
+        return killed
 
     async def _in_flight(self, job: str, number: int) -> list[Run[object]]:
         before = len(self.effects.starts())
@@ -199,6 +201,6 @@ async def test_only_worker_is_judged_as_soon_as_another_can_take_over(
     """Killed with its keeper while no other worker lives: its runs start again on the next one."""
     with judged(nats, namespace, tmp_path) as judges:
         await _watching(judges)
-        await story.replace_only_worker("held")
+        killed = await story.replace_only_worker("held")
         said = "".join(judge.text() for judge in judges)
-    assert said.count("its process is gone") == 1, said
+    assert len(re.findall(rf"-{killed}-\w+ is lost: its process is gone", said)) == 1, said

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import io
 import json
+import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -219,12 +220,27 @@ def _through_cli(
 
 def _run_cli(command: list[str]) -> tuple[int, str]:
     out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), _same_logging():
         try:
             main(command)
         except SystemExit as end:
             return int(end.code or 0), out.getvalue()
     return 0, out.getvalue()
+
+
+@contextlib.contextmanager
+def _same_logging() -> Iterator[None]:
+    """A command sets up the logging of its process, which here is that of other tests, too."""
+    loggers = [logging.getLogger(name) for name in ("", "holdfast", "nats")]
+    levels = [one.level for one in loggers]
+    handlers, disabled = loggers[0].handlers[:], logging.root.manager.disable
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        loggers[0].handlers[:] = handlers
+        logging.disable(disabled)
 
 
 async def _drained(url: str, namespace: str) -> dict[str, int]:

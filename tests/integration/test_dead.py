@@ -358,7 +358,7 @@ async def ttl_of(client: Client, run: str) -> float | None:
     kept = await last_of(client.broker, client.runs.stream, kv_subject(client.runs.name, run))
     assert kept is not None
     text = kept.headers.get(H_TTL)
-    return float(text.removesuffix("ms")) / 1000 if text else None
+    return float(text.removesuffix("s")) if text else None
 
 
 async def test_replay_of_at_least_once_leaves_no_lasting_record(app: Holdfast, seen: Seen) -> None:

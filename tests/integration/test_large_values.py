@@ -71,7 +71,7 @@ async def test_large_result_expires_after_its_record(app: Holdfast) -> None:
         found = await broker.request(
             f"$JS.API.DIRECT.GET.{stream}", b'{"seq": %d}' % sequence, timeout=5
         )
-        assert found.headers["Nats-TTL"] == "5060000ms"
+        assert found.headers["Nats-TTL"] == "5060s"
 
 
 @sending

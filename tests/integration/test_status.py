@@ -536,6 +536,16 @@ async def test_pause_outlives_the_consumers_of_its_job(
             await seen.wait(3)
 
 
+async def test_job_that_was_resumed_is_not_paused_again(app: Holdfast, shop: Shop) -> None:
+    """A scheduler that has not heard of it yet takes its own pause back."""
+    async with operating(app) as client, working(app):
+        jobs = Jobs(client)
+        await jobs.pause("sink")
+        await jobs.resume("sink")
+        await jobs.pause_again({("default", "sink")})
+        assert not (await job_info(client, "sink")).paused
+
+
 async def delete_consumers(client: Client, job: str) -> None:
     """As somebody would by hand."""
     for stream in (client.broker.names.jobs, client.broker.names.events):

@@ -126,6 +126,7 @@ def test_describe_tells_jobs_with_groups_and_parameters(folder: Path) -> None:
                 "sample": '{"a": 0, "b": 0}',
                 "on": [],
                 "timeout": None,
+                "ordered": False,
             }
         ],
         "schedules": [],

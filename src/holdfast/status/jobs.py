@@ -428,10 +428,16 @@ class Jobs:
         return [i for i in await self.list(job, group) if (i.group, i.job) in targets]
 
     async def pause_again(self, paused: Set[tuple[str, str]]) -> None:
-        """Pause those consumers of these jobs that are not paused."""
+        """Pause those consumers of these jobs that are not paused.
+
+        Whoever resumed a job removed its record before its consumers: if the record is gone after
+        our pause, the job was resumed meanwhile, and would stay paused for ever.
+        """
         for one in await self._consumers():
             if (one.group, one.job) in paused and not one.paused:
                 await self._client.topology.pause(one.stream, one.name)
+                if await self._pauses.get(pause_key(one.group, one.job)) is None:
+                    await self._client.topology.resume(one.stream, one.name)
 
     async def _write_down(self, verb: Literal["pause", "resume"], group: str, job: str) -> None:
         key = pause_key(group, job)

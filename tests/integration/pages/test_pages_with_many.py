@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from holdfast.clock import rfc3339
 from holdfast.durations import instant
 from holdfast.names import H_MSG_ID
 from holdfast.status.jobs import Jobs
-from holdfast.status.listing import LOOK
+from holdfast.status.listing import LOOK, RunFilter, RunPages
 from holdfast.web import bulks
 from holdfast.web.auth import User
 from holdfast.web.pages import bulk
@@ -34,11 +35,20 @@ def send(world: World, job: str, count: int, prefix: str, **headers: str) -> Non
     world.call(work())
 
 
-def purge(world: World, job: str) -> None:
+async def latest(world: World, job: str) -> float:
+    """When the newest run of a job was sent."""
+    page = await RunPages(await world.client()).page(RunFilter(job=job, group="other"), 1)
+    return page.runs[0].updated
+
+
+def tidy_up(world: World) -> None:
+    """What waits is gone, but for one run, as other tests expect it."""
+
     async def work() -> None:
-        await Jobs(await world.client()).purge(job)
+        await Jobs(await world.client()).purge("unserved")
 
     world.call(work())
+    send(world, "unserved", 1, secrets.token_hex(4))  # a key that the server does not know yet
 
 
 def wait_bulk(world: World, tab: Page, state: str) -> None:
@@ -80,8 +90,7 @@ def test_runs_are_found_by_what_was_sent(world: World, tab: Page) -> None:
         expect(tab.locator("#runs progress")).to_have_attribute("value", "0.4")
         check_page(tab)
     finally:
-        purge(world, "unserved")
-        send(world, "unserved", 1, "u")
+        tidy_up(world)
 
 
 def test_all_matching_runs_are_cancelled_after_a_count(world: World, open_tab: Open) -> None:
@@ -107,8 +116,9 @@ def test_bulk_action_takes_what_was_counted(world: World, open_tab: Open) -> Non
     """An end in time that the user chose is kept, and so is a beginning that moves with the time;
     what was sent after the question is left alone."""
     send(world, "unserved", 3, "early", **{"X-Customer": "8"})
-    between = rfc3339(world.now())
-    world.call(until(lambda: world.now() > instant(between, "") + 0.05, what="a later time"))
+    between = rfc3339(world.call(latest(world, "unserved")) + 0.001)
+    # What a process knows of the server's time is some milliseconds off, more when it was busy.
+    world.call(until(lambda: world.now() > instant(between, "") + 0.5, what="a later time"))
     send(world, "unserved", 2, "late", **{"X-Customer": "8"})
     tab = open_tab(java_script_enabled=False)
     try:
@@ -123,8 +133,7 @@ def test_bulk_action_takes_what_was_counted(world: World, open_tab: Open) -> Non
         tab.goto(f"{world.site.url}/runs?q=X-Customer%3D8&state=queued")
         expect(tab.locator("#runs tbody tr")).to_have_count(4)
     finally:
-        purge(world, "unserved")
-        send(world, "unserved", 1, "u")
+        tidy_up(world)
 
 
 def test_bulk_action_reaches_what_counting_did_not(
@@ -157,8 +166,7 @@ def test_bulk_action_reaches_what_counting_did_not(
         wait_bulk(world, tab, "complete")
         expect(tab.locator(".lead")).to_contain_text("3 runs done, 0 refused.")
     finally:
-        purge(world, "unserved")
-        send(world, "unserved", 1, "u")
+        tidy_up(world)
 
 
 def test_bulk_action_is_continued_by_another_process(
@@ -194,8 +202,7 @@ def test_bulk_action_is_continued_by_another_process(
     expect(tab.locator("main")).to_contain_text("unexpected error: KeyError")
     tab.goto(f"{world.site.url}/runs?q=X-Customer%3D10&state=queued")
     expect(tab.locator("#runs")).to_contain_text("No matching runs")
-    purge(world, "unserved")
-    send(world, "unserved", 1, "u")
+    tidy_up(world)
 
 
 def test_filters_work_on_older_pages(world: World, tab: Page) -> None:
