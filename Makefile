@@ -21,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile --no-loadsco
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: another-python help setup demo test check static unit k8s bench bench-full bench-growth bench-limits bench-claims chaos soak house coverage costs docs site release-check locks clean system
+.PHONY: another-python help setup demo test check static unit k8s bench bench-full bench-growth bench-limits bench-flows bench-claims chaos soak house coverage costs docs site release-check locks clean system
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -84,6 +84,9 @@ bench-claims: setup ## 10,000 publishes about 1,000 documents with kills, 50,000
 
 bench-limits: setup ## what limits cost and how fair they are, beside DBOS and taskiq (10 minutes)
 	$(BIN)/python -m benchmarks.limits
+
+bench-flows: setup ## flows beside DBOS and Temporal, fan-outs of 10,000, 100,000 sleepers (6 minutes)
+	$(BIN)/python -m benchmarks.flows
 
 chaos: setup system ## break everything for 5 minutes, check every promise (MINUTES=5 SEED=…)
 	$(BIN)/python -m chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \

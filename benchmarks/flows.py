@@ -1,133 +1,249 @@
-"""Flows: how many a second, what a fan-out costs, what sleepers cost.
+"""`python -m benchmarks.flows`: how many a second, what a fan-out and sleepers cost, beside others.
 
-    python -m benchmarks.flows              all of it
-    python -m benchmarks.flows steps gather sleepers
+    steps      flows of three steps per second of one worker process, from a full queue; beside
+               plain runs, DBOS on Postgres and Temporal's dev server, each as its quickstart says
+               and at the best setting that we found
+    gather     one flow with 10,000 children without work, beside draining 10,000 plain runs
+    sleepers   100,000 sleeping flows: memory of server and worker; then a kill -9 of the server,
+               while flows are due, until they are awake
 
-One worker in this process, one file-backed nats-server with default sync. Ratios inside one run
-mean more than the figures: the machine is rarely quiet.
+Each row has a fresh server (default sync). Ratios inside one run mean more than the figures.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import resource
+import contextlib
+import os
+import socket
+import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
-from holdfast import Flow, Holdfast, Worker
-from holdfast.config import WorkerConfig
+from benchmarks import environments, tally
+from benchmarks.limits import Stage, say
+from benchmarks.plan import ROOT
+from benchmarks.services import Missing
+from benchmarks.stage import memory_mb
+from benchmarks.subjects import flow_jobs
+from holdfast.errors import BrokerError
 from holdfast.server import Server
+from holdfast.status.jobs import Jobs
 
-FLOWS: Final = 3_000
-"""Enough for a second or two."""
-CHILDREN: Final = 10_000
+MODULE = "benchmarks.subjects.flow_jobs"
+FLOWS = 6_000
+ROUNDS = 3
+PEER_FLOWS = {"dbos": 600, "temporal": 200}
+"""A few seconds each."""
+CHILDREN = 10_000
 """The most that one gather takes."""
-SLEEPERS: Final = 10_000
-"""A tenth of what is promised: the rest is proportional."""
-
-app = Holdfast("bench")
-
-
-async def nothing(n: int) -> int:
-    """A step without work."""
-    return n
+SLEEPERS = 100_000
+DUE = 100
+"""Sleepers that are due while the server is away."""
+DAY_SECONDS = 86_400.0
+PATIENCE_SECONDS = 300.0
+GOALS = {"dbos": 5.0, "temporal": 30.0}
 
 
-@app.job
-async def plain(n: int) -> int:
-    """A run without work."""
-    return n
+@contextlib.contextmanager
+def staged() -> Iterator[Stage]:
+    """A server, and the app of the flows bound to it."""
+    with Server(fast=True) as server, tempfile.TemporaryDirectory() as folder:
+        stage = Stage("none", server, Path(folder), module=MODULE)
+        flow_jobs.app.connect_with(nats_url=server.url)
+        try:
+            yield stage
+        finally:
+            stage.end()
 
 
-@app.flow
-async def three(ctx: Flow, n: int) -> int:
-    """Three steps."""
-    for _ in range(3):
-        n = await ctx.step(nothing, n)
-    return n
+async def _drained(job: Any, arguments: list[Any], ends: int) -> float:
+    """Seconds from the first start to the last end, with everything waiting at the start."""
+    with staged() as stage:
+        async with flow_jobs.app:
+            for start in range(0, len(arguments), 5_000):
+                await job.enqueue_many(arguments[start : start + 5_000])
+            stage.work()
+            await stage.until(tally.ENDED, ends)
+        return stage.span()
 
 
-@app.flow
-async def wide(ctx: Flow, n: int) -> int:
-    """A fan-out."""
-    return len(await ctx.gather(plain.request(i) for i in range(n)))
+# ---- steps
 
 
-@app.flow
-async def sleeper(ctx: Flow, n: int) -> int:
-    """A long sleep."""
-    await ctx.sleep("1d")
-    return n
+async def steps(count: int, peers: bool) -> None:
+    """Flows of three steps, here and elsewhere."""
+    rates: dict[str, list[float]] = {"plain": [], "three": []}
+    for _ in range(ROUNDS):
+        for name, found in rates.items():
+            seconds = await _drained(flow_jobs.app.jobs[name], list(range(count)), count)
+            found.append(count / seconds)
+    flows = statistics.median(rates["three"])
+    for name, found in rates.items():
+        say(f"steps  {name:28s} {statistics.median(found):8,.0f} /s  {_few(found)}")
+    if peers:
+        environments.install(tuple(PEER_FLOWS))
+        for peer, goal in GOALS.items():
+            _beside(peer, flows, goal)
 
 
-async def _timed(what: Callable[[], Awaitable[Any]]) -> float:
-    began = time.perf_counter()
-    await what()
-    return time.perf_counter() - began
+def _beside(peer: str, ours: float, goal: float) -> None:
+    measure = {"dbos": _dbos, "temporal": _temporal}[peer]
+    for how in ("quickstart", "tuned"):
+        try:
+            rate = measure(how)
+        except (OSError, Missing, subprocess.SubprocessError) as error:
+            say(f"steps  {peer} {how}: not measured: {str(error)[:300]}")
+            if isinstance(error, subprocess.CalledProcessError):
+                say(str(error.stderr)[-600:])
+            continue
+        say(
+            f"steps  {peer + ' ' + how:28s} {rate:8,.1f} /s; ours: {ours / rate:.1f} times, "
+            f"goal {goal:.0f} times"
+        )
 
 
-async def _ended(runs: list[Any]) -> None:
-    for run in runs:
-        await run.result(timeout=300)
+def _dbos(how: str) -> float:
+    from tests.postgres import Postgres
+
+    database = Postgres()
+    database.start()
+    try:
+        return _printed("dbos", database.url, how)
+    finally:
+        database.kill()
 
 
-async def _parked(count: int) -> None:
-    backend: Any = await app.backend()
-    names = backend.broker.names
-    while True:
-        request = {"subjects_filter": names.later("default", "sleeper", "*", "*")}
-        info = await backend.broker.api(f"STREAM.INFO.{names.jobs}", request)
-        if int(info.get("total", 0)) >= count or len(info["state"].get("subjects") or {}) >= count:
+def _temporal(how: str) -> float:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = str(found.getsockname()[1])
+    program = environments.python("temporal").parent / "temporal"
+    command = [str(program), "server", "start-dev", "--headless", "--port", port]
+    with subprocess.Popen(
+        [*command, "--log-level", "never"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as server:
+        try:
+            _listening(int(port))
+            return _printed("temporal", port, how)
+        finally:
+            server.kill()
+
+
+def _listening(port: int) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return
-        await asyncio.sleep(0.05)
+        time.sleep(0.1)
+    raise Missing("Temporal's dev server did not start")
 
 
-async def steps() -> None:
-    """Flows of three steps beside plain runs."""
-    for job in (plain, three):
-        runs = await job.enqueue_many(range(FLOWS))
-        seconds = await _timed(lambda runs=runs: _ended(runs))
-        print(f"{job.name}: {FLOWS / seconds:,.0f} a second", flush=True)
-
-
-async def gather() -> None:
-    """A gather of children beside as many plain runs."""
-    runs = await plain.enqueue_many(range(CHILDREN))
-    drained = await _timed(lambda: _ended(runs))
-    run = await wide.enqueue(CHILDREN)
-    gathered = await _timed(lambda: _ended([run]))
-    print(
-        f"{CHILDREN:,} plain runs: {drained:.2f} s, gathered: {gathered:.2f} s, "
-        f"{gathered / drained:.2f} times",
-        flush=True,
+def _printed(peer: str, where: str, how: str) -> float:
+    module = f"benchmarks.subjects.{peer}_flows"
+    command = [str(environments.python(peer)), "-m", module, where, str(PEER_FLOWS[peer]), how]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
     )
+    return float(done.stdout.split()[-1])
 
 
-async def sleepers() -> None:
-    """Flows that sleep."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    await sleeper.enqueue_many(range(SLEEPERS))
-    seconds = await _timed(lambda: _parked(SLEEPERS))
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    print(f"{SLEEPERS:,} asleep after {seconds:.1f} s, worker +{grown:.0f} MB", flush=True)
+# ---- gather
 
 
-async def main(names: list[str]) -> None:
+async def gather(count: int) -> None:
+    """A gather of children beside as many plain runs."""
+    ratios = []
+    for _ in range(ROUNDS):
+        drained = await _drained(flow_jobs.plain, list(range(count)), count)
+        gathered = await _drained(flow_jobs.wide, [count], count + 1)
+        ratios.append(gathered / drained)
+        say(f"gather {count:,} plain runs {drained:.2f} s, children {gathered:.2f} s")
+    say(f"gather {statistics.median(ratios):.2f} times the plain runs, goal 2 times")
+
+
+# ---- sleepers
+
+
+async def sleepers(count: int) -> None:
+    """What sleeping flows cost, and how they wake after a kill of the server."""
+    with staged() as stage:
+        async with flow_jobs.app:
+            stage.work()
+            await flow_jobs.sleeper.enqueue(time.time() + DAY_SECONDS)
+            await _asleep(stage, 1)
+            server, worker = stage.server.pid, stage.workers[0].pid
+            before = memory_mb([server]), memory_mb([worker])
+            began = time.monotonic()
+            for start in range(0, count, 5_000):
+                part = [time.time() + DAY_SECONDS] * min(5_000, count - start)
+                await flow_jobs.sleeper.enqueue_many(part)
+            await _asleep(stage, count + 1)
+            took = time.monotonic() - began
+            after = memory_mb([server]), memory_mb([worker])
+            say(
+                f"sleepers {count:,} asleep after {took:.0f} s: "
+                f"{after[0] - before[0]:.0f} MB more in the server, goal below 100 for 100,000; "
+                f"{after[1] - before[1]:.0f} MB more in the worker"
+            )
+            due = time.time() + 10
+            await flow_jobs.sleeper.enqueue_many([due] * DUE)
+            await _asleep(stage, count + 1 + DUE)
+            stage.server.kill()
+            await asyncio.sleep(max(0.0, due - time.time()) + 0.5)
+            began = time.monotonic()
+            await asyncio.to_thread(stage.server.restart, PATIENCE_SECONDS)
+            up = time.monotonic() - began
+            await stage.until(tally.ENDED, DUE)
+            say(
+                f"sleepers {DUE} due while the server was killed: it was up after {up:.2f} s with "
+                f"{memory_mb([stage.server.pid]):.0f} MB, and all of them awake after "
+                f"{time.monotonic() - began:.2f} s, goal 2 s"
+            )
+
+
+async def _asleep(stage: Stage, count: int) -> None:
+    """Wait until so many flows were called and nothing waits or runs any more."""
+    await stage.until(tally.STARTED, count)
+    backend: Any = await flow_jobs.app.backend()
+    while True:
+        with contextlib.suppress(BrokerError):
+            (found,) = await Jobs(backend).list("sleeper")
+            if not found.waiting + found.in_flight:
+                return
+        await asyncio.sleep(0.2)
+
+
+def _few(values: list[float]) -> str:
+    return "(" + ", ".join(f"{value:,.0f}" for value in values) + ")"
+
+
+def main() -> int:
     """Measure what was asked for."""
-    chosen = {"steps": steps, "gather": gather, "sleepers": sleepers}
-    with Server() as server:
-        app.connect_with(nats_url=server.url, namespace="bench")
-        worker = Worker(app, WorkerConfig(concurrency=200))
-        task = asyncio.create_task(worker.run())
-        while not worker.pulling:  # noqa: ASYNC110 - it is a property
-            await asyncio.sleep(0.05)
-        for name in names or list(chosen):
-            await chosen[name]()
-        worker.stop()
-        await task
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.flows", description=__doc__)
+    parser.add_argument("rows", nargs="*", default=["steps", "gather", "sleepers"])
+    parser.add_argument("--flows", type=int, default=FLOWS)
+    parser.add_argument("--children", type=int, default=CHILDREN)
+    parser.add_argument("--sleepers", type=int, default=SLEEPERS)
+    parser.add_argument("--no-peers", action="store_true", help="only Holdfast")
+    options = parser.parse_args()
+    say(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    measures: dict[str, Callable[[], Any]] = {
+        "steps": lambda: steps(options.flows, not options.no_peers),
+        "gather": lambda: gather(options.children),
+        "sleepers": lambda: sleepers(options.sleepers),
+    }
+    for row in options.rows:
+        asyncio.run(measures[row]())
+    return 0
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1:]))
+    sys.exit(main())

@@ -61,8 +61,9 @@ def say(text: str) -> None:
 class Stage:
     """A server, and workers of the product's own command."""
 
-    def __init__(self, limit: str, server: Server, folder: Path) -> None:
+    def __init__(self, limit: str, server: Server, folder: Path, *, module: str = MODULE) -> None:
         self.limit = limit
+        self._module = module
         self.server = server
         self.folder = folder
         self.tallies = tally.Tallies(folder)
@@ -79,8 +80,17 @@ class Stage:
         self.job: Any = self.app.job(name="work")(_work)
 
     def work(self, *options: str) -> None:
-        command = [PRODUCT, "-m", "holdfast", "worker", f"{MODULE}:app", "--health-port", "0"]
+        command = [PRODUCT, "-m", "holdfast", "worker", f"{self._module}:app", "--health-port", "0"]
         self.workers.append(subprocess.Popen([*command, *options], env=self.env))
+
+    def end(self) -> None:
+        """End every worker."""
+        for worker in self.workers:
+            worker.send_signal(signal.SIGTERM)
+        for worker in self.workers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.wait(20)
+            worker.kill()
 
     async def send(self, count: int, key: Callable[[int], str], **more: Any) -> None:
         for start in range(0, count, 5_000):
@@ -111,12 +121,7 @@ def staged(limit: str) -> Iterator[Stage]:
         try:
             yield stage
         finally:
-            for worker in stage.workers:
-                worker.send_signal(signal.SIGTERM)
-            for worker in stage.workers:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    worker.wait(20)
-                worker.kill()
+            stage.end()
 
 
 async def drain(limit: str, keys: int) -> float:

@@ -88,7 +88,7 @@ async def repeating(
 
     The first time comes after the first pause, unless `at_once`.
     """
-    failing = False
+    failing = ""
     while True:
         if not at_once:
             await _pause(clock, every() if callable(every) else every, wake)
@@ -96,13 +96,13 @@ async def repeating(
         try:
             await step()
         except on as error:
-            if not failing:
+            if str(error) != failing:
                 log.info("%s failed: %s; trying again", what, error)
-            failing = True
+            failing = str(error)
         else:
             if failing:
                 log.info("%s works again", what)
-            failing = False
+            failing = ""
 
 
 async def _pause(clock: Clock, seconds: float, wake: asyncio.Event | None) -> None:

@@ -117,9 +117,9 @@ async def test_retrying_raises_what_waiting_does_not_help(error: Exception) -> N
 async def test_repeating_outlives_failures_and_says_so_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Upkeep that fails for an hour logs two lines, not thousands."""
+    """Upkeep that fails for an hour logs a line for each reason and one more, not thousands."""
     clock = FakeClock()
-    step = Steps(*[errors.Unavailable("no leader")] * 5)
+    step = Steps(*[errors.Unavailable("no leader")] * 3, *[errors.Unavailable("no stream")] * 2)
     with caplog.at_level(logging.INFO, "holdfast.retrying"):
         task = asyncio.create_task(repeating(step, clock=clock, every=1, what="upkeep"))
         await pass_time(clock, task, 8)
@@ -128,6 +128,7 @@ async def test_repeating_outlives_failures_and_says_so_once(
     assert step.calls >= 7
     assert [r.message for r in caplog.records] == [
         "upkeep failed: no leader; trying again",
+        "upkeep failed: no stream; trying again",
         "upkeep works again",
     ]
 

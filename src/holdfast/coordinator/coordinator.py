@@ -23,7 +23,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -41,7 +41,7 @@ from holdfast.coordinator.recovery import DeadInboxes, Recovery
 from holdfast.coordinator.unfiled import LOOK_SECONDS
 from holdfast.coordinator.view import NodeView, Seen
 from holdfast.durations import text
-from holdfast.errors import BrokerError, Conflict
+from holdfast.errors import BrokerError, Conflict, HoldfastError
 from holdfast.model import node as nodes
 from holdfast.model.lifecycle import NodeState
 from holdfast.model.liveness import Liveness
@@ -192,13 +192,21 @@ class Coordinator(Role):
         if not (self.may_judge and self.member.heartbeat.may_judge):
             return
         due = self._look_for_orphans or self._recovery.unfinished
+        repairs: list[Callable[[], Awaitable[object]]] = []
         if due:
-            await self._adopt()
+            repairs.append(self._adopt)
         if due or self.broker.clock.monotonic() >= self._next_look:
-            await self._look_for_stranded()
+            repairs.append(self._look_for_stranded)
         if due or self._is_first:
-            await self._limits.repair(lines=due)
-            await self._wake_flows()
+            repairs += [lambda: self._limits.repair(lines=due), self._wake_flows]
+        failed: list[HoldfastError] = []
+        for repair in repairs:  # what one of them cannot reach keeps nobody else waiting
+            try:
+                await repair()
+            except HoldfastError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
 
     async def _wake_flows(self) -> None:
         """Wake flows that nobody has woken; every record is read, so not too often."""
