@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 from typing import Any
@@ -155,3 +156,24 @@ async def test_memory_takes_nothing_without_a_free_thread(app: Holdfast) -> None
         record = await mem.record(runs[1].id)
         assert record is not None
         assert (record.failures, record.crashes) == (0, 0)
+
+
+async def test_ended_runs_leave_no_reference_cycle(app: Holdfast) -> None:
+    """What a run needed is freed at its end: collecting it later costs a fifth of the time."""
+
+    @app.job
+    async def nothing() -> None: ...
+
+    async def garbage_of(runs: int) -> int:
+        gc.collect()
+        await nothing.enqueue_many([nothing.request() for _ in range(runs)])
+        await mem.drain()
+        return gc.collect()
+
+    async with memory(app) as mem:
+        gc.disable()
+        try:
+            once = await garbage_of(100)
+            assert await garbage_of(300) < once + 200
+        finally:
+            gc.enable()

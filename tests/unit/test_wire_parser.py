@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from typing import Any
 
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 from nats.errors import ProtocolError
 from nats.protocol.parser import Parser
 
-from holdfast.broker.wire import LARGE_BYTES, WireParser
+from holdfast.broker.wire import LARGE_BYTES, Listener, WireParser
 
-LISTENED = frozenset({1, 2})
+LISTENED = (1, 2)
 
 
 class Client:
@@ -25,6 +26,13 @@ class Client:
 
     def take(self, sid: int, subject: bytes, reply: bytes, body: bytes, head: bytes | None) -> None:
         self.told.append(("message", sid, subject, reply, body, head or None))
+
+    def listeners(self) -> dict[bytes, Listener]:
+        """For two of the three subscriptions."""
+        return {str(sid).encode(): functools.partial(self.take, sid) for sid in LISTENED}
+
+    def refuse(self, subject: bytes, body: bytes, error: Exception) -> None:
+        self.told.append(("refused", subject, body))
 
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, body: bytes, head: bytes | None
@@ -77,7 +85,7 @@ async def both(pieces: list[bytes]) -> tuple[list[tuple[Any, ...]], list[tuple[A
     theirs, ours = Client(), Client()
     return (
         await story(Parser(theirs), theirs, pieces),
-        await story(WireParser(ours, LISTENED, ours.take), ours, pieces),
+        await story(WireParser(ours, ours.listeners(), ours.refuse), ours, pieces),
     )
 
 
@@ -113,13 +121,13 @@ async def test_nonsense_is_refused_as_the_library_does(line: bytes) -> None:
     with pytest.raises(ProtocolError):
         await Parser(client).parse(line + bytes(20))
     with pytest.raises(ProtocolError):
-        await WireParser(client, LISTENED, client.take).parse(line + bytes(20))
+        await WireParser(client, client.listeners(), client.refuse).parse(line + bytes(20))
 
 
 async def test_reset_in_the_middle_drops_the_rest() -> None:
     """What belongs to a connection that was given up is not read any more."""
     client = Client()
-    parser = WireParser(client, LISTENED, client.take)
+    parser = WireParser(client, client.listeners(), client.refuse)
 
     async def give_up(error: str) -> None:
         parser.reset()

@@ -92,7 +92,8 @@ _FIXED: Final = {"pending_size": 0, "skip_subject_validation": True}
 
 Callback = Callable[[Received], Awaitable[None]]
 Future = asyncio.Future
-_Waiting = tuple[Future[Any], float, str, Callable[[Future[int]], object] | None]
+_Over = Callable[[Future[int]], object]
+_Waiting = tuple[Future[Any], float, str, _Over | None]
 """A request: its future, deadline and subject, and what to call when it was a write of `put`."""
 
 
@@ -102,12 +103,11 @@ def _nothing(_: object) -> None:
 
 def _fail(entry: _Waiting, error: Exception) -> bool:
     """End a request without an answer; False if nobody waits for it."""
-    future, _, _, over = entry
-    waited = not future.done()
+    waited = not entry[0].done()
     if waited:
-        future.set_exception(error)
-    if over is not None:
-        over(future)
+        entry[0].set_exception(error)
+    if entry[3] is not None:
+        entry[3](entry[0])
     return waited
 
 
@@ -410,18 +410,12 @@ class Broker:
         self, subject: str, body: bytes = b"", headers: Headers | None = None, reply: str = ""
     ) -> None:
         """The same without a coroutine."""
-        self._write(self._line(subject, reply, body, headers))
-
-    def _write(self, lines: bytes) -> None:
-        try:
-            self._nc.write(lines)
-        except (nats.errors.Error, OSError) as error:
-            raise errors.NotConnected(f"not connected to NATS ({reason(error)})") from None
+        self._nc.write(self._line(subject, reply, body, headers))
 
     async def publish_all(self, messages: Sequence[tuple[str, bytes, Headers]]) -> None:
         """Send many at once, and do not wait."""
         lines = [self._line(subject, "", body, headers) for subject, body, headers in messages]
-        self._write(b"".join(lines))
+        self._nc.write(b"".join(lines))
 
     async def store(
         self, subject: str, body: bytes, headers: Headers | bytes | None = None
@@ -456,7 +450,7 @@ class Broker:
         subject: str,
         body: bytes,
         headers: Headers | bytes | None,
-        over: Callable[[Future[int]], object] | None = None,
+        over: _Over | None = None,
     ) -> Future[int]:
         """Write to a stream; the future gets the sequence, or raises what `store` would.
 
@@ -471,20 +465,15 @@ class Broker:
         body: bytes,
         headers: Headers | bytes | None,
         timeout: float,
-        over: Callable[[Future[int]], object] | None = None,
+        over: _Over | None = None,
     ) -> Future[Any]:
         number = next(self._tokens)
-        line = self._line(subject, f"{self._inbox}.{number}", body, headers)
+        self._nc.write(self._line(subject, f"{self._inbox}.{number}", body, headers))
         future: Future[Any] = self._loop.create_future()
         deadline = self.clock.monotonic() + (timeout or self.config.request_timeout_seconds)
         self._waiting[number] = (future, deadline, subject, over)
         if self._sweeping is None:
             self._sweeping = self._loop.call_later(_SWEEP_SECONDS, self._sweep)
-        try:
-            self._write(line)
-        except errors.NotConnected as error:  # the line is buffered and may still be sent
-            self._waiting.pop(number, None)
-            raise errors.OutcomeUnknown(str(error)) from None
         return future
 
     async def request(
@@ -550,8 +539,6 @@ class Broker:
         self, subject: str, reply: str, body: bytes, headers: Headers | bytes | None
     ) -> bytes:
         """The bytes to send; too many would make the server close the connection."""
-        if not self._nc.hears:
-            raise errors.NotConnected("not connected to NATS right now")
         line = publish_line(subject, reply, body, headers)
         if len(line) > self._nc.max_payload:
             size = len(body) + header_bytes(headers)
@@ -587,10 +574,10 @@ class Broker:
         entry = self._waiting.pop(int(subject[len(self._inbox) + 1 :]), None)
         if entry is None:
             return
-        if entry[0].done():  # nobody waits for it
+        future, _, _, over = entry
+        if future.done():  # nobody waits for it
             _fail(entry, errors.OutcomeUnknown("its writer was cancelled"))
             return
-        future, _, _, over = entry
         if over is None:
             future.set_result(Received.parsed("", body, headers, reply.decode()))
             return

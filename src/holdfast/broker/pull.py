@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Final
 
 import msgspec
@@ -57,6 +57,17 @@ ACK: Final = b"+ACK"
 NAK: Final = b"-NAK"
 TERM: Final = b"+TERM"
 IN_PROGRESS: Final = b"+WPI"
+
+
+class _Done:
+    """An awaitable that is over."""
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return
+        yield
+
+
+DONE: Final = _Done()
 
 
 def nak_body(delay: float = 0.0) -> bytes:
@@ -103,7 +114,7 @@ class Delivery:
     def stored(self) -> float:
         return self.stored_ns / NANO
 
-    def ack(self) -> Coroutine[Any, Any, None]:
+    def ack(self) -> Awaitable[None]:
         """Remove the message from the queue; unconfirmed: a lost ack only causes a redelivery."""
         return self._answer(ACK)
 
@@ -113,18 +124,32 @@ class Delivery:
             await self._until_extended()
         await self._broker.request(self.reply, ACK)
 
-    def nak(self, delay: float = 0.0) -> Coroutine[Any, Any, None]:
+    def nak(self, delay: float = 0.0) -> Awaitable[None]:
         """Give the message back, for redelivery after `delay`."""
         return self._answer(nak_body(delay))
 
-    async def _answer(self, body: bytes) -> None:
-        """Acknowledge, unless the message was already given back: another may hold it."""
+    def _answer(self, body: bytes) -> Awaitable[None]:
+        """Acknowledge, unless the message was already given back: another may hold it.
+
+        It is sent at once, nearly always; a coroutine for each would cost as much as the rest.
+        """
         if self.board is not None and self.place >= 0 and self.board.given_back(self.place):
             self.abandon()
-            return
+            return DONE
         if not self._leave():
-            await self._until_extended()
-        self._broker.tell(self.reply, body)
+            return self._answer_later(body)
+        self._tell(body)
+        return DONE
+
+    async def _answer_later(self, body: bytes) -> None:
+        await self._until_extended()
+        self._tell(body)
+
+    def _tell(self, body: bytes) -> None:
+        try:
+            self._broker.tell(self.reply, body)
+        except errors.NotConnected as error:
+            log.debug("acknowledgement not sent: %s", error)
 
     async def extend(self) -> None:
         """Ask for another `ack_wait`."""

@@ -21,13 +21,14 @@ import asyncio
 import contextlib
 import logging
 from asyncio import Future
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
 from nats.errors import ConnectionClosedError
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
@@ -39,8 +40,8 @@ log = logging.getLogger("holdfast.broker")
 Headers = dict[str, str]
 Listener = Callable[[bytes, bytes, bytes, bytes | None], None]
 """Subject, reply, body, raw headers."""
-Take = Callable[[int, bytes, bytes, bytes, bytes | None], object]
-"""Subscription id, subject, reply, body, headers."""
+Refuse = Callable[[bytes, bytes, Exception], object]
+"""Subject, body, and why the message could not be taken."""
 
 LARGE_BYTES: Final = 64 * 1024
 """An incomplete message of this size is left to the library, which does not copy what has arrived
@@ -69,10 +70,10 @@ _PLAIN: Final = b"NATS/1.0\r\n"
 class WireParser(Parser):
     """nats-py's parser, with a fast path for messages that a plain function takes."""
 
-    def __init__(self, client: Any, listeners: Container[int], take: Take) -> None:
-        """`take` gets what arrives for one of `listeners`."""
+    def __init__(self, client: Any, listeners: dict[bytes, Listener], refuse: Refuse) -> None:
+        """`listeners` by subscription id; `refuse` is told of a message that one could not take."""
         self._listeners = listeners
-        self._take = take
+        self._refuse = refuse
         self._resets = 0
         super().__init__(client)
 
@@ -90,35 +91,46 @@ class WireParser(Parser):
         elif self.buf:
             data = bytes(self.buf) + data
             self.buf.clear()
-        place, resets = 0, self._resets
+        place, resets = self._messages(data, 0), self._resets
         while place < len(data):
-            after = self._message(data, place)
-            if after == place:
-                after = await self._other(data, place)
-                if after == place or resets != self._resets:
-                    return
-            place = after
+            after = await self._other(data, place)
+            if after == place or resets != self._resets:
+                return
+            place = self._messages(data, after)
 
-    def _message(self, data: bytes, place: int) -> int:
-        """Take one complete message for a listener; returns where the next line begins."""
-        line = data.find(_END, place)
-        words = data[place:line].split(b" ") if line > 0 else []
-        with_headers = len(words) in (5, 6) and words[0] == b"HMSG"
-        if not with_headers and not (len(words) in (4, 5) and words[0] == b"MSG"):
-            return place
-        try:
-            sid, size = int(words[2]), int(words[-1])
-            head = int(words[-2]) if with_headers else 0
-        except ValueError:
-            return place
-        begin = line + 2
-        end = begin + size
-        if sid not in self._listeners or len(data) < end + 2:
-            return place
-        reply = words[3] if len(words) == 5 + with_headers else b""
-        headers = data[begin : begin + head] if head else None
-        self._take(sid, words[1], reply, data[begin + head : end], headers)
-        return end + 2
+    def _messages(self, data: bytes, place: int) -> int:
+        """Hand complete messages to their listeners, one after another; returns where they end.
+
+        Every answer and every delivery of a worker comes through here, so it makes few calls.
+        """
+        find, listeners = data.find, self._listeners
+        while (line := find(_END, place)) > 0:
+            words = data[place:line].split(b" ")
+            count = len(words)
+            head = 0
+            try:
+                if words[0] == b"HMSG" and 5 <= count <= 6:
+                    reply = words[3] if count == 6 else b""
+                    head = int(words[-2])
+                elif words[0] == b"MSG" and 4 <= count <= 5:
+                    reply = words[3] if count == 5 else b""
+                else:
+                    return place
+                size = int(words[-1])
+            except ValueError:
+                return place
+            listener = listeners.get(words[2])
+            begin = line + 2
+            end = begin + size
+            if listener is None or len(data) < end + 2:
+                return place
+            place = end + 2
+            headers = data[begin : begin + head] if head else None
+            try:
+                listener(words[1], reply, data[begin + head : end], headers)
+            except Exception as error:  # noqa: BLE001 - no message may end the connection
+                self._refuse(words[1], data[begin + head : end], error)
+        return place
 
     async def _other(self, data: bytes, place: int) -> int:
         """Let the library parse the next line; incomplete data stays in the buffer."""
@@ -146,9 +158,11 @@ class WireClient(Client):
 
     def __init__(self) -> None:
         super().__init__()
-        self._listeners: dict[int, Listener] = {}
-        self.on_malformed: Callable[[bytes, bytes, Exception], object] = _ignore
-        self._ps = WireParser(self, self._listeners, self._take)
+        self._listeners: dict[bytes, Listener] = {}
+        """By subscription id, as the wire has it."""
+        self.on_malformed: Refuse = _ignore
+        self._ps = WireParser(self, self._listeners, self._malformed)
+        self._writing = False
 
     async def listen(self, subject: str, listener: Listener) -> Subscription:
         """Subscribe with a plain function that the parser calls."""
@@ -157,20 +171,8 @@ class WireClient(Client):
             return None
 
         subscription = await self.subscribe(subject, cb=unused)
-        self._listeners[subscription._id] = listener
+        self._listeners[b"%d" % subscription._id] = listener
         return subscription
-
-    def _take(
-        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None
-    ) -> bool:
-        listener = self._listeners.get(sid)
-        if listener is None:
-            return False
-        try:
-            listener(subject, reply, data, headers)
-        except Exception as error:  # noqa: BLE001 - no message may end the connection
-            self._malformed(subject, data, error)
-        return True
 
     def _malformed(self, subject: bytes, data: bytes, error: Exception) -> None:
         """Log and drop a message that could not be processed; the next one may be good."""
@@ -180,26 +182,42 @@ class WireClient(Client):
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
-        if self._take(sid, subject, reply, data, headers):
-            return
+        listener = self._listeners.get(b"%d" % sid)
         try:
-            await super()._process_msg(sid, subject, reply, data, headers)
+            if listener is not None:
+                listener(subject, reply, data, headers)
+            else:
+                await super()._process_msg(sid, subject, reply, data, headers)
         except Exception as error:  # noqa: BLE001 - the library would stop reading for good
             self._malformed(subject, data, error)
 
     def write(self, line: bytes) -> None:
-        """Send a finished protocol line, with all others of this turn of the loop."""
+        """Send a finished protocol line, with all others of this turn of the loop.
+
+        Raises `NotConnected` before anything is buffered. The library would wake a task for each
+        turn; a callback costs a quarter of that.
+        """
+        if not self.hears:
+            raise errors.NotConnected("not connected to NATS right now")
         self._pending.append(line)
         self._pending_data_size += len(line)
-        queue = self._flush_queue
-        if queue is not None and queue.empty():
-            self._wake_flusher()
+        if not self._writing:
+            self._writing = True
+            asyncio.get_running_loop().call_soon(self._write_soon)
+
+    def _write_soon(self) -> None:
+        self._writing = False
+        if isinstance(self._transport, TcpTransport) and self.is_connected:
+            self._write_pending()
+        else:
+            self._wake_flusher()  # a websocket only sends when it is drained
 
     @property
     def hears(self) -> bool:
         """Whether connected and able to receive: an ending event loop stops our reader first."""
         reading = self._reading_task
-        return self.is_connected and reading is not None and not reading.done()
+        connected = self._status == self.CONNECTED or self.is_draining
+        return connected and reading is not None and not reading.done()
 
     async def _flush_pending(self, force_flush: bool = False) -> None:
         """Let the flusher write what is pending; with `force_flush` write it here.
@@ -225,7 +243,7 @@ class WireClient(Client):
         pending, transport = self._pending, self._transport
         if pending and transport is not None:
             self._pending, self._pending_data_size = [], 0
-            transport.writelines(pending)
+            transport.write(b"".join(pending))
         return bool(pending)
 
     async def flush(self, timeout: int = 10) -> None:
@@ -276,7 +294,7 @@ class WireClient(Client):
 
     def forget(self, subscription: Subscription) -> None:
         """Remove the listener of a subscription that has ended."""
-        self._listeners.pop(subscription._id, None)
+        self._listeners.pop(b"%d" % subscription._id, None)
 
 
 # ---- headers

@@ -17,7 +17,7 @@ import contextvars
 import functools
 import math
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
@@ -89,9 +89,9 @@ class Message(Protocol):
     @property
     def stored_ns(self) -> int: ...
 
-    async def ack(self) -> None: ...
+    def ack(self) -> Awaitable[None]: ...
     async def ack_confirmed(self) -> None: ...
-    async def nak(self, delay: float = 0.0) -> None: ...
+    def nak(self, delay: float = 0.0) -> Awaitable[None]: ...
     async def extend(self) -> None: ...
 
 
@@ -108,38 +108,40 @@ class Interrupt(Enum):
 class Held:
     """A message that this process holds, from its delivery until it is settled or given back."""
 
-    __slots__ = (
-        "alias",
-        "attempt",
-        "broken",
-        "call",
-        "cause",
-        "claim",
-        "created",
-        "event",
-        "extended",
-        "failures",
-        "flow",
-        "job",
-        "journal",
-        "keyed",
-        "limited",
-        "message",
-        "node",
-        "patience",
-        "places",
-        "printed",
-        "rank",
-        "run",
-        "running",
-        "secrets",
-        "since",
-        "stamp",
-        "unkeyed",
-        "waiter",
-        "wake",
-    )
-
+    extended: float
+    """When the server was last told that we are working on the message."""
+    rank: int
+    """Its priority among what waits in this process."""
+    run = ""
+    stamp = 1
+    """The number of this message among those that carry its run."""
+    failures = 0
+    alias = ""
+    """The id that the message gave, where the job's key has replaced it."""
+    unkeyed = ""
+    """Why the job's key could not be computed."""
+    attempt = 1
+    created = 0.0
+    keyed = False
+    places: tuple[GateKey, ...] = ()
+    """The limits in which its run has a place while it runs."""
+    limited = ""
+    """The run's id when it took them."""
+    claim: Claim | None = None
+    cause: Interrupt | None = None
+    call: Call | None = None
+    """The call of its handler, from its start until the end of the attempt."""
+    running = False
+    node = ""
+    printed = NOTHING_PRINTED
+    secrets: Redactor | None = None
+    wake = ""
+    """Why the message wakes a flow; empty if it carries a payload."""
+    journal: FlowJournal | None = None
+    """The journal of a flow, as it was read before the claim."""
+    flow: FlowCall | None = None
+    broken = ""
+    """Why the journal cannot be read."""
     patience: float
     waiter: asyncio.Future[None]
 
@@ -150,40 +152,8 @@ class Held:
         self.job = job
         self.since = since
         self.extended = since
-        """When the server was last told that we are working on the message."""
         self.event = event
         self.rank = rank
-        """Its priority among what waits in this process."""
-        self.run = ""
-        self.stamp = 1
-        """The number of this message among those that carry its run."""
-        self.failures = 0
-        self.alias = ""
-        """The id that the message gave, where the job's key has replaced it."""
-        self.unkeyed = ""
-        """Why the job's key could not be computed."""
-        self.attempt = 1
-        self.created = 0.0
-        self.keyed = False
-        self.places: tuple[GateKey, ...] = ()
-        """The limits in which its run has a place while it runs."""
-        self.limited = ""
-        """The run's id when it took them."""
-        self.claim: Claim | None = None
-        self.cause: Interrupt | None = None
-        self.call: Call | None = None
-        """The call of its handler, once started."""
-        self.running = False
-        self.node = ""
-        self.printed = NOTHING_PRINTED
-        self.secrets: Redactor | None = None
-        self.wake = ""
-        """Why the message wakes a flow; empty if it carries a payload."""
-        self.journal: FlowJournal | None = None
-        """The journal of a flow, as it was read before the claim."""
-        self.flow: FlowCall | None = None
-        self.broken = ""
-        """Why the journal cannot be read."""
 
     @property
     def lost(self) -> bool:
@@ -308,7 +278,7 @@ class Held:
         self.call = call
         self.running = True
         self.patience = patience
-        self.waiter = call.task.get_loop().create_future()
+        self.waiter = asyncio.get_running_loop().create_future()
         call.task.add_done_callback(self._wake)
         return self.waiter
 

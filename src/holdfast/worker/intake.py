@@ -37,7 +37,6 @@ from holdfast.worker.attempt import Held
 from holdfast.worker.backlog import NORMAL, RANKS, shares
 from holdfast.worker.execution import Executor
 from holdfast.worker.places import SPEED_SECONDS, Lane, Left, Places
-from holdfast.worker.settling import quietly
 
 log = logging.getLogger("holdfast.worker")
 
@@ -297,7 +296,7 @@ class Intake:
 
     def _give_back_soon(self, held: Held) -> None:
         reply, all_held = held.message.reply, self._places.held
-        task = asyncio.create_task(quietly(held.message.nak()))
+        task = asyncio.ensure_future(held.message.nak())
         all_held[reply] = held
         task.add_done_callback(lambda _: all_held.pop(reply, None))
 
@@ -316,7 +315,7 @@ class Intake:
         self.draining = True
         for held in list(self._places.given_back(float("inf"))):
             self._places.held.pop(held.message.reply, None)
-            await quietly(held.message.nak())
+            await held.message.nak()
 
     @property
     def blocked(self) -> list[str]:
@@ -403,7 +402,7 @@ class Canary:
 
     def _deliver(self, delivery: Delivery) -> None:
         self.travelled()
-        self._acking = asyncio.create_task(quietly(delivery.ack()))
+        self._acking = asyncio.ensure_future(delivery.ack())
 
     async def _ensure(self) -> None:
         await self._client.topology.create_consumer(

@@ -192,14 +192,21 @@ class Settler:
         self._now = now
         self._short_wait = short_wait
 
-    async def over(self, held: Held, *, again: bool = False) -> None:
+    def over(self, held: Held, *, again: bool = False) -> Awaitable[None]:
         """Give the run's places back, then acknowledge: a crash in between repeats both.
 
         `again`: there will be another attempt.
         """
         if held.places and self._limiter is not None:
-            await self._limiter.leave(held, again=again)
-        await held.message.ack()
+            return self._leave(self._limiter, held, again)
+        return held.message.ack()
+
+    async def _leave(self, limiter: Limiter, held: Held, again: bool) -> None:
+        try:
+            await limiter.leave(held, again=again)
+            await held.message.ack()
+        except HoldfastError as error:  # its redelivery gives them back
+            log.debug("the places of run %s are not given back yet: %s", held.run, error)
 
     async def done(self, held: Held, value: Any) -> Outcome:
         """The handler returned."""
@@ -216,7 +223,7 @@ class Settler:
             return "failed"
         if held.claim:
             await self.file(held, held.claim.record)
-        await quietly(self.over(held) if held.places else held.message.ack())
+        await self.over(held)
         return "done"
 
     def file(self, held: Held, record: RunRecord) -> Awaitable[None]:
@@ -256,7 +263,7 @@ class Settler:
                 await held.flow.fold("cancelled", error=why)
             await self._claims.settle(held.claim, "cancelled", "cancelled", error=why)
             await self.file(held, held.claim.record)
-        await quietly(self.over(held))
+        await self.over(held)
         return "cancelled"
 
     async def parked(self, held: Held, park: Park, *, back: float | None = None) -> Outcome:
@@ -277,7 +284,7 @@ class Settler:
             begun=False,
             waits=park.waits,
         )
-        await quietly(self.over(held) if back is None else held.message.nak(back))
+        await (self.over(held) if back is None else held.message.nak(back))
         return "parked"
 
     async def ended_before(self, held: Held, end: JournalEntry) -> None:
@@ -294,20 +301,20 @@ class Settler:
             held.claim, state, outcome, error=end.error, result=body, result_object=end.object
         )
         await self.file(held, held.claim.record)
-        await quietly(self.over(held))
+        await self.over(held)
 
     async def returned(self, held: Held) -> Outcome:
         """Give it back; the attempt does not count."""
         if held.claim:
             await self._claims.settle(held.claim, "failed", "given_back")
-        await quietly(held.message.nak())
+        await held.message.nak()
         return "given_back"
 
     async def left(self, held: Held, why: str, delay: float) -> None:
         """Give it back for a worker that can execute it; nothing has started here."""
         if held.claim:
             await self._claims.settle(held.claim, "failed", "given_back", error=why, begun=False)
-        await quietly(held.message.nak(delay))
+        await held.message.nak(delay)
 
     async def snoozed(self, held: Held, delay: float) -> Outcome:
         """Run again later; the attempt does not count."""
@@ -365,7 +372,7 @@ class Settler:
             )
         parked = stamp != held.stamp
         self._telemetry.retries.labels("parked" if parked else "nak").inc()
-        await quietly(self.over(held, again=True) if parked else held.message.nak(wait))
+        await (self.over(held, again=True) if parked else held.message.nak(wait))
 
     async def _park(self, held: Held, due: float) -> int:
         """Store the message of the next attempt and return its stamp.
@@ -423,7 +430,7 @@ class Settler:
                 await self._outbox.withdraw(letter)
                 raise
             await self.file(held, claim.record)
-        await quietly(self.over(held))
+        await self.over(held)
 
     async def gave_up(self, held: Held, fresh: RunRecord, error: str) -> None:
         """A run that nobody has claimed cannot be executed: dead letter, record, ack."""
@@ -433,10 +440,10 @@ class Settler:
         ended = await self._claims.give_up(held.run, record, revision, state="dead", error=error)
         if ended is None:
             await self._outbox.withdraw(letter)
-            await quietly(held.message.nak())  # the run has changed meanwhile
+            await held.message.nak()  # the run has changed meanwhile
             return
         await self.file(held, ended)
-        await quietly(self.over(held))
+        await self.over(held)
 
     async def _check_owner(self, held: Held) -> None:
         """Check the claim before a write that no epoch fences; a replaced holder stops here."""
@@ -632,11 +639,3 @@ def traceback_of(error: BaseException, held: Concealing | None = None) -> str:
 
 def _is_ours(frame: TracebackType) -> bool:
     return "holdfast" in str(frame.tb_frame.f_globals.get("__name__", "")).split(".")
-
-
-async def quietly(acknowledgement: Any) -> None:
-    """Send an acknowledgement; a failure only causes a redelivery, which the record resolves."""
-    try:
-        await acknowledgement
-    except HoldfastError as error:
-        log.debug("acknowledgement not sent: %s", error)

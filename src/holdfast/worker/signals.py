@@ -19,7 +19,6 @@ from holdfast.broker import Delivery, Pull
 from holdfast.client import Client
 from holdfast.durations import DAY
 from holdfast.errors import BrokerError
-from holdfast.worker.settling import quietly
 
 log = logging.getLogger("holdfast.flows")
 
@@ -92,6 +91,6 @@ class SignalWatch:
             await self._client.journals.signalled(delivery.subject, delivery.sequence)
         except BrokerError as error:
             log.info("event %s is handled again: %s", delivery.subject, error)
-            await quietly(delivery.nak(AGAIN_SECONDS))
+            await delivery.nak(AGAIN_SECONDS)
         else:
-            await quietly(delivery.ack())
+            await delivery.ack()
