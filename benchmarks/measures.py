@@ -56,8 +56,8 @@ before they notice. Runs up to there are not counted."""
 SUSTAINED = 20_000
 """Runs that are counted after that."""
 BLOCKS = 60_000
-"""A stream is stored in blocks of 8 MB, some 40,000 of these messages. Messages of a queue that fits
-into one are read from memory."""
+"""A stream is stored in blocks of 8 MB, some 40,000 of these messages. A queue that fits into one is
+read from memory."""
 SETTLE_SECONDS = 4.0
 STAGGER_SECONDS = 0.5
 APART_SECONDS = 4.0
