@@ -56,7 +56,7 @@ before they notice. Runs up to there are not counted."""
 SUSTAINED = 20_000
 """Runs that are counted after that."""
 BLOCKS = 60_000
-"""A stream is stored in blocks of 8 MB, some 40,000 of these messages. A queue that fits into one is
+"""A stream is stored in blocks of 8 MB, some 40,000 of these messages. A queue within one block is
 read from memory."""
 SETTLE_SECONDS = 4.0
 STAGGER_SECONDS = 0.5
