@@ -375,8 +375,11 @@ async def test_joining_actions_leave_a_line_each(
         listed = await holdfast(app, "agents", "pending")
         assert listed.out.count("pending") == 5
         assert "replaces a known host" in listed.out
-        accepted = await holdfast(app, "agents", "accept", "web1")
+        accepted = await holdfast(app, "agents", "accept", "nobody", "web1", "web4")
         assert "web1 is approved" in accepted.out
+        assert "no host has asked to be 'nobody'" in accepted.err
+        assert "--replace" in accepted.err
+        assert accepted.code == 1
         assert "--replace" in (await holdfast(app, "agents", "accept", "web4")).err
         assert (await holdfast(app, "agents", "accept")).code == 1
         assert (await holdfast(app, "agents", "accept", "--follow")).code == 1

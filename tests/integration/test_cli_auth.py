@@ -148,6 +148,8 @@ def _whole(server: Command) -> str:
 async def test_host_joins_with_one_command_there_and_one_at_the_centre(tmp_path: Path) -> None:
     """Real processes: a token, a host that asks, an operator who accepts, a ping that answers."""
     assert (await holdfast(tmp_path, "auth", "init")).code == 0
+    for useless in (("",), ("web*", "--expires", "0s")):
+        assert (await holdfast(tmp_path, "auth", "token", *useless)).code == 1
     made = await holdfast(tmp_path, "auth", "token", "web*", "--json")
     wide = await holdfast(tmp_path, "auth", "token", "db*", "--uses", "0", "--accept", "--json")
 

@@ -13,7 +13,7 @@ from holdfast.cli.options import argument, option
 from holdfast.status import fleet_actions as actions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from holdfast.cli.reloading import Reloading
     from holdfast.errors import HoldfastError
@@ -135,9 +135,11 @@ async def accept(
         if all:
             waiting = [r for r in await by.joins.list() if r.state == "pending"]
             chosen += [r.agent for r in waiting if not r.replaces and r.agent not in chosen]
-        await _accept(by, chosen, folder, replace=replace, fingerprint=fingerprint)
-        if servers and not follow:
-            servers.look()
+        try:
+            await _accept(by, chosen, folder, replace=replace, fingerprint=fingerprint)
+        finally:
+            if servers and not follow:
+                servers.look()
         if follow and folder is not None:
             await _follow(by, folder, servers)
 
@@ -150,19 +152,34 @@ async def _accept(
     replace: bool,
     fingerprint: str,
 ) -> None:
-    """Approve hosts; with the folder, issue their logins with one change."""
-    done: Sequence[JoinRecord]
-    done = [
-        await actions.accept_agent(by, agent, replace=replace, fingerprint=fingerprint)
-        for agent in agents
-    ]
-    wrong: Mapping[str, HoldfastError] = {}
+    """Approve hosts; with the folder, issue their logins with one change.
+
+    One that cannot be accepted keeps the others from nothing; the last error is raised.
+    """
+    from holdfast.errors import HoldfastError, TryAgain
+
+    done: Sequence[JoinRecord] = []
+    wrong: dict[str, HoldfastError] = {}
+    for agent in agents:
+        try:
+            accepted = await actions.accept_agent(
+                by, agent, replace=replace, fingerprint=fingerprint
+            )
+            done = [*done, accepted]
+        except TryAgain:  # nor would the next one
+            raise
+        except HoldfastError as error:
+            wrong[agent] = error
     if folder is not None:
-        done, wrong = await by.joins.issue(agents, folder)
+        done, refused = await by.joins.issue([r.agent for r in done], folder)
+        wrong |= refused
     for record in done:
         _accepted(record, folder)
-    for error in wrong.values():
-        raise error
+    *others, last = [None, *wrong.values()]
+    for other in others[1:]:
+        out.note(f"error: {other}")
+    if last is not None:
+        raise last
 
 
 async def _follow(by: Operator, folder: UserFolder, servers: Reloading | None = None) -> None:

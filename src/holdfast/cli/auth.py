@@ -127,10 +127,13 @@ def token(
     import time
 
     from holdfast.durations import seconds
+    from holdfast.errors import InvalidInput
     from holdfast.identity.joining import make_token
     from holdfast.identity.users import IssuedToken
 
-    now = time.time()
+    now, life = time.time(), seconds(expires, "expires")
+    if not pattern or life <= 0:
+        raise InvalidInput("a token needs a pattern of ids and some time: nobody could use it")
     folder = _folder(dir)
     first = not any(u.role == "join" and not u.revoked for u in folder.users())
     newest = folder.generation
@@ -138,7 +141,7 @@ def token(
         folder.seed(),
         folder.names.namespace,
         pattern,
-        expires=now + seconds(expires, "expires"),
+        expires=now + life,
         uses=uses,
         accept=accept,
         lasts=_life(lasts),
