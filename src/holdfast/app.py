@@ -66,7 +66,7 @@ _make_event_id = IdMaker()
 
 
 class FlowDecorator(Protocol):
-    """What `@app.flow(...)` with options returns: a context that comes first is left out."""
+    """What `@app.flow(...)` with options returns: a leading context is no part of the payload."""
 
     @overload
     def __call__(
@@ -202,7 +202,8 @@ class Holdfast:
         fallback: Fallback = "wait",
         profile: str = "",
     ) -> GroupSpec:
-        """Define what the jobs and workers of a group have in common, before its first job."""
+        """Set defaults for the jobs and workers of a group; call it before the group's first
+        job."""
         if any(job.spec.group == name for job in self.jobs.values()):
             raise DefinitionError(f"group {name!r} must be described before its first job")
         self.groups[name] = GroupSpec(name, restart, fallback, profile)
@@ -211,10 +212,10 @@ class Holdfast:
     def cron(self, expression: str, **options: Unpack[ScheduleOptions]) -> Callable[[F], Job[F]]:
         """Run by a cron rule: 5 fields, 6 with seconds first, or a name such as `@hourly`.
 
-        Also registers the function as a job, so it takes what `job` takes, and besides: `schedule=`
-        (the schedule's name; by default the job's), `tz=`, `jitter=`, `start=`, `end=`, `payload=`,
-        `headers=`, `catch_up=`, `limit=`, `overlap=`, `run_on_start=`. Above `@app.job` or another
-        rule it adds a rule.
+        Also registers the function as a job, so it takes what `job` takes, and in addition:
+        `schedule=` (the schedule's name; by default the job's), `tz=`, `jitter=`, `start=`, `end=`,
+        `payload=`, `headers=`, `catch_up=`, `limit=`, `overlap=`, `run_on_start=`. Above `@app.job`
+        or another rule it adds a rule.
         """
         check_options(options, ScheduleOptions.__annotations__, "@app.cron", DefinitionError)
         return lambda func: self._scheduled(func, {"cron": expression}, dict(options))
@@ -264,7 +265,7 @@ class Holdfast:
     @overload
     def resource(self, opener: Callable[[], V]) -> Resource[V]: ...
     def resource(self, opener: Callable[[], Any]) -> Resource[Any]:
-        """Register what handlers share: opened once in a process, handed in by its parameter.
+        """Register something that handlers share: opened once per process, passed in by parameter.
 
         The function yields the opened value, or returns it; see `holdfast.resources`. The same
         function gives the same resource.
@@ -331,7 +332,7 @@ class Holdfast:
         *,
         key: str | None = None,
     ) -> Run[Any]:
-        """Run many requests, and then one more with what became of them; returns once stored.
+        """Run many requests, then one more that gets their outcomes; returns once stored.
 
         `then=report.link()` gets a `BatchEnd`, as `then=report.request(...)` does not. Without
         `then` the result of the batch is the `BatchEnd`.
@@ -360,13 +361,14 @@ class Holdfast:
     # ---- runs by their id
 
     def run(self, id: str) -> Run[Any]:
-        """The handle on a run of which only the id is known, whoever sent it; see `RunById`."""
+        """A handle on a run by its id, whoever sent it; see `RunById`."""
         return RunById(id, self.backend, self._returns)
 
     async def runs(
         self, *, job: str = "", state: str = "", key: str = "", limit: int = 100
     ) -> list[Run[Any]]:
-        """Handles on the runs that match, newest change first, with `id`, `job` and `state`."""
+        """Handles on the matching runs, the most recently changed first, with `id`, `job` and
+        `state`."""
         found = await (await self.backend()).list_runs(job, state, key, limit)
         return [RunById(s.run, self.backend, self._returns, s) for s in found]
 
@@ -408,7 +410,8 @@ class Holdfast:
     @overload
     def bucket(self, name: str, type: type[V]) -> Bucket[V]: ...
     def bucket(self, name: str, type: Any = Any) -> Bucket[Any]:
-        """Records of this program, kept where its runs are; see `holdfast.Bucket`."""
+        """A bucket for this program's own records, stored beside its runs; see
+        `holdfast.Bucket`."""
         return Bucket(self._data, name, type)
 
     def once(self, key: str, *, ttl: Duration = "24h", timeout: float | None = None) -> Once:
@@ -418,8 +421,8 @@ class Holdfast:
                 if first:
                     ...
 
-        It waits while somebody else is at it; after `timeout` seconds it raises `StillHeld`. With
-        `record.once = "memory"` it guards only within this process.
+        It waits while somebody else holds the guard, and raises `StillHeld` after `timeout`
+        seconds. With `record.once = "memory"` it guards only within this process.
         """
         return Once(self._once_store, key, ttl, timeout)
 
@@ -468,7 +471,8 @@ class Holdfast:
 
     @contextlib.contextmanager
     def bound(self, backend: Backend) -> Iterator[None]:
-        """Send this event loop's runs through `backend` meanwhile, unless it has a connection."""
+        """Within the block, send this event loop's runs through `backend`, unless the loop has a
+        connection."""
         entry = (asyncio.get_running_loop(), backend)
         self._bound.append(entry)
         try:

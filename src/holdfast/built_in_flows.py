@@ -28,7 +28,7 @@ class ChainLink(msgspec.Struct, frozen=True):
     into: str
     """The parameter that gets the result; empty: it has none."""
     alone: bool
-    """It is the only parameter, so it is the whole payload."""
+    """Whether this is the only parameter, and so the whole payload."""
 
 
 class Asked(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -39,7 +39,7 @@ class Asked(msgspec.Struct, frozen=True, omit_defaults=True):
     delivery: str = "effectively_once"
     payload: Any = None
     empty: bool = False
-    """It has no payload at all."""
+    """Whether it has no payload at all."""
     headers: dict[str, str] = {}
     delay: float = 0.0
     into: str = ""
@@ -47,15 +47,15 @@ class Asked(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BatchEnd(msgspec.Struct, frozen=True):
-    """What became of a batch: the payload of its `then`, and its result without one."""
+    """How a batch ended: the payload of its `then`, or, without one, its result."""
 
     total: int
     done: int
     failed: int
     results: list[Any]
-    """In the order of the requests; None for those that failed."""
+    """Results in the order of the requests; None for those that failed."""
     errors: list[str]
-    """Empty for those that are done."""
+    """Errors in the same order; empty for those that are done."""
 
 
 def asked(one: Request | ChainLink) -> Asked:

@@ -43,7 +43,8 @@ _FIRST, _LAST = -62_135_510_400.0, 253_402_214_400.0  # what a datetime can hold
 
 
 def moment_of(instant: float) -> datetime:
-    """An instant as a datetime in UTC; a number that is no time is the nearest one that is."""
+    """An instant as a datetime in UTC; a number outside the range of datetimes becomes the nearest
+    one inside."""
     return datetime.fromtimestamp(min(max(_FIRST, instant), _LAST), UTC)
 
 

@@ -1,11 +1,11 @@
-"""What a handler gets to know about its run, and what it can do.
+"""The context of a handler: facts about its run, and what the handler can do.
 
 `Context` is for `async def` handlers, `SyncContext` for plain ones, which run in a thread: the
 same names, but its methods block. Annotate a parameter with either, or call it `ctx`.
 
 `run` is the same for all attempts: use it as the idempotency key of an effect. `epoch` only grows:
-store it with an effect and reject smaller ones, and a process that was replaced can do no harm when
-it resumes.
+if you store it with an effect and reject smaller ones, a process that was replaced can do no harm
+when it resumes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Attempting(Protocol):
         ...
 
     async def still_owner(self) -> bool:
-        """Ask whether the claim stands."""
+        """Ask whether the claim still holds."""
         ...
 
     async def progress(self, fraction: float | None, note: str) -> None:
@@ -111,7 +111,7 @@ class _Facts:
         found = parse_slot_run(self.run)
         try:
             return datetime.fromtimestamp(parse_stamp(found[1]), UTC) if found else None
-        except InvalidName:  # a custom run id that only looks like a slot's
+        except InvalidName:  # a custom run id that happens to look like a slot's
             return None
 
     @property

@@ -21,7 +21,7 @@ NANO: Final = 1_000_000_000
 MINUTE: Final = 60
 HOUR: Final = 60 * MINUTE
 DAY: Final = 24 * HOUR
-"""In seconds, as every duration inside Holdfast."""
+"""In seconds, like every duration inside Holdfast."""
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")

@@ -32,16 +32,16 @@ need are attributes. Errors of the NATS client never leave `holdfast.broker`.
     ├── Unreadable                skip it: a record is damaged, or a newer version wrote it
     ├── SettingsError             settings that cannot be published, read or rendered
     ├── HandlerError              what a handler in a process raised, as its middlewares see it
-    ├── FlowError                 what a flow asked for cannot be had
+    ├── FlowError                 an operation of a flow failed
     │   ├── StepFailed            a step has used up its attempts
     │   ├── FlowTooLong           it has too many operations
-    │   └── FlowStopped           it cannot go on now; it is kept
+    │   └── FlowStopped           it cannot continue now; it is kept
     │       └── FlowMismatch      its code no longer fits its journal
-    └── RunError                  what became of a run
+    └── RunError                  how a run ended, or why that is unknown
         ├── RunFailed
         ├── RunCancelled
         ├── DuplicateRun          the key has a run already; nothing was sent
-        ├── StillHeld             somebody else is at the work that `app.once` guards
+        ├── StillHeld             somebody else does the work that `app.once` guards
         ├── RunLost
         ├── RunNotFound
         ├── ResultTimeout
@@ -63,7 +63,7 @@ class HoldfastError(Exception):
     """Root of every error that Holdfast raises."""
 
     requests: tuple[Any, ...] = ()
-    """From `enqueue` and `enqueue_many`: what should have been sent.
+    """From `enqueue` and `enqueue_many`: the requests that failed.
     `app.enqueue_many(error.requests)` sends the same runs again; none is stored twice."""
 
 
@@ -88,7 +88,7 @@ class InvalidPayload(InvalidInput):
 
 
 class UnknownMember(InvalidPayload):
-    """A payload has a member that the job does not know: another version of it may."""
+    """A payload has a member that the job does not know; another version of the job may."""
 
 
 class PayloadTooLarge(InvalidInput):
@@ -179,7 +179,7 @@ SendOutcome = Literal["stored", "not sent", "unknown"]
 
 
 class PartlyStored(OutcomeUnknown):
-    """Not all of many runs could be stored; `outcomes` says of each what became of it.
+    """Not all of many runs could be stored; `outcomes` says what happened to each.
 
     `requests` are all of them, in the order in which they were given; `unstored` are those that are
     not known to be stored.
@@ -212,11 +212,11 @@ class SettingsError(HoldfastError):
 
 
 class FlowError(HoldfastError):
-    """What a flow asked for cannot be had."""
+    """An operation of a flow failed."""
 
 
 class StepFailed(FlowError):
-    """A step has used up its attempts; also raised, with the same text, by every later replay."""
+    """A step has used up its attempts; every later replay raises it too, with the same text."""
 
     def __init__(self, step: str, error: str, attempts: int = 1) -> None:
         super().__init__(f"step {step} failed after {attempts} attempt(s): {error}")
@@ -231,7 +231,7 @@ class FlowTooLong(FlowError):
 
 
 class FlowStopped(FlowError):
-    """A flow cannot go on until somebody has repaired something; it is kept and can be resumed."""
+    """A flow cannot continue until something is repaired; it is kept and can be resumed."""
 
 
 class FlowMismatch(FlowStopped):
@@ -240,11 +240,11 @@ class FlowMismatch(FlowStopped):
     def __init__(self, message: str, *, operation: int = 0) -> None:
         super().__init__(message)
         self.operation = operation
-        """Which one, counted from 1."""
+        """Which operation, counted from 1."""
 
 
 class RunError(HoldfastError):
-    """What became of a run."""
+    """How a run ended, or why that is unknown."""
 
     def __init__(self, message: str, *, run: str = "") -> None:
         super().__init__(message)
@@ -284,7 +284,7 @@ class NoRecord(RunError):
 
 
 class HandlerError(HoldfastError):
-    """What a handler with `execution="process"` raised.
+    """An exception of a handler with `execution="process"`.
 
     The exception itself stays in that process: this one has the name of its type, its message, and
     its traceback as a text.
@@ -300,7 +300,8 @@ class Signal(Exception):
 
 
 class Retry(Signal):
-    """Try this run again: counts as a failed attempt, with the wait given here or by the policy."""
+    """Try this run again: counts as a failed attempt, with the delay given here or by the
+    policy."""
 
     def __init__(self, reason: str = "", *, delay: float | str | timedelta | None = None) -> None:
         super().__init__(reason or "the handler asked for a retry")
@@ -308,7 +309,7 @@ class Retry(Signal):
 
 
 class Snooze(Signal):
-    """Come back later: does not count as an attempt."""
+    """Run this again later; does not count as an attempt."""
 
     def __init__(self, delay: float | str | timedelta, reason: str = "") -> None:
         super().__init__(reason or "the handler snoozed the run")

@@ -1,4 +1,4 @@
-"""`Flow`: what the function of a flow gets, and how it waits.
+"""`Flow`: the context of a flow's function, and how it waits.
 
     @app.flow(timeout="30d")
     async def order(ctx: Flow, o: Order) -> Receipt:
@@ -8,14 +8,15 @@
         await ctx.sleep("3d")
         ...
 
-The function is called again from its beginning each time the flow wakes up, and what it asked for
-before returns at once what is stored. So everything that can differ between two calls (the time, a
-random number, a file, another service) has to go through the context; the rest is plain Python.
+The function is called again from its beginning each time the flow wakes up, and every operation
+that it has completed before returns its stored result at once. So everything that can differ
+between two calls (the time, a random number, a file, another service) has to go through the
+context; the rest is plain Python.
 
-Operations follow each other: one context cannot wait for two of them at once. For work in parallel,
-`gather` children. While the flow waits, its function is not in memory: at that point it is left by
-an exception that `except Exception` does not see, and `finally` blocks run. What must happen once,
-at the end, belongs into `undo` or a step, not into `finally`.
+Operations run one after the other: one context cannot wait for two at once. For work in parallel,
+`gather` children. While the flow waits, its function is not in memory: an exception that `except
+Exception` does not catch ends the call, and `finally` blocks run. So put what must happen once, at
+the end, into `undo` or a step, not into `finally`.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ V = TypeVar("V")
 
 
 class Parked(BaseException):
-    """Leaves a flow's function while it waits; not for users, and never to be caught."""
+    """Ends the call of a flow's function while the flow waits. Internal; never catch it."""
 
 
 class Unwound(BaseException):
-    """Leaves a flow's function because it was cancelled or its time is over."""
+    """Ends the call of a flow's function because the flow was cancelled or is past its deadline."""
 
     def __init__(self, reason: Literal["cancelled", "timeout"], why: str) -> None:
         super().__init__(why)
@@ -57,7 +58,8 @@ class FlowStep:
     """The step that is being executed: `holdfast.current_step()`."""
 
     key: str
-    """The same for all attempts of this step, and for no other: use it as idempotency key."""
+    """The same for all attempts of this step and different for every other step: use it as
+    idempotency key."""
     epoch: int
     """Grows each time another process takes the flow over: store it, and reject smaller ones."""
     attempt: int
@@ -79,7 +81,7 @@ def current_step() -> FlowStep:
 
 @dataclass(frozen=True)
 class FlowEvent(Generic[T]):
-    """An event that a flow has received. It is always true, whatever its data."""
+    """An event that a flow has received. Its truth value is always true, whatever its data."""
 
     data: T
     at: datetime
@@ -137,7 +139,7 @@ class Flowing(Protocol):
 
 
 class Flow(Context):
-    """What the function of a flow gets. It has what a `Context` has, too."""
+    """The context of a flow's function: all of `Context`, and the operations of a flow."""
 
     flowing: Flowing
 
@@ -170,12 +172,13 @@ class Flow(Context):
         timeout: Duration | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Call a function, once its result is stored never again; a plain one runs in a thread.
+        """Call a function until its result is stored, then never again; a plain function runs in a
+        thread.
 
-        It is repeated by `retry` (by default as jobs are) and then raises `StepFailed`. A crash
-        between the call and the storing calls it again: make its effect idempotent with
-        `current_step().key`. `timeout` limits one attempt. `name` identifies it in the journal
-        instead of the function's name.
+        A failure is retried by `retry` (by default as for jobs); after the last attempt,
+        `StepFailed` is raised. After a crash between the call and the write of its result, it is
+        called again: make its effect idempotent with `current_step().key`. `timeout` limits one
+        attempt. `name` identifies it in the journal instead of the function's name.
         """
         limit = seconds(timeout, "timeout") if timeout is not None else None
         return await self.flowing.step(func, args, kwargs, name, retry, limit)
@@ -209,8 +212,8 @@ class Flow(Context):
     async def gather(self, requests: Iterable[JobRequest[Any]], *, settled: bool = False) -> Any:
         """Run children, wait for all of them, and return their results in order.
 
-        If some have failed, it raises the error of the first of these, after all have ended. With
-        `settled=True` it raises nothing and returns how each has ended.
+        If some fail, it raises the error of the first of these once all have ended. With
+        `settled=True` it raises nothing and returns how each one ended.
         """
         return await self.flowing.gather(list(requests), settled)
 
@@ -229,10 +232,10 @@ class Flow(Context):
     async def event(
         self, name: str, *, key: str, timeout: Duration | None = None, type: Any = Any
     ) -> FlowEvent[Any] | None:
-        """Wait for `app.publish(name, data, key=key)`; None if it does not come in time.
+        """Wait for `app.publish(name, data, key=key)`; returns None on a timeout.
 
-        An event that came before counts too: the newest one since the flow was sent, unless the
-        flow has received it already.
+        An event that was published earlier counts too: the newest one since the flow was enqueued,
+        unless the flow has already received it.
         """
         given: object = key
         if not isinstance(given, str) or not given:
@@ -244,7 +247,7 @@ class Flow(Context):
     def undo(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Call a function if the flow fails, is cancelled or runs out of time.
 
-        What was registered last is undone first. Each is a step, with the retries of a job.
+        Compensations run in reverse order. Each is a step, with the retries of a job.
         """
         self.flowing.undo(func, args, kwargs)
 

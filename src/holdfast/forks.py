@@ -2,7 +2,7 @@
 
 A handler may fork (`os.fork`, or `multiprocessing` with start method "fork"). The child inherits
 every socket of the worker, so when the worker is killed its connections stay open while the child
-lives, and the server takes a dead worker for a connected one. Owners of sockets register with
+lives, and the server considers the dead worker connected. Owners of sockets register with
 `closed_in_children`; a forked child closes them without sending anything.
 
 Each descriptor is replaced by `/dev/null` instead of freed: the parent's objects still exist in the

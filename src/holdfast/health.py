@@ -27,7 +27,7 @@ log = logging.getLogger("holdfast.health")
 
 T = TypeVar("T")
 
-READ_SECONDS = 5.0  # a probe is one packet; longer is a stalled or hostile client
+READ_SECONDS = 5.0  # a probe is one packet; only a stalled or hostile client takes longer
 MOST_READING = 100
 """Incomplete requests at once: idle connections must not exhaust descriptors."""
 MOST_BYTES = 16 * 1024

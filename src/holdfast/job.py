@@ -1,9 +1,9 @@
 """`Job`: a function registered with an app, its contract, and the ways to send a run of it.
 
 Every way to send takes the handler's own parameters, checked by type checkers as a call of the
-handler would be: `resize.enqueue(42)`, `resize.options(key="42").enqueue(42)`. A context that comes
-first is left out. How to send stands apart, in `options()`, because a parameter of the handler may
-have any name; `enqueue(42, key="42")` works too, but no type checker can follow it.
+handler would be: `resize.enqueue(42)`, `resize.options(key="42").enqueue(42)`. A leading context is
+left out. The options of sending are separate, in `options()`, because a parameter of the handler
+may have any name; `enqueue(42, key="42")` works too, but no type checker can follow it.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ V_co = TypeVar("V_co", covariant=True)
 G = TypeVar("G", bound=Callable[..., Any])
 F_co = TypeVar("F_co", bound=Callable[..., Any], covariant=True)
 
-# The forms of a handler: `async def` or plain, with the context first or without one. `A` is its
-# first parameter besides. Where overloads use them, the more special form comes first.
+# The forms of a handler: `async def` or plain, with a leading context or without one. `A` is the
+# first other parameter. Overloads list the more specific form first.
 Result = Coroutine[Any, Any, V]
 WithContext = Callable[Concatenate[Context, P], Result[V]]
 WithSyncContext = Callable[Concatenate[SyncContext, P], V]
 
 
 class _Nothing:
-    """Only a parameter without a type, or of type `Any` or `object`, takes this."""
+    """Only a parameter without a type, or of type `Any` or `object`, accepts this."""
 
 
 Untyped = Callable[Concatenate[_Nothing, ...], V]
-"""A handler that may have a context first, or not: its arguments are not checked."""
+"""A handler that may or may not have a leading context: its arguments are not checked."""
 
 _OPTIONS = frozenset(SendOptions.__annotations__)
 
@@ -95,7 +95,8 @@ class Job(Generic[F_co]):
         self.key = KeyRule(spec.name, key, self.signature) if key is not None else None
         if key is not None and not spec.recorded:
             raise DefinitionError(
-                f"job {spec.name!r}: key= needs the run's record, which at_least_once does not keep"
+                f"job {spec.name!r}: key= needs the run's record, which delivery='at_least_once' "
+                "does not keep"
             )
         self.is_async = inspect.iscoroutinefunction(func)
         self.lane: Lane = "loop" if self.is_async else "thread"
@@ -143,7 +144,7 @@ class Job(Generic[F_co]):
                 )
 
     def configured(self, restart: str, by_group: Mapping[str, str]) -> Job[F_co]:
-        """The same job with the restart strategy that a worker's configuration chooses."""
+        """The same job with the restart strategy from a worker's configuration."""
         spec = self.spec.configured(restart, by_group)
         if spec == self.spec:
             return self
@@ -190,7 +191,7 @@ class Job(Generic[F_co]):
     @overload
     def request(self: Job[Callable[P, V]], *args: P.args, **kwargs: P.kwargs) -> JobRequest[V]: ...
     def request(self, *args: Any, **kwargs: Any) -> JobRequest[Any]:
-        """A run to be sent later by `enqueue_many`; takes what `enqueue` takes."""
+        """A request to send later, e.g. with `enqueue_many`; takes what `enqueue` takes."""
         return self._request(args, kwargs)
 
     def _request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JobRequest[Any]:
@@ -202,8 +203,8 @@ class Job(Generic[F_co]):
         return self.make_request(args, payload, options)  # type: ignore[arg-type]  # by its names
 
     def link(self, **given: Any) -> ChainLink:
-        """A part of `app.chain(...)`, or the `then=` of a batch: its first parameter that is not
-        given gets the result of what came before."""
+        """A part of `app.chain(...)`, or the `then=` of a batch: the first parameter that is not
+        given gets the result of the previous part."""
         names = self.signature.parameters
         check_options(given, names, f"{self.name}.link()", InvalidInput)
         left = [name for name in names if name not in given]
@@ -236,8 +237,7 @@ class Job(Generic[F_co]):
         )
 
     def run(self: Sendable[..., V], id: str) -> Run[V]:
-        """The handle on a run of this job of which only the id is known, with the type of its
-        result; see `app.run`."""
+        """A handle on a run of this job by its id, with the type of its result; see `app.run`."""
         return self.app.run(id)
 
     @overload
@@ -287,7 +287,7 @@ class JobWithOptions(Generic[P, V]):
         self._options = options
 
     def request(self, *args: P.args, **kwargs: P.kwargs) -> JobRequest[V]:
-        """A run to be sent later by `enqueue_many`."""
+        """A request to send later, e.g. with `enqueue_many`."""
         return self._job.make_request(args, kwargs, self._options)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Run[V]:

@@ -24,14 +24,14 @@ class Attempted(Protocol):
     """The attempt that the current code belongs to."""
 
     printed: dict[str, str]
-    """What it has printed of lines that have not ended, by stream."""
+    """The unfinished lines that it has printed, by stream."""
 
     def log_fields(self) -> dict[str, Any]:
         """The fields of its log lines: `RUN_FIELDS`."""
         ...
 
     def conceal(self, text: str) -> str:
-        """The text without the secrets of its payload."""
+        """Removes the secrets of its payload from a text."""
         ...
 
 
@@ -88,7 +88,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """One readable line, whatever is in its message; its fields stand at its end."""
+    """One readable line, whatever is in its message, with its fields at the end."""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
@@ -98,7 +98,7 @@ class TextFormatter(logging.Formatter):
         line += record.getMessage() + (f"  [{fields}]" if fields else "")
         line = visible.one_line(_concealed(line))
         if trace := traceback_in(record):
-            # Indented, so that no text in it can pass for a line of the log.
+            # Indented, so that no text in it can look like a log line.
             told = visible.block(_concealed(trace))
             line += "\n" + textwrap.indent(told, "  ", lambda _: True)
         return line

@@ -4,8 +4,9 @@ All of them are built and parsed here and nowhere else. A name that came from ou
 group, an event, a node) must match a narrow pattern; free text (a user's key) is encoded, so that
 no text can reach a subject as a wildcard, a dot or a line break.
 
-A run id is one subject token: a made-up id (`r1x…`), or `<job>/<key>` for a keyed run, with the
-group in front when it is not `default`. `/` separates because job and group names cannot have it.
+A run id is one subject token: a generated id (`r1x…`), or `<job>/<key>` for a keyed run, with the
+group in front when it is not `default`. The separator is `/` because job and group names cannot
+contain it.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ H_WAKE = "Hf-Wake"
 """On a message without a payload: "look at your flow again", and why."""
 H_SLOT = "Hf-Slot"
 H_DEBOUNCE = "Hf-Debounce"
-"""On a run that waits until it is quiet, or has waited: its burst."""
+"""On a debounced run: its burst."""
 H_COMMAND = "Hf-Command"
 H_AGENT = "Hf-Agent"
 H_EPOCH = "Hf-Epoch"
@@ -68,14 +69,15 @@ H_KEY = "Hf-Key"
 H_CERTIFICATES = "Hf-Certificates"
 H_NONCE = "Hf-Nonce"
 H_QUEUE = "Hf-Queue"
-"""On a dead letter of a taskiq queue: its stream. It is sent again as it is, not as a run."""
+"""On a dead letter of a taskiq queue: the queue's stream. A replay sends the letter unchanged, not
+as a run."""
 H_TASK = "Hf-Task"
 H_TASK_ID = "Hf-Task-Id"
 H_KV_OPERATION = "KV-Operation"
 H_MARKER = "Nats-Marker-Reason"
 
 CONNECTIONS = "$SYS.REQ.ACCOUNT.PING.CONNZ"
-"""Every server answers which connections of the asker's account it has."""
+"""Every server answers which connections of the requester's account it has."""
 
 OWN_HEADERS = "Hf-"
 SERVER_HEADERS = "Nats-"
@@ -178,7 +180,7 @@ def encode(text: str) -> str:
 
 
 def decode(token: str) -> str:
-    """What `encode` was given; hashes and foreign tokens stay as they are."""
+    """The text that `encode` was given; hashes and foreign tokens stay as they are."""
     if token.startswith("=h"):
         return token
     raw = token.encode("utf-8", "surrogatepass")
@@ -247,7 +249,7 @@ def keyed_run(group: str, job: str, key: object) -> str:
 
 
 def spelled_runs(text: str) -> list[str]:
-    """The run ids that somebody may mean who typed a key as it was given: `ocr/d2:left`.
+    """The run ids that an unencoded job and key such as `ocr/d2:left` may mean.
 
     The id itself comes first if it is one, then a key of a job, then one of a group's job.
     """
@@ -289,7 +291,7 @@ def wake_message_id(run: str, mark: str) -> str:
 
 
 def is_event_run(run: str) -> bool:
-    """Whether a run id is that of a subscriber."""
+    """Whether a run id belongs to a subscriber."""
     return run.rpartition("/")[2].startswith("=e")
 
 
@@ -300,7 +302,7 @@ def is_keyed_by_sender(run: str, group: str, job: str) -> bool:
 
 
 def is_slot_or_trigger(run: str) -> bool:
-    """Whether a run id is that of a schedule's slot, or of one triggered by hand."""
+    """Whether a run id belongs to a slot of a schedule, or to a run triggered by hand."""
     return run.rpartition("/")[2].startswith(("=t", "=m"))
 
 
@@ -403,12 +405,13 @@ def parse_slot_key(key: str) -> tuple[str, str] | None:
 
 
 def marker_key(schedule: str, slot: str) -> str:
-    """A taskiq schedule's slot, as message ids have it and earlier versions marked it as sent."""
+    """A taskiq schedule's slot, as in message ids and in the marks of earlier versions."""
     return f"{encode(schedule)}.{encode(slot)}"
 
 
 def sent_keys(leader_key: str) -> str:
-    """The first part of the keys of what the taskiq schedulers of a leader key have sent."""
+    """The first part of the keys that record what the taskiq schedulers of a leader key have
+    sent."""
     return f"sent.{encode(leader_key)}"
 
 
@@ -471,7 +474,7 @@ def join_key(agent: str) -> str:
 
 
 def token_key(token: str) -> str:
-    """The key of what is known about a token."""
+    """The key of a token's record."""
     return f"token.{token}"
 
 
@@ -497,7 +500,7 @@ def parse_return_key(key: str) -> tuple[str, str] | None:
 
 
 def last_token(subject: str) -> str:
-    """The last part of a subject: whom permissions let publish there."""
+    """The last part of a subject: the agent that permissions allow to publish there."""
     return subject.rpartition(".")[2]
 
 
@@ -513,8 +516,8 @@ def event_message_id(run: str, event: str, number: int) -> str:
 
 GRANTED = "granted"
 QUEUES = ("high", "normal", "low", GRANTED)
-"""A job's queues besides its own: runs sent with another priority than the job's, and the runs of
-an ordered job that have their place."""
+"""A job's additional queues: for runs with another priority than the job's, and for runs of an
+ordered job that have their place."""
 
 
 def consumer(group: str, job: str, event: str = "", queue: str = "") -> str:
@@ -569,7 +572,7 @@ class Names:
 
     @property
     def run_logs(self) -> str:
-        """The stream of what handlers log."""
+        """The stream of log lines of runs."""
         return self._stream("RUN_LOGS")
 
     @property
@@ -592,7 +595,7 @@ class Names:
         return f"{self.namespace}.flow.{run}"
 
     def flow_children(self, run: str, number: int | str) -> str:
-        """Where the ends of the children are that an operation of a flow waits for."""
+        """The subject for ends of the children that an operation of a flow waits for."""
         return f"{self.namespace}.flow.{run}.{number}"
 
     def parse_flow_children(self, subject: str) -> tuple[str, int] | None:
@@ -602,7 +605,7 @@ class Names:
         return (run, int(number)) if run and number.isascii() and number.isdigit() else None
 
     def flow_stop(self, run: str) -> str:
-        """Where it is stored that a flow was cancelled."""
+        """The subject that records a flow's cancellation."""
         return f"{self.namespace}.flow.{run}.stop"
 
     def signal(self, event: str, key: str) -> str:
@@ -615,7 +618,7 @@ class Names:
         return f"{self.namespace}.signal.>"
 
     def signal_wait(self, event: str, key: str, run: str) -> str:
-        """Where it is stored that a flow waits for an event."""
+        """The subject that records that a flow waits for an event."""
         return f"{self.namespace}.wait.{encode(event)}.{encode(key)}.{run}"
 
     def waits_of(self, signal: str) -> str:
@@ -691,7 +694,7 @@ class Names:
 
     @property
     def taskiq_dead(self) -> str:
-        """The stream for what earlier versions gave up of a taskiq queue."""
+        """The stream with earlier versions' dead letters of taskiq queues."""
         return self._stream("TASKIQ_DEAD")
 
     def taskiq_dead_letter(self, subject: str = "") -> str:
@@ -731,7 +734,7 @@ class Names:
 
     @property
     def later_or_line(self) -> str:
-        """Everything that waits, for a time or for a place."""
+        """Everything that waits for a time or a place."""
         return f"{self.namespace}.later.>"
 
     def canary(self, group: str, node: str) -> str:
@@ -813,7 +816,8 @@ class Names:
         return self._parse(subject.removesuffix(f".{queue}") if queue else subject, "job")
 
     def parse_queue(self, subject: str) -> str:
-        """Which of its job's queues a subject is; empty for its own, and for other subjects."""
+        """The additional queue of a job that a subject belongs to; empty for the job's own queue
+        and for other subjects."""
         parts = subject.split(".")
         ours = len(parts) == 5 and parts[:2] == [self.namespace, "job"]
         return parts[4] if ours and parts[4] in QUEUES else ""
@@ -855,7 +859,7 @@ class Names:
         return subject[len(prefix) :] if subject.startswith(prefix) else None
 
     def takes_acks(self, subject: str) -> bool:
-        """Whether a subject from a record is one where messages of ours are acknowledged.
+        """Whether a subject from a record acknowledges messages of ours.
 
         `$JS.ACK.<stream>.…`, or with domain and account in front of the stream.
         """

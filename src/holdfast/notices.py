@@ -1,9 +1,9 @@
 """Sending notices: to a webhook, a Slack-compatible webhook, or by mail.
 
-A notice is told once by this protocol, which alerts and programs like an uptime monitor share:
+This protocol sends each notice once. Alerts and programs such as the uptime monitor share it:
 
-1. Whoever decides that there is something to tell writes the notice into an outbox, in the same
-   compare-and-swap as the decision. Of any number of processes, one wins.
+1. Whoever decides that a notice is due writes it into an outbox, in the same compare-and-swap as
+   the decision. Of any number of processes, one wins.
 2. The notice is sent under an id that follows from the decision, and then taken out of the outbox
    (`unsent`).
 
@@ -45,9 +45,9 @@ __all__ = [
 ]
 
 POST_SECONDS: Final = 15.0
-"""A slow receiver must not hold up the others; it is tried again."""
+"""Timeout of a webhook: a slow receiver must not delay the others, and is retried."""
 MAIL_SECONDS: Final = 20.0
-"""Mail servers often delay their greeting by some seconds, against spam."""
+"""Timeout of mail servers, which often delay their greeting by some seconds, against spam."""
 
 
 class NotDelivered(Exception):
@@ -63,14 +63,14 @@ class Message:
     subject: str
     """The notice in one line."""
     lines: tuple[str, ...] = ()
-    """What a mail says beneath the subject."""
+    """The body of a mail."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Further members of the JSON that a webhook gets."""
 
 
 @dataclass(frozen=True, slots=True)
 class MailServer:
-    """Where mail is handed in."""
+    """A mail server for outgoing mail."""
 
     url: str
     """`smtp://user:password@host:587` (with STARTTLS if offered) or `smtps://…`."""
@@ -104,7 +104,7 @@ def webhook_body(message: Message) -> bytes:
 
 
 def slack_body(message: Message) -> bytes:
-    """The JSON that Slack, Mattermost, Rocket.Chat and Discord's `/slack` address take."""
+    """The JSON that Slack, Mattermost, Rocket.Chat and Discord's `/slack` address accept."""
     text = "\n".join((f"*{_plain(message.subject)}*", *map(_plain, message.lines)))
     return json.dumps({"text": text}).encode()
 

@@ -1,7 +1,7 @@
 """The options of `@app.job`, `@app.flow`, `@app.cron` and `job.schedule`, and their checks.
 
-A misspelt option is an error for type checkers, and when the program starts one sentence with the
-user's file, the line and the nearest name.
+Type checkers report a misspelt option; at run time it is an error of one sentence with the user's
+file, the line and the nearest name.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class JobOptions(TypedDict, total=False):
     run_timeout: Duration | None
     """The longest that all attempts together may take."""
     on: str | Sequence[str]
-    """Events that start a run each."""
+    """Events, each of which starts a run."""
     execution: Execution
     keep_payload: bool
     """Whether the history of its runs keeps their payloads and headers."""
@@ -58,9 +58,9 @@ class JobOptions(TypedDict, total=False):
     debounce: Duration | None
     """Run only the last of a burst, once this much time has passed without another."""
     per: str
-    """With `debounce`: a member of the payload, each of whose values is debounced by itself."""
+    """With `debounce`: a member of the payload; each of its values is debounced separately."""
     at_latest: Duration | None
-    """With `debounce`: run this long after the first of a burst, even if it goes on."""
+    """With `debounce`: run this long after the first of a burst, even if the burst continues."""
     priority: Priority
     """Which waiting runs a worker starts first: `high`, `normal` or `low`."""
 
@@ -75,7 +75,7 @@ class FlowOptions(TypedDict, total=False):
     timeout: Duration | None
     """The longest that the whole flow may take, with all its waits."""
     on: str | Sequence[str]
-    """Events that start a flow each."""
+    """Events, each of which starts a flow."""
     keep_payload: bool
     """Whether the history keeps payloads and headers."""
     key: str | Callable[..., object] | None
@@ -96,11 +96,11 @@ class TimingOptions(TypedDict, total=False):
     end: datetime | float | str | None
     headers: dict[str, str] | None
     catch_up: CatchUp
-    """Which missed slots fire afterwards."""
+    """Which missed slots fire later."""
     limit: int
     """How many missed slots fire at most."""
     overlap: Overlap
-    """What to do when the run of the slot before has not ended."""
+    """What to do when the run of the previous slot has not ended."""
     run_on_start: bool
 
 

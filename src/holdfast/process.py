@@ -31,9 +31,9 @@ HANDLERS: Final = (HANDLER_TASK, PLACE_TASK)
 
 
 DEFAULT_THRESHOLDS: Final = (700, 2_000)
-"""Python's own, up to 3.12 and later."""
+"""Python's own defaults, up to 3.12 and later."""
 COLLECT_AFTER: Final = 10_000
-"""New objects until the next look: some hundred runs, and a few megabytes at most."""
+"""New objects before the next collection: some hundred runs, and a few megabytes at most."""
 
 
 class Runnable(Protocol):
@@ -94,10 +94,10 @@ async def _main(make: Callable[[], Runnable]) -> int:
 
 
 def collect_rarely() -> None:
-    """Let Python look for reference cycles less often, unless somebody has set how often.
+    """Make Python look for reference cycles less often, unless somebody has configured that.
 
-    By default it looks after every 700 new objects, a few runs, and each time at everything that
-    is under way. What was imported by now is never looked at again.
+    By default it looks after every 700 new objects, which is a few runs, and each time at all live
+    objects of runs. Objects that exist by now are never examined again.
     """
     new, *older = gc.get_threshold()
     if gc.isenabled() and new in DEFAULT_THRESHOLDS:

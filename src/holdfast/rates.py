@@ -1,4 +1,4 @@
-"""Rates: how often somebody may ask, and how often a log repeats itself."""
+"""Rates: how often somebody may send a request, and how often a log line may repeat."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.clock import Clock
 MOST_KEYS: Final = 10_000
 """Users and addresses a limiter remembers: about 1 MB, however many addresses an attacker has."""
 EVERY_SECONDS: Final = 60.0
-"""Frequent enough for people to notice, and at most 1,440 lines a day."""
+"""Pause between two lines: frequent enough for people to notice, and at most 1,440 lines a day."""
 MOST_KINDS: Final = 1_000
 """Kinds remembered; beyond that all are forgotten, to bound memory."""
 

@@ -142,7 +142,7 @@ _known = lru_cache(maxsize=4096)(_judged)
 
 
 def of_payload(body: bytes, parameters: Sequence[str]) -> Redactor:
-    """A redactor of the values whose names in a payload say that they are secret.
+    """A redactor of the values in a payload that have secret names.
 
     `parameters` are those of its job: the payload of a job with one parameter is its bare value.
     """
@@ -158,7 +158,7 @@ def of_payload(body: bytes, parameters: Sequence[str]) -> Redactor:
 
 
 def _secret_texts(value: Any) -> Iterator[str]:
-    """The texts and numbers below secret names; any depth, without recursion."""
+    """The texts and numbers below secret names, at any depth, without recursion."""
     open_: list[tuple[Any, bool]] = [(value, False)]
     while open_:
         inner, secret = open_.pop()

@@ -1,4 +1,4 @@
-"""Resources: what handlers share, opened once in a process and handed in.
+"""Resources: objects that handlers share, opened once per process and injected.
 
     @app.resource
     async def pool() -> AsyncIterator[Pool]:
@@ -14,9 +14,9 @@ keep the others open; a failure to open ends the worker, as a startup hook's doe
 resource is opened when it is first used on an event loop, and closed by `app.close()`. The function
 may also return the value, or be plain.
 
-`db: Annotated[Pool, pool]` does the same as the default value. The default is what type checkers
-need to know that nobody passes the parameter. A resource is itself a FastAPI dependency:
-`db: Annotated[Pool, Depends(pool)]`.
+`db: Annotated[Pool, pool]` does the same as the default value. Type checkers need the default to
+see that callers do not pass the parameter. A resource is itself a FastAPI dependency: `db:
+Annotated[Pool, Depends(pool)]`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Resource(Generic[T]):
 
     @property
     def order(self) -> int:
-        """Which opening on any event loop this one's was; 0 if it is not open here."""
+        """The number of this opening among all on any event loop; 0 if it is not open here."""
         opened = self._opened.get(asyncio.get_running_loop())
         return opened.order if opened else 0
 
@@ -97,7 +97,7 @@ class Resource(Generic[T]):
         return check
 
     async def problem(self) -> str:
-        """What its health check says; empty if all is well, or it is not open."""
+        """The problem that its health check reports; empty if all is well or it is not open."""
         opened = self._opened.get(asyncio.get_running_loop())
         if self._check is None or opened is None or not opened.ready or self._overrides:
             return ""
@@ -110,7 +110,7 @@ class Resource(Generic[T]):
 
     @contextlib.contextmanager
     def override(self, value: T) -> Iterator[T]:
-        """For tests: hand in `value` instead, everywhere in this process."""
+        """For tests: inject `value` instead, everywhere in this process."""
         self._overrides.append(value)
         try:
             yield value
@@ -138,7 +138,7 @@ class _Opened(Generic[T]):
 
 
 class Injected:
-    """Stands for a resource in the signature of a handler."""
+    """Represents a resource in the signature of a handler."""
 
     def __init__(self, resource: Resource[Any]) -> None:
         self._resource = resource

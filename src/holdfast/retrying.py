@@ -25,9 +25,11 @@ T = TypeVar("T")
 Kinds = type[HoldfastError] | tuple[type[HoldfastError], ...]
 
 FIRST_PAUSE_SECONDS: Final = 0.1
-"""Shorter than the election of a stream's leader, so that nothing waits much longer than that."""
+"""The first pause: shorter than the election of a stream's leader, so that nothing waits much
+longer than that."""
 LONGEST_PAUSE_SECONDS: Final = 1.0
-"""People notice a longer one after an outage; a shorter one loads a server that is recovering."""
+"""The longest pause: people would notice a longer one after an outage, and a shorter one burdens a
+recovering server."""
 PATIENCE_SECONDS: Final = 30.0
 """How long a role that starts waits for NATS: a cluster of three has elected its leaders by then.
 Afterwards it ends with an error, and what started it starts it again."""

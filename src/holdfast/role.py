@@ -5,8 +5,8 @@
 A role supplies what is its own: `prepare`, `tasks`, `drain`, `trouble` and `describe`. Whatever it
 opens in `prepare` it pushes onto a stack, which is unwound in reverse order however the role ends.
 
-The first task that ends, ends the role: one that failed at once and with its error, any other (the
-heartbeat of a node that was declared lost) as `stop` does.
+The first task that ends, ends the role. If it failed, the role ends at once with its error;
+otherwise (the heartbeat of a node that was declared lost) it ends as after `stop`.
 
 `run` returns after `stop`, and raises when the role cannot continue: its connection is closed for
 good, a stream cannot be brought back, its node was declared lost. The command line turns that into
@@ -41,7 +41,7 @@ class Role:
     """Runs until it is stopped. Subclasses set `upkeep` and `member` if they need them."""
 
     role: ClassVar[str]
-    """As it is called in records and on the command line."""
+    """Its name in records and on the command line."""
     upkeep: Upkeep | None = None
     """The streams and buckets that it needs; created before anything else."""
     member: Membership | None = None
@@ -77,7 +77,8 @@ class Role:
         await ending.enter_async_context(self.broker)
 
     async def prepare(self, ending: contextlib.AsyncExitStack) -> None:
-        """Get ready to work: connected, streams exist, a node. `ending` is unwound at the end."""
+        """Get ready to work; the connection, the streams and the node exist. `ending` is unwound at
+        the end."""
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
         """What runs until the role is stopped."""
@@ -222,7 +223,7 @@ class Together:
     async def run(self) -> None:
         """Run them until all have ended."""
         first = self._roles[0]
-        # All connections break together: counted once, or one break would look like three.
+        # All connections break together, so the break is counted once.
         first.broker.on_reconnect(first.telemetry.reconnects.inc)
         async with first.probes(self.health):
             tasks = [asyncio.create_task(role.run(alone=False)) for role in self._roles]

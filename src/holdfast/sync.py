@@ -39,10 +39,11 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 CLOSE_SECONDS = 5.0
-"""For a goodbye to the server, and again for the thread: a process must end without its server."""
+"""Timeout of closing the connection, and again of ending the thread: a process must be able to end
+without its server."""
 
 _NOWHERE: Any = None
-"""A handle made here is asked for its facts only."""
+"""Handles that are made here only provide facts."""
 _everyone: weakref.WeakSet[SyncApp] = weakref.WeakSet()
 _left_behind: list[object] = []
 """Loops that a forked child inherited without their threads. They must neither be used nor closed:
@@ -75,7 +76,8 @@ class SyncRun(Generic[R]):
         return self._ask(lambda run: run.status())
 
     def logs(self) -> list[LogLine]:
-        """What its handler has logged and printed so far, in all attempts; the newest are kept."""
+        """What its handler has logged and printed so far, in all attempts. Only the newest lines
+        are kept."""
         return self._ask(lambda run: run.logs())
 
     def follow(self) -> Iterator[LogLine]:
@@ -100,7 +102,8 @@ class SyncRun(Generic[R]):
         return self._ask(lambda run: run.retry())
 
     def _ask(self, what: Callable[[Run[R]], Coroutine[Any, Any, T]]) -> T:
-        """Ask through the current connection: the old one may be closed, or the parent's."""
+        """Use the current connection: the old one may be closed, or belong to the parent
+        process."""
 
         async def ask() -> T:
             return await what(self._handle(await self._owner.app.backend()))
@@ -144,7 +147,7 @@ class SyncOnce:
         self._owner._wait(self._entry.complete)
 
     def fail(self) -> None:
-        """The work is not done: the next caller may do it, at once."""
+        """The work is not done: the next caller may do it at once."""
         self._owner._wait(self._entry.fail)
 
 
@@ -186,7 +189,7 @@ class SyncApp:
         return await (await self.app.backend()).enqueue(request)
 
     def enqueue_many(self, requests: Iterable[JobRequest[R]]) -> list[SyncRun[R]]:
-        """Send what `job.request(...)` made, of any jobs, pipelined, in order."""
+        """Send requests of any jobs, made by `job.request(...)`, pipelined and in order."""
         wanted: list[Request] = list(requests)
         answers = self._wait(lambda: self._enqueue_many(wanted))
         return [self._sent(r, e) for r, e in zip(wanted, answers, strict=True)]
@@ -201,8 +204,8 @@ class SyncApp:
     @overload
     def run(self, id: str, job: Sendable[..., R]) -> SyncRun[R]: ...
     def run(self, id: str, job: Sendable[..., Any] | None = None) -> SyncRun[Any]:
-        """The handle on a run of which only the id is known; see `Holdfast.run`. The job only tells
-        type checkers what its result is."""
+        """A handle on a run by its id; see `Holdfast.run`. The job only tells type checkers the
+        type of its result."""
         return self._by_id(self.app.run(id))
 
     def runs(

@@ -64,8 +64,7 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "claims",
         "holdfast_claims",
         "counter",
-        "Claims asked for, by what was found: won, duplicate, superseded, held, crowded, poison, "
-        "lost.",
+        "Attempts to claim, by outcome: won, duplicate, superseded, held, crowded, poison, lost.",
         ("verdict",),
     ),
     Metric(
@@ -102,7 +101,7 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "unreadable",
         "holdfast_unreadable_records",
         "counter",
-        "Records and messages that could not be read and were passed over, by bucket or stream; "
+        "Records and messages that could not be read and were skipped, by bucket or stream; "
         "'holdfast doctor' lists them.",
         ("bucket",),
     ),
@@ -110,8 +109,8 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "log_lines",
         "holdfast_run_log_lines",
         "counter",
-        "Log lines of runs, by what became of them: sent, or dropped because a run logged too much "
-        "at once or NATS was away.",
+        "Log lines of runs, by outcome: sent, or dropped because a run logged too much at once or "
+        "NATS was away.",
         ("outcome",),
     ),
     Metric("reconnects", "holdfast_reconnects", "counter", "Reconnects to NATS."),
@@ -122,8 +121,9 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "slots",
         "holdfast_slots",
         "counter",
-        "Slots by what became of them: dispatched, caught_up, duplicate, or skipped by which "
-        "policy: catch_up, limit, overlap; too_large: the server takes no message of its size.",
+        "Slots by outcome: dispatched, caught_up, duplicate, or the reason for skipping them: "
+        "catch_up, limit, overlap, or too_large (the server does not accept a message of that "
+        "size).",
         ("outcome",),
     ),
     Metric(
@@ -136,20 +136,21 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "slot_overdue",
         "holdfast_slot_overdue_seconds",
         "gauge",
-        "Dead man's switch: how long the oldest slot that is due has not been recorded. Every "
-        "scheduler shows it, also one that does not lead; alarm on more than a few seconds.",
+        "Dead man's switch: how long the oldest unrecorded slot has been due. Every scheduler "
+        "shows it, even one that does not lead; alert on more than a few seconds.",
     ),
     Metric(
         "dispatch_age",
         "holdfast_slot_dispatch_age_seconds",
         "gauge",
-        "Time since any scheduler last recorded slots, as this one heard of it.",
+        "Time since any scheduler last recorded slots, as far as this one knows.",
     ),
     Metric(
         "clock_offset",
         "holdfast_clock_offset_seconds",
         "gauge",
-        "This machine's clock against the server's; beyond a second a scheduler fires nothing.",
+        "Difference between this machine's clock and the server's; beyond a second a scheduler "
+        "fires nothing.",
     ),
     Metric(
         "loop_blocked",
@@ -164,7 +165,7 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "Keepers that a worker has started: more than one means that one died.",
     ),
     Metric(
-        "canary", "holdfast_canary_age_seconds", "gauge", "Age of the last message that travelled."
+        "canary", "holdfast_canary_age_seconds", "gauge", "Age of the last message that arrived."
     ),
     Metric(
         "transitions",
@@ -204,22 +205,22 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "lag",
         "holdfast_job_lag",
         "gauge",
-        "Runs and events that wait for a job or are in flight, as the server counts them; not "
-        "those put off. Every scheduler shows it.",
+        "Runs and events that wait for a job or are in flight, by the server's count, without "
+        "delayed ones. Every scheduler shows it.",
         _JOB,
     ),
     Metric(
         "in_flight",
         "holdfast_job_in_flight",
         "gauge",
-        "The part of the lag that was handed to a worker and not acknowledged.",
+        "The part of the lag that was delivered to a worker and not acknowledged.",
         _JOB,
     ),
     Metric(
         "redelivered",
         "holdfast_job_redelivered",
         "gauge",
-        "The part of it that was handed out more than once.",
+        "The part of the lag that was delivered more than once.",
         _JOB,
     ),
     Metric(
@@ -257,7 +258,7 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "commands",
         "holdfast_commands",
         "counter",
-        "Commands that an agent got, by what became of them: accepted, known (asked again), stale "
+        "Commands that an agent received, by outcome: accepted, known (asked again), stale "
         "(of a dispatcher that was replaced), busy, cancel, refused and why, returned and how; "
         "scheduled are slots of its own schedules.",
         ("verdict",),
@@ -289,7 +290,8 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
 )
 
 TALLIED: Final = frozenset({"started", "ended", "seconds", "waited"})
-"""Metrics that change with every attempt: counted as plain numbers, labelled when they are read."""
+"""Metrics that change with every attempt: counted as plain numbers, and labelled when they are
+read."""
 
 # From a no-op handler to one that runs for an hour.
 _SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 3600.0)

@@ -4,8 +4,8 @@ Futures reject `StopIteration`, which would leave the awaiting coroutine waiting
 thread returns its exception as a value, and the coroutine raises it.
 
 Waking a thread and waking the loop cost more than a short call. So calls may queue for a thread,
-which takes one after the other without the loop, and the loop is woken once for all that have
-ended by then.
+which takes one after the other without the loop, and the loop is woken once for all calls that have
+ended meanwhile.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Work:
 
     def __init__(self, owner: Threads, call: Callable[[], Any]) -> None:
         self._owner = owner
-        self._calls = [call]  # whoever pops the call, has it: a thread, or `withdraw`
+        self._calls = [call]  # whoever pops the call owns it: a thread, or `withdraw`
         self.began = 0.0
         """When a thread took it, on the monotonic clock; 0 until then."""
         self.withdrawn = False
@@ -113,8 +113,8 @@ class Threads:
                     return
 
     def _tell(self) -> None:
-        """Hand over what has ended; on the event loop."""
-        self._told = False  # first: what ends from now on tells again
+        """Pass on the results of calls that have ended; runs on the event loop."""
+        self._told = False  # reset first: calls that end from now on notify again
         while self._ended:
             work, outcome = self._ended.popleft()
             self.busy -= 1

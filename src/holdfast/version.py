@@ -2,4 +2,4 @@
 
 __version__ = "0.1.0"
 DISTRIBUTION = "holdfast-jobs"
-"""What an index calls this package; `holdfast` there is another project's."""
+"""The name of this package on PyPI, where `holdfast` is another project."""

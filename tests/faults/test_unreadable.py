@@ -104,7 +104,7 @@ async def _is_told(site: Everybody) -> None:
     for bucket in (names.schedules, names.facts, names.agents, names.nodes):
         assert counted.get(bucket, 0) >= len(damage.DAMAGE) - 4, counted
     text = site.log("control")
-    line = f"{names.facts}/damaged-not-utf8 is passed over"
+    line = f"{names.facts}/damaged-not-utf8 is skipped"
     assert text.count(line) == 1, text
     found = [one for one in await examine(site.connection, site.client.records) if one.todo]
     told = "\n".join(f"{one.text} {one.todo}" for one in found if one.check == "records")

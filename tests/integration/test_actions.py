@@ -474,7 +474,7 @@ async def test_settings_actions_leave_a_line_each(
             (
                 "settings",
                 "canary",
-                "revision 5 tried on 1 agent, taken back: web1 does not have it in force",
+                "revision 5 tried on 1 agent, rolled back: web1 does not have it in force",
             ),
             ("settings", "rollback", "revision 4, back to 2"),
             ("settings", "push", "revision 3"),

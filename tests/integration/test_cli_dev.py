@@ -65,7 +65,7 @@ async def test_dev_runs_what_is_on_the_disk(tmp_path: Path) -> None:
         async with app:
             assert await (await answer.enqueue()).result(30) == 1
             await dev.says("group other")
-            page = re.search(r"See it and steer it: (http://127\.0\.0\.1:\d+)/", dev.text)
+            page = re.search(r"Pages: (http://127\.0\.0\.1:\d+)/", dev.text)
             assert page
             await until(lambda: shows(page[1], '"job":"answer"'), 40)
             write(tmp_path, APP.format(answer=2))

@@ -77,7 +77,7 @@ async def test_refusal_is_told_from_silence(
         for config, word, why in (
             ({"seed_file": str(file), "generation": 2}, "foreign", "older than the dispatchers'"),
             ({}, "unsigned", "carries no signature"),
-            ({"seed_file": str(other)}, "unverified", "are of different accounts"),
+            ({"seed_file": str(other)}, "unverified", "belong to different accounts"),
         ):
             async with world.dispatcher(**quick, **config):
                 if not world.agents:
@@ -208,7 +208,7 @@ async def test_agent_and_dispatcher_out_of_the_box(app: Holdfast, tmp_path: Path
         assert refused.code == 2
         assert "no function 'cmd.run' (it was started without --allow-commands)" in refused.out
         assert settings.code == 1
-        assert "this agent has no credentials, and so takes no settings" in settings.err
+        assert "this agent has no credentials, so it receives no settings" in settings.err
         assert [(a["id"], a["online"]) for a in listed.json] == [("a1", True)]
         assert "fact: os" in shown.out
         for command in (agent, control):

@@ -80,7 +80,7 @@ async def test_diff_shows_lines_and_placeholders(app: Holdfast, tree: Path) -> N
     assert "-  host: db1" in ended.out
     assert "+  host: db2" in ended.out
     assert '+  password: "__HOLDFAST_SECRET(db:db.password)__"' in ended.out
-    assert "stand in plain in the folder" in ended.err
+    assert "are plain text in the folder" in ended.err
     assert CANARY not in ended.out + ended.err
     sealed = await holdfast(app, "secrets", "seal", str(tree))
     assert sealed.out == "sealed     db:db.password\n"
@@ -269,7 +269,7 @@ async def test_canary_from_the_command_line(
             assert (bad.code, "the check failed on web1" in bad.err) == (2, True)
             assert "what was in force before" in bad.out
             good = await holdfast(app, *words, "--canary", "50%", "--check", "look now")
-            assert (good.code, "is published, after revision 4 was tried" in good.out) == (0, True)
+            assert (good.code, "the canary with revision 4 succeeded" in good.out) == (0, True)
             await reaches(web1, 5)
             await reaches(web2, 5)
             assert web1.settings["db.host"] == web2.settings["db.host"] == "db2"

@@ -193,7 +193,7 @@ async def test_processes_are_replaced_after_max_runs(
         with worker(app, tmp_path, *flags) as supervisor:
             runs = [await app.enqueue("quick", n) for n in range(12)]
             assert [await run.result(40) for run in runs] == list(range(12))
-            await supervisor.says("has done its share: replaced", count=2)
+            await supervisor.says("has done its share of runs: replaced", count=2)
             supervisor.signal(signal.SIGTERM)
             assert await supervisor.ended() == 0
     assert "killed by signal" not in supervisor.text

@@ -76,7 +76,7 @@ async def test_slot_larger_than_a_lowered_limit_is_skipped_and_told() -> None:
             await newest(client, "small", "dispatched")
         why = await SlotHistory(client).why("large")
         assert why.verdict == "skipped"
-        assert "larger than the server takes" in why.explanation
+        assert "larger than the server accepts" in why.explanation
         assert "raise max_payload" in why.explanation
         registry = Schedules(client)
         await registry.remove("large")

@@ -208,7 +208,7 @@ async def test_trigger_and_backfill_fire_by_hand(app: Holdfast, seen: Seen) -> N
     assert (again.sent, again.known) == ([], first.sent)
     assert run in seen
     assert len(set(seen)) == 6
-    with pytest.raises(InvalidInput, match="ends in the past"):
+    with pytest.raises(InvalidInput, match="must end in the past"):
         await backfill(client, "past", end, end + 1000)
     await app.close()
 

@@ -463,7 +463,7 @@ async def test_rotation_leaves_no_moment_without_a_read(
                     reads.append(agent.settings["db.password"])
 
         reader = asyncio.create_task(read_on())
-        with pytest.raises(SettingsError, match="no rotation is under way"):
+        with pytest.raises(SettingsError, match="no rotation is in progress"):
             await w.publisher.rotate(finish=True)
         await w.publisher.rotate()
         with pytest.raises(SettingsError, match="both in use"):

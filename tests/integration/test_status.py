@@ -237,7 +237,7 @@ async def test_show_says_that_the_holder_of_a_run_is_gone(app: Holdfast) -> None
         cases: list[tuple[Restart, NodeState, str]] = [
             ("immediately", "INACTIVE", "INACTIVE: another worker takes the run over"),
             ("after_grace", "DISCONNECTED", "DISCONNECTED: another worker takes the run over when"),
-            ("never", "NOT_RUNNING", "NOT_RUNNING: the run is written down as lost"),
+            ("never", "NOT_RUNNING", "NOT_RUNNING: the run is recorded as lost"),
             ("immediately", "TERMINATING", "alive (TERMINATING)"),
         ]
         for number, (restart, state, said) in enumerate(cases):

@@ -76,7 +76,7 @@ async def test_what_a_proxy_says_must_be_clear(
     ("options", "said"),
     [
         ({"login_proxies": "10.0.0.1"}, "gives nobody a role"),
-        ({"login_proxies": "*", "login_roles": "a=admin"}, "everybody could say"),
+        ({"login_proxies": "*", "login_roles": "a=admin"}, "everybody could claim"),
         ({"login_roles": "a=root"}, "roles are viewer, operator, admin"),
         ({"login_roles": "admin"}, "must be GROUP=ROLE"),
     ],

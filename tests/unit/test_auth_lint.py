@@ -118,13 +118,13 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
         "warn",
         'allow_responses: {max: 1, expires: "30s"}',
         'allow_responses: {max: -1, expires: "30s"}',
-        "without end",
+        "without limit",
     ),
     "cannot answer pings": (
         "warn",
         'allow_responses: {max: 1, expires: "30s"}',
         "",
-        "taken for lost",
+        "declared lost",
     ),
     "the core beside streams": (
         "warn",
@@ -144,7 +144,7 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
         "    users: [\n",
         "    users: [\n {user: bob, password: s3cret, permissions: {publish: [a]"
         ', subscribe: ["_INBOX.core.bob.>"]}}\n',
-        "password stands in the file in the clear",
+        "password is in the file as plain text",
     ),
     "a seed": (
         "fail",
@@ -168,15 +168,15 @@ PLANTED: dict[str, tuple[str, str, str, str]] = {
     ),
 }
 AROUND: dict[str, tuple[str, str, str, str]] = {
-    "open to others": ("fail", '"127.0.0.1:4222"', '"0.0.0.0:4222"', "travel in the clear"),
-    "open by a port": ("fail", 'listen: "127.0.0.1:4222"', "port: 4222", "travel in the clear"),
+    "open to others": ("fail", '"127.0.0.1:4222"', '"0.0.0.0:4222"', "in clear text"),
+    "open by a port": ("fail", 'listen: "127.0.0.1:4222"', "port: 4222", "in clear text"),
     "no_auth_user": ("fail", "include", f"no_auth_user: {U}\ninclude", "without a login is"),
     "nobody needs a login": ("fail", "include ./auth.conf", "", "nobody needs a login"),
     "a token": (
         "fail",
         "include ./auth.conf",
         "authorization { token: abc }",
-        "token stands in the file",
+        "token is in the file",
     ),
     "plain beside TLS": (
         "fail",

@@ -114,7 +114,7 @@ FLAWS: dict[str, tuple[tuple[str, str], Change, str]] = {
     "ready is only live": (
         CONTROL,
         lambda r: _main(r)["readinessProbe"]["httpGet"].update(path="/health/live"),
-        "only asks whether it lives",
+        "only checks liveness",
     ),
     "no login": (WORKER, lambda r: _main(r).update(env=[]), "logs in as nobody"),
     "web without tokens": (
@@ -138,7 +138,7 @@ FLAWS: dict[str, tuple[tuple[str, str], Change, str]] = {
     "ready is live": (
         CONTROL,
         lambda r: _main(r).update(readinessProbe=_main(r)["livenessProbe"]),
-        "only asks whether it lives",
+        "only checks liveness",
     ),
     "short grace": (
         WORKER,
@@ -172,7 +172,7 @@ FLAWS: dict[str, tuple[tuple[str, str], Change, str]] = {
         lambda r: r["spec"].update(minAvailable=2),
         "leaves none",
     ),
-    "fixed replicas": (WORKER, lambda r: r["spec"].update(replicas=3), "set them back"),
+    "fixed replicas": (WORKER, lambda r: r["spec"].update(replicas=3), "reset them"),
     # NATS
     "two servers": (NATS, lambda r: r["spec"].update(replicas=2), "2 servers"),
     "lazy sync": (CONF, lambda r: _conf(r, "sync_interval: always", ""), "sync_interval"),
@@ -199,12 +199,12 @@ FLAWS: dict[str, tuple[tuple[str, str], Change, str]] = {
         lambda r: r["metadata"]["annotations"].update(
             {"holdfast.dev/longest-timeout-seconds": "300"}
         ),
-        "would cut runs short",
+        "would interrupt runs",
     ),
     "largest lag": (
         ("ScaledObject", "shop-default"),
         lambda r: r["spec"]["advanced"].pop("scalingModifiers"),
-        "the largest counts, not the sum",
+        "the largest of several triggers, not the sum",
     ),
     "clients shut out": (
         ("NetworkPolicy", "nats"),
@@ -226,7 +226,7 @@ FLAWS: dict[str, tuple[tuple[str, str], Change, str]] = {
         ),
         "below the volume",
     ),
-    "no volume": (NATS, lambda r: r["spec"].pop("volumeClaimTemplates"), "ends with the pod"),
+    "no volume": (NATS, lambda r: r["spec"].pop("volumeClaimTemplates"), "is lost with the pod"),
     "no lame duck": (NATS, lambda r: _main(r).pop("lifecycle"), "lame-duck"),
     "hurried": (NATS, lambda r: _pod(r).update(terminationGracePeriodSeconds=20), "lame_duck"),
     "not headless": (
@@ -281,7 +281,7 @@ FLAWS: dict[str, tuple[tuple[str, str], Change, str]] = {
     "secrets": (
         ("Role", "deployer"),
         lambda r: r["rules"][5]["resources"].append("secrets"),
-        "touch secrets",
+        "access secrets",
     ),
     "admin": (
         ("RoleBinding", "deployer"),
@@ -313,7 +313,7 @@ FLAWS: dict[str, tuple[tuple[str, str], Change, str]] = {
     "service port": (
         ("Service", "control"),
         lambda r: r["spec"]["ports"][0].update(targetPort="helth"),
-        "none of the pods' ports",
+        "not a port of the pods",
     ),
     "monitor port": (
         ("ServiceMonitor", "control"),
@@ -390,7 +390,7 @@ def test_resource_that_is_there_twice_is_found() -> None:
     items = inventory().items
     [control] = [i for i in items if i.kind == "Deployment" and i.name == "control"]
     found = problems([*items, Item(Path("copy.yaml"), control.resource)])
-    assert any("is in control/control.yaml too" in text for text in found)
+    assert any("is also defined in control/control.yaml" in text for text in found)
 
 
 def test_schemas_find_a_field_that_kubernetes_does_not_know() -> None:
@@ -428,8 +428,7 @@ def test_file_that_a_kustomization_names_and_nobody_finds_is_told(tmp_path: Path
     )
     found = [str(one) for one in check(tmp_path, parse_command) if "render again" in str(one)]
     assert found == [
-        "kustomization.yaml: its resource 'gone' does not exist: "
-        "render again, or remove it from the list"
+        "kustomization.yaml: it lists 'gone', which does not exist: render again, or remove it"
     ]
 
 

@@ -27,7 +27,7 @@ def one(agent: str = "web1", **members: Any) -> HostSchedule:
 @pytest.mark.parametrize(
     ("values", "what"),
     [
-        ([1], "a schedule under each name"),
+        ([1], "a table of schedules by name"),
         ({"s": {"every": "1h"}}, "schedule 's'.*function"),
         ({"s": {"function": "ping"}}, "exactly one of cron"),
         ({"s": {"function": "ping", "every": "1h", "cron": "* * * * *"}}, "exactly one of cron"),

@@ -51,7 +51,7 @@ def test_files_are_rendered_with_facts_and_merged_in_order() -> None:
         ("a: {{ facts.missing }}", "no attribute 'missing'"),
         ("a: {{ 1 / 0 }}", "ZeroDivisionError"),
         ("a: {{ ", "cannot be read"),
-        ("a: 1\na: 2", "stands twice"),
+        ("a: 1\na: 2", "occurs twice"),
         ("1: 2", "is no text"),
         ("a: .inf", "not finite"),
         ("a: !!python/name:os.system x", "not YAML"),

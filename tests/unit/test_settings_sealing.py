@@ -157,7 +157,7 @@ def test_secrets_never_follow_facts(expression: str, tmp_path: Path) -> None:
     """Not in an expression of facts, and not in a compound that contains one."""
     (tmp_path / "top.yaml").write_text(f"base:\n  '{expression}': [db]\n")
     (tmp_path / "db.yaml").write_text(f"p: !encrypted {CANARY}\n")
-    with pytest.raises(SettingsError, match="goes by facts") as refused:
+    with pytest.raises(SettingsError, match="selects by facts") as refused:
         read_tree(tmp_path, SEALER)
     assert CANARY not in str(refused.value)
 
@@ -171,14 +171,14 @@ def test_secrets_never_follow_facts(expression: str, tmp_path: Path) -> None:
         ({"top": "base: {'*': db}"}, "list of files"),
         ({"top": "base: {'((': [db]}"}, "top.yaml"),
         ({"top": "base: {'*': ['../x']}"}, "cannot name a file"),
-        ({"top": "base: !encrypted x"}, "secrets belong into the files"),
+        ({"top": "base: !encrypted x"}, "secrets belong in the files"),
         ({"top": "base: {}", "db": "{% include 'x' %}"}, "cannot read files"),
         ({"top": "base: {}", "a b": "a: 1"}, "cannot name a file"),
         (
             {"top": "base: {}", "a": f"p: !encrypted {CANARY}", "b": f"q: {CANARY}"},
-            "also stands in b.yaml",
+            "is also in b.yaml",
         ),
-        ({"top": f"base: {{}} # {CANARY}", "a": f"p: !encrypted {CANARY}"}, "also stands in top"),
+        ({"top": f"base: {{}} # {CANARY}", "a": f"p: !encrypted {CANARY}"}, "is also in top"),
     ],
 )
 def test_tree_that_cannot_work_is_refused(

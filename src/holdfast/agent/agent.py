@@ -5,10 +5,10 @@ signed by the dispatchers of its account), and a folder for state that must surv
 runs it has seen, so that none is executed twice (`journal`), and returns, until the server has
 stored them (`outbox`).
 
-It depends on no dispatcher: it starts before them, outlives them, and recovers from any absence.
-Nor does it need a server to start: it takes what it has on its disk (settings, schedules, unsent
+It depends on no dispatcher: it starts before them, outlives them, and recovers when they come back.
+Nor does it need a server to start: it loads what is on its disk (settings, schedules, unsent
 returns), runs its schedules, and connects when it can. Only a refused login ends it. It may share a
-connection with others: `start` and `close` leave it open.
+connection with others: `start` and `close` leave the connection open.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ DRAIN_SECONDS: Final = 2.0
 TAKING: Final = "agent"
 """The task that takes commands."""
 ASKED: Final = "settings"
-"""The verb with which operators ask for an agent's settings. It comes on the subscription of all
-questions: the server lets a login answer only what arrived on one."""
-NO_KEYS: Final = "this agent has no credentials, and so takes no settings"
+"""The verb with which operators ask for an agent's settings. It shares the subscription of all
+other questions, because a login may only answer what arrived on a subscription."""
+NO_KEYS: Final = "this agent has no credentials, so it receives no settings"
 
 
 class Agent(Role):
@@ -160,7 +160,8 @@ class Agent(Role):
     # ---- its settings
 
     def _followed(self, renderer: Renderer | None) -> AgentSettings | None:
-        """Its settings; none without credentials, which have the keys to verify publishers by."""
+        """Its settings; None without credentials, because they hold the keys that verify
+        publishers."""
         if self.credentials is None:
             return None
         return AgentSettings(
@@ -191,20 +192,22 @@ class Agent(Role):
         except NotConnected as error:
             if self.broker.refused:
                 raise
-            log.warning("%s. Working from what is here until a server answers", error)
+            log.warning("%s. Working from local state until a server answers", error)
 
     def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Take commands. Starting is a task, because it waits for a server and a dispatcher."""
         return {TAKING: self._take_commands()}
 
     async def _take_commands(self) -> None:
-        """Ends with the error of whatever `start` has started: half an agent is restarted."""
+        """Raises the error of any task that `start` started, so that a half-working agent is
+        restarted."""
         await self._connected()
         await self.start()
         await asyncio.gather(*(task for name, task in self.running.items() if name != TAKING))
 
     async def _connected(self) -> None:
-        """Connect, however long it takes; meanwhile a canary's settings may come to their end."""
+        """Connect, however long it takes; meanwhile, end a canary's settings when their time is
+        over."""
         while not self.broker.connected:
             await self.broker.clock.sleep(random.uniform(0.5, 1.0) * CONNECT_SECONDS)
             if self.settings:
@@ -217,7 +220,7 @@ class Agent(Role):
                 log.debug("still not connected: %s", error)
 
     def _load(self) -> None:
-        """Take up what is on the disk, and run the schedules of the settings that are in force."""
+        """Load what is on the disk, and run the schedules of the settings that are in force."""
         if self._loaded:
             return
         self._loaded = True
@@ -249,7 +252,7 @@ class Agent(Role):
             await self.broker.subscribe(names.node(self.id, "*"), self._on_node),
         ]
         self._forget = self.broker.on_reconnect(self._commands.send_again)
-        if self.settings:  # they need no dispatcher; presence waits for one
+        if self.settings:  # these need no dispatcher; presence waits for one
             self._begin("settings", self.settings.run())
         await self._presence.start()
         self._begin("presence", self._presence.run())
@@ -296,7 +299,7 @@ class Agent(Role):
             async with asyncio.timeout(DRAIN_SECONDS):
                 await self._presence.beat("TERMINATED_GRACEFULLY")
         except (BrokerError, TimeoutError):
-            log.debug("the end of this agent was not written down: its record will expire")
+            log.debug("the end of this agent was not recorded: its record will expire")
 
     # ---- being a node
 
@@ -365,7 +368,7 @@ def agent_id(config: AgentConfig) -> str:
 
 
 def state_folder(config: AgentConfig, id: str) -> Path:
-    """Where an agent keeps what must outlive it."""
+    """The folder for what must survive a restart."""
     return Path(config.data_dir or Path(".holdfast") / "agents" / id)
 
 

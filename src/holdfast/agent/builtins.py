@@ -31,7 +31,8 @@ def builtins(
     *,
     commands: bool,
 ) -> list[Function]:
-    """What an agent offers by itself; `shown` gives the settings below a path, secrets masked."""
+    """The functions that every agent offers; `shown` returns the settings below a path, secrets
+    masked."""
 
     async def facts_set(name: str, value: Any = None) -> Any:
         """Set a fact of this host for good; without a value it is removed."""
@@ -85,7 +86,7 @@ def builtins(
 
 
 def ping() -> bool:
-    """Answer that this agent is there."""
+    """Show that this agent answers."""
     return True
 
 
@@ -104,11 +105,11 @@ def file_hash(path: str, algorithm: str = "sha256") -> dict[str, Any]:
 
 
 def disk_usage(path: str = "/") -> dict[str, Any]:
-    """How full the disk is that a path lies on, in bytes."""
+    """How full the disk of a path is, in bytes."""
     try:
         usage = shutil.disk_usage(path)
     except OSError as error:
-        raise InvalidInput(f"{path!r} cannot be looked at: {error.strerror}") from None
+        raise InvalidInput(f"{path!r} cannot be inspected: {error.strerror}") from None
     percent = round(100 * usage.used / usage.total, 1) if usage.total else 0.0
     return {"path": path, "total": usage.total, "free": usage.free, "used_percent": percent}
 
@@ -121,7 +122,7 @@ async def service_status(name: str) -> dict[str, Any]:
     command = ["systemctl", "show", "--no-pager", f"--property={wanted}", "--", name]
     done = await run_program(command, None, None)
     if done["code"] != 0:
-        raise InvalidInput(f"systemctl does not know: {done['stderr'].strip() or done['code']}")
+        raise InvalidInput(f"systemctl failed: {done['stderr'].strip() or done['code']}")
     pairs = (line.partition("=") for line in done["stdout"].splitlines())
     found = {key: value for key, _, value in pairs}
     return {
@@ -134,7 +135,7 @@ async def service_status(name: str) -> dict[str, Any]:
 
 
 def cmd_would_run(*words: str, cwd: str = "", stdin: str = "") -> list[dict[str, Any]]:
-    """The program that would start; what it would change is its own business."""
+    """The program that would start; what it would change is unknown."""
     found = shutil.which(words[0], path=None) if words else None
     return [{"starts": list(words), "program": found or "not found on this host"}]
 

@@ -13,12 +13,12 @@ a dispatcher that missed our answer, or from the run's next owner, and gets the 
 again.
 
 A refusal is never answered to the sender. The agent publishes the reason, authenticated, on the
-run's ack subject, which only dispatchers may read: they report it to the requester. It is
-informational only, since a forged command would be answered as well.
+run's ack subject, which only dispatchers may read: they report it to the requester. The reason is
+only informational, since a forged command would be answered as well.
 
 A cancel is accepted from any dispatcher, even before the command: then the run is not executed.
 
-Slots of the agent's own schedules take the same way from the journal on (`fire`, `skip`).
+Slots of the agent's own schedules are handled the same way from the journal on (`fire`, `skip`).
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Commands:
             self._tell(kind, found, JOURNAL)
 
     def _checked(self, kind: str, headers: Headers, body: bytes) -> tuple[str, int]:
-        """The run and epoch of a command that may be obeyed."""
+        """The run and epoch of a command, if it may be obeyed."""
         if self._verifier is not None:
             now = self._broker.server_now()
             command = self._verifier.verify(headers, body, kind=kind, now=now)
@@ -189,14 +189,14 @@ class Commands:
     # ---- the agent's own schedules
 
     def fire(self, run: str, order: Order) -> None:
-        """Execute a slot of a schedule, unless it is known. It always has a place: schedules bound
-        themselves."""
+        """Execute a slot of a schedule, unless it is known. The queue's limit does not apply:
+        schedules bound themselves."""
         if self._enter_slot(run):
             self._count("scheduled")
             self._executor.submit(Call(run, self._agent, 0, order.deadline), order)
 
     def skip(self, run: str, why: str) -> None:
-        """Answer a slot that is not executed, unless it is known."""
+        """Report a slot that is not executed, unless it is known."""
         if self._enter_slot(run):
             log.warning("slot %s is not executed: %s", run, why)
             self.finish(self._unexecuted(run, "skipped", why))
@@ -206,7 +206,8 @@ class Commands:
         return self._executor.has(run)
 
     def _enter_slot(self, run: str) -> bool:
-        """Record a slot; False if it is known, or cannot be recorded and so not be executed."""
+        """Record a slot; False if it is known, or cannot be recorded and so must not be
+        executed."""
         if self.closed or self._journal.get(run) is not None:
             return False
         try:
@@ -237,7 +238,7 @@ class Commands:
         try:
             self._journal.done(found.run, body)
         except OSError as error:
-            log.error("the return of run %s would not outlive the agent: %s", found.run, error)
+            log.error("the return of run %s would not survive a restart: %s", found.run, error)
         self._returns[found.run] = body
         while len(self._returns) > RETURNS_KEPT:
             del self._returns[next(iter(self._returns))]
@@ -252,7 +253,7 @@ class Commands:
                 continue
             why = "the agent was restarted while it ran: it is not repeated"
             if entry.state == "done":
-                why = "it ended, but its return was too large to outlive a restart of the agent"
+                why = "it ended, but its return was too large to survive a restart of the agent"
             self.finish(self._unexecuted(entry.run, "interrupted", why, entry.epoch))
 
     def send_again(self) -> None:
@@ -282,6 +283,6 @@ class Commands:
 
     def _count(self, verdict: str) -> None:
         counter = self._counters.get(verdict)
-        if counter is None:  # looking a label up costs more than counting
+        if counter is None:  # looking up a label costs more than counting
             counter = self._counters[verdict] = self._telemetry.commands.labels(verdict)
         counter.inc()

@@ -87,7 +87,7 @@ class CommandExecutor:
         try:
             return self._functions.get(order.function).mutating
         except HoldfastError:
-            return False  # refused when its turn comes, which is at once
+            return False  # it will be refused as soon as its turn comes
 
     def submit(self, call: Call, order: Order) -> bool:
         """Queue a command, and start it when possible; True if it has ended already."""

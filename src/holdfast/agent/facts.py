@@ -1,7 +1,7 @@
 """Facts: what an agent reports about its host.
 
 Collected by the agent: os, network and cpu at the start; memory and disk every few minutes. From an
-operator's file (JSON or YAML), reread when it changes. Set remotely by `facts.set`, kept in the
+operator's file (JSON or YAML), reread when it changes. Set remotely by `facts.set` and kept in the
 agent's folder. Precedence: set > file > collected.
 
 The agent refuses to start if the file is missing: its name is wrong, or whatever creates it has not
@@ -31,7 +31,8 @@ from holdfast.version import __version__
 log = logging.getLogger("holdfast.agent")
 
 LARGEST: Final = 256 * 1024
-"""Bytes of one host's facts: a hundred thousand hosts must fit into a dispatcher."""
+"""Bytes of one host's facts: a dispatcher keeps those of up to a hundred thousand hosts in
+memory."""
 
 
 def check_file(file: str) -> None:

@@ -46,7 +46,8 @@ class Function:
     """Plain or async. A plain one runs in a thread, unless `quick`; a quick one is plain."""
     mutating: bool = True
     quick: bool = False
-    """Executed in the event loop, and at once unless mutating: it neither waits nor computes."""
+    """Executed in the event loop, at once unless mutating: it must neither wait nor compute for
+    long."""
     job: Job[Any] | None = None
     settings: Callable[[], Settings] | None = None
     """Provides `ctx.settings` to a job on an agent."""
@@ -67,7 +68,8 @@ class Function:
         return inspect.iscoroutinefunction(self.handler)
 
     def bind(self, order: Order) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a command for this function; `InvalidInput` if they do not fit."""
+        """The arguments of a command, bound to this function's parameters; `InvalidInput` if they
+        do not fit."""
         args, kwargs = order.args, order.kwargs
         if order.raw:
             args, kwargs = _read_words(self._signature, order.args)

@@ -1,12 +1,12 @@
 """A host joins: it makes its keys, asks with its token, and waits for its credentials.
 
 The keys are made before the first request and kept in the agent's folder (0600), so a host that is
-restarted asks on as the same host. They never leave it: what arrives is the agent's keys, sealed to
-one of them. When the servers have admitted the new login, the rest is removed. Where the servers
-are, and the certificates to know them by, stay in the folder: later starts need no token.
+restarted continues as the same host. They never leave it: the agent's keys arrive sealed to one of
+them. Once the servers have admitted the new login, the files of the request are removed. The
+servers' addresses and certificates stay in the folder, so later starts need no token.
 
-A host waits as long as it takes for an operator; a refusal that waiting cannot cure ends it with an
-error that says what to do. Its clock may be wrong: it asks with the centre's time.
+A host waits for an operator as long as it takes; a refusal that waiting cannot cure ends it with an
+error that says what to do. Its clock may be wrong: it signs its requests with the centre's time.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ log = logging.getLogger("holdfast.agent")
 FILE: Final = "credentials.json"
 """The agent's own credentials, in its folder."""
 ASK_SECONDS: Final = 2.0
-"""The shortest pause between requests: a person waits."""
+"""The shortest pause between requests; short, because a person is waiting for the host."""
 LONGEST_ASK_SECONDS: Final = 60.0
-"""The longest one; a pause is a tenth of the time waited so far. Ten thousand hosts that nobody
-accepts then ask 170 times a second."""
+"""The longest pause; each is a tenth of the time waited so far. So ten thousand hosts that nobody
+accepts ask 170 times a second in all."""
 ANSWER_SECONDS: Final = 5.0
-"""A dispatcher answers at once; a lost request is sent again after this time."""
+"""How long to wait for an answer. A dispatcher answers at once; a lost request is sent again."""
 _KEYS: Final = "joining.json"
 _LOGIN: Final = "joining-login.json"
 _URL: Final = "servers.url"
@@ -60,7 +60,7 @@ class _Keys(msgspec.Struct, frozen=True):
 
 
 def reaching(connection: ConnectionConfig, folder: Path) -> ConnectionConfig:
-    """The connection, with what the token said and no option says."""
+    """The connection: the options, completed by what the token says."""
     url, ca = folder / _URL, folder / _CA
     if url.exists() and connection.nats_url == ConnectionConfig().nats_url:
         text = url.read_text(encoding="utf-8")
@@ -120,7 +120,7 @@ async def _ask(token: JoinToken, agent: str, folder: Path, connection: Connectio
 
 
 def _over(file: Path) -> bool:
-    """Whether the login has ended: then this host must ask again, as one that is known."""
+    """Whether the login has ended: then this host must ask again, as a known one."""
     ends = AgentCredentials.load(file).ends
     return bool(ends) and ends < time.time()
 
@@ -149,7 +149,7 @@ async def not_admitted(connection: ConnectionConfig) -> str:
 
 
 def _own_keys(path: Path, ended: Path) -> _Keys:
-    """The keys to ask with; not those of a login that has ended, which has its answer."""
+    """The keys to ask with; not those of a login that has ended, which were answered already."""
     codec = Codec[_Keys](_Keys, f"the {_WHAT}", strict=False)
     if path.exists():
         try:
@@ -188,7 +188,7 @@ async def _answered(broker: Broker, joiner: Joiner) -> bytes:
 
 
 async def _asked(broker: Broker, joiner: Joiner, ahead: float) -> JoinReply:
-    """One answer; the centre's clock is so many seconds ahead of ours."""
+    """One answer, and how many seconds the centre's clock is ahead of ours."""
     body = joiner.ask(broker.server_now() + ahead, socket.gethostname(), __version__)
     try:
         answer = await broker.request(broker.names.join, body, timeout=ANSWER_SECONDS)

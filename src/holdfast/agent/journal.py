@@ -66,7 +66,7 @@ class Journal:
         self._size = 0
         self._most = (2 * KEPT, LARGEST_FILE)
         """Entries and bytes at which it is rewritten: twice what the last rewrite left, so that
-        many unsent returns do not make every line a rewrite."""
+        many unsent returns do not cause a rewrite for every line."""
         self._torn = False
         self._file: IO[bytes] | None = None
         self._lock: IO[bytes] | None = None

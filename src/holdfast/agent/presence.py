@@ -36,7 +36,7 @@ ENDED_SECONDS: Final = 3_600.0
 
 
 class Presence:
-    """Publishes that one agent is online, and the facts of its host."""
+    """Publishes one agent's record and the facts of its host."""
 
     def __init__(
         self,

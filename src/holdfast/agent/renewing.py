@@ -1,15 +1,16 @@
-"""Renews the agent's login before it ends: makes the next one, asks for it, changes over.
+"""Renews the agent's login before it ends: makes the next one, asks for it, switches to it.
 
     login ─► after half of its life, ─► next login made (0600) ─► asked for in the agent's record
              before two thirds                                           │
     credentials.json replaced, reconnected ◄── the server admits it ◄────┘
 
 The next login is on disk before it is asked for, so a restarted agent asks for the same one. The
-old login works until its end: nothing is interrupted while nobody lists the next one or the disk is
-full, and the log says so. An agent whose login has ended must join again, with an operator's word.
+old login works until its end: while nobody lists the next one or the disk is full, work continues
+and the log says so. An agent whose login has ended must join again, and an operator must accept it.
 
 Hosts that joined together do not renew together, and the longer nobody lists the next login, the
-more seldom it is tried: ten thousand refused logins would cost the servers more than work does.
+less often an agent tries it: ten thousand refused logins would cost the servers more than the
+actual work.
 
 A login that does not end (`ends` is 0) is left alone.
 """
@@ -35,10 +36,10 @@ log = logging.getLogger("holdfast.agent")
 
 FILE: Final = "credentials.next.json"
 TRY_SECONDS: Final = 20.0
-"""Before the second try with the next login: it is a matter of a reload. Then twice as long each
-time, up to a fiftieth of the login's life."""
+"""The pause before the second try with the next login: a reload of the servers takes seconds. It
+doubles each time, up to a fiftieth of the login's life."""
 LONGEST_REST_SECONDS: Final = 3600.0
-"""A machine that slept looks at its clock again by then."""
+"""The longest pause: a machine that slept looks at its clock again by then."""
 
 NOBODY: Final = (
     "the login ends soon, and the servers do not know the next one: is 'holdfast agents accept "
@@ -117,7 +118,7 @@ class Renewing:
                 if found.agent == self._now.agent and found.ends > self._broker.server_now():
                     return found
             except ConfigError as error:
-                log.error("%s: another login is made", error)
+                log.error("%s: making another login", error)
         made = msgspec.structs.replace(
             self._now,
             nkey_seed=new_nkey_seed(),

@@ -3,10 +3,10 @@
     settings in force ─► planner ─► slot due ─► journal ─► execution ─► return, sent when possible
 
 Guaranteed: a slot is started at most once on this host, across restarts: the journal has its id
-before it starts, and a file has the time until which all slots were taken. A slot that could not be
-started at its time (the agent was not running, the slot before still runs) is answered with a
-return that says so. Nothing here needs the server: its last known time is carried
-on by this machine's clock, and returns wait on the disk until the connection is back.
+before it starts, and a file has the time until which all slots were taken. For a slot that could
+not be started at its time (the agent was not running, the previous slot still runs), a return says
+why. Nothing here needs the server: this machine's clock continues from the server's last known
+time, and returns wait on the disk until the connection is back.
 
 Not guaranteed: that a slot runs on a host that is switched off. `catch_up` says what happens when
 it is back. A clock that is wrong while no server was ever reached makes slots run at a wrong time,
@@ -39,37 +39,37 @@ log = logging.getLogger("holdfast.agent")
 
 FILE: Final = "schedules.json"
 MISSED_SECONDS: Final = 30.0
-"""A slot taken later than this was missed: the agent was not running. A busy host is not that
-late."""
+"""A slot that is this late was missed: the agent was not running. A busy host is not that late."""
 LOOK_SECONDS: Final = 30.0
-"""The longest rest before a slot: a machine that slept, or whose clock was set, notices by then."""
+"""The longest sleep before a slot: a machine that was suspended, or whose clock was set, notices by
+then."""
 AHEAD_SECONDS: Final = 60.0
-"""A stored time further ahead than this was written by a wrong clock."""
+"""A stored time further in the future than this was written by a wrong clock."""
 MOST_ANSWERED: Final = 100
-"""Missed slots of a schedule that are answered one by one; a host that was off for months would
-otherwise send thousands."""
+"""Missed slots of a schedule that are reported one by one; a host that was off for months would
+otherwise send thousands of returns."""
 
-MISSED: Final = "the agent was not running at its time"
-OVERLAPPED: Final = "the slot before it was still running"
+MISSED: Final = "the agent was not running when it was due"
+OVERLAPPED: Final = "the previous slot was still running"
 
 
 class _Progress(msgspec.Struct, frozen=True):
     taken: Instant = 0.0
-    """Every slot due until then was taken."""
+    """Every slot due up to this instant was started or reported."""
 
 
 _PROGRESS: Final = Codec[_Progress](_Progress, "how far the schedules have come")
 
 
 class Runner(Protocol):
-    """Starts slots, and answers those that are not started."""
+    """Starts due slots, and reports a return for each slot that it does not start."""
 
     def fire(self, run: str, order: Order) -> None:
         """Start a slot, unless it is known."""
         ...
 
     def skip(self, run: str, why: str) -> None:
-        """Answer a slot that is not started, unless it is known."""
+        """Report a slot that is not started, unless it is known."""
         ...
 
     def runs(self, run: str) -> bool:
@@ -91,7 +91,7 @@ class Schedules:
         self.clock = clock
         self.now = now
         self.wake = asyncio.Event()
-        """Set when other schedules are wanted."""
+        """Set when the schedules were replaced."""
         self._path = folder / FILE
         self._wanted = wanted
         self._runner = runner
@@ -166,12 +166,13 @@ class Schedules:
             )
 
     def _overlaps(self, name: str, now: float) -> bool:
-        """Whether an earlier slot still runs; those that are late together take turns."""
+        """Whether an earlier slot still runs; slots that are late together take turns."""
         last, started = self._last.get(name, ("", now))
         return started < now and self._runner.runs(last)
 
     def _start_over(self, now: float) -> None:
-        """The clock was ahead and is right now: the journal knows what has run already."""
+        """Reset after a clock that was ahead was corrected: the journal knows what has run
+        already."""
         log.warning("the clock was set back: schedules continue from now")
         self._taken = now
         self._planner = Planner(MISSED_SECONDS)

@@ -9,7 +9,8 @@ A revision that is forged or older than the one in force, content that does not 
 secret that is missing, outdated, moved or another agent's, a template that fails or does not end:
 each is refused, counted and reported, and the settings in force stay. They survive a restart, with
 or without a server; an agent that never had any raises `SettingsError` rather than use empty ones.
-A canary's snapshot ends at its time, also when no server can be reached: the one before it is back.
+When a canary's time is over, the snapshot before it is in force again, even if no server can be
+reached.
 
 Not guaranteed: when. An agent reads a new revision within `jitter` seconds of its notification, so
 that a fleet does not ask all at once; a check every five minutes covers lost notifications.
@@ -53,11 +54,11 @@ JITTER_SECONDS: Final = 1.5
 """A fleet reads a new revision spread over this time, so that not all agents ask at once."""
 LOOK_SECONDS: Final = 300.0
 """The longest that a revision stays unknown if its notification was lost while connected; after a
-reconnect an agent looks at once. Ten thousand agents that look each minute cost more than that."""
+reconnect an agent checks at once. More often would be expensive: ten thousand agents check."""
 RETRY_SECONDS: Final = 2.0
-"""The first pause while NATS is unavailable, and each is twice the one before: the buckets do not
-exist before the first push, which is noticed anyway. Five times that after a refusal, which needs
-an operator."""
+"""The first pause while the settings cannot be read; it doubles each time, because the buckets do
+not exist before the first push, which is noticed anyway. Five times as long after a refusal, which
+needs an operator."""
 KEYS_FILE: Final = "keys.json"
 
 
@@ -77,10 +78,10 @@ class AgentSettings:
         jitter: float = JITTER_SECONDS,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`changed` is called when other schedules are in force."""
+        """`changed` is called with the schedules whenever others come into force."""
         self.agent = agent
         self.schedules: dict[str, HostSchedule] = {}
-        """What this host runs by itself."""
+        """The schedules that this host runs itself."""
         self.telemetry = telemetry or Telemetry()
         self.report = Report()
         self.refused = 0
@@ -116,13 +117,13 @@ class AgentSettings:
         return found if found is not None and found.agent == self.agent else None
 
     def _go_back(self, trial: Snapshot) -> bool:
-        """Go back if this is a canary's snapshot whose time is over, also when the disk is full."""
+        """Go back if this is a canary's snapshot whose time is over, even if the disk is full."""
         if not trial.until or self._broker.server_now() < trial.until:
             return False
         before = self._stored(resolving.BEFORE)
         if before is None:
             return False
-        log.warning("settings: the canary has run out, the snapshot before it is back")
+        log.warning("settings: the canary's time is over, the previous snapshot is in force again")
         born, number = trial.order
         before = msgspec.structs.replace(before, born=born, number=number)
         try:
@@ -208,7 +209,8 @@ class AgentSettings:
         self._wake.set()
 
     def _on_secrets(self, subject: bytes, reply: bytes, body: bytes, _: bytes | None) -> None:
-        """Newly sealed secrets matter only after a failure; otherwise a revision follows."""
+        """A notice of newly sealed secrets matters only after a failure; otherwise a revision
+        follows."""
         if self._failed:
             self._wake.set()
 
@@ -219,7 +221,9 @@ class AgentSettings:
         try:
             data = self._notice or await self._store.revision()
             self._notice = None
-            self._retry = RETRY_SECONDS  # there are settings to follow, or a server that says no
+            self._retry = (
+                RETRY_SECONDS  # from now on there are settings to follow, or the server refuses
+            )
             return LOOK_SECONDS if data is None else await self._refresh(data)
         except errors.TryAgain:
             await self.end_trial()
@@ -232,7 +236,7 @@ class AgentSettings:
             return LOOK_SECONDS
 
     async def end_trial(self) -> None:
-        """Without a server: go back from a canary's snapshot when its time is over."""
+        """While there is no server: leave a canary's snapshot when its time is over."""
         if self._snapshot and self._go_back(self._snapshot):
             now = self._snapshot
             await self._tell(Report(*now.order, at=now.at, manifest=now.manifest))
@@ -253,7 +257,7 @@ class AgentSettings:
         return min(LOOK_SECONDS, self._trial_ends_in())
 
     def _trial_ends_in(self) -> float:
-        """How long a canary's snapshot is still good, in seconds."""
+        """How long a canary's snapshot is still valid, in seconds."""
         trial = self._snapshot.until if self._snapshot else 0.0
         return max(trial - self._broker.server_now(), 0.1) if trial else math.inf
 
@@ -270,8 +274,8 @@ class AgentSettings:
         if before is not None and revision.order < before.order:
             raise SettingsError(
                 f"revision {revision.number} is older than revision {before.number}, which is in "
-                "force: somebody put an old one back, or this is another server. If it is meant, "
-                "remove settings.json from the agent's folder and start it again",
+                "force: somebody restored an old one, or this is another server. If that is "
+                "intended, remove settings.json from the agent's folder and start it again",
                 reason="rollback",
             )
         facts = dict(self._facts())
@@ -301,7 +305,7 @@ class AgentSettings:
     def _since(
         self, values: dict[str, Any], facts: Mapping[str, Any], now: float
     ) -> dict[str, float]:
-        """The schedules for this host, and since when it has each; a wrong one is refused."""
+        """The schedules for this host, and since when it has each one; a wrong one is refused."""
         try:
             found = host_schedule.chosen(values, self.agent, facts, self.schedules, now)
         except errors.InvalidInput as error:

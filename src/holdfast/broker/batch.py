@@ -31,7 +31,7 @@ class Write(NamedTuple):
 
 
 async def store_batch(broker: Broker, writes: Sequence[Write]) -> Stored:
-    """Write all or none; returns the last one's sequence, the others' are right before it."""
+    """Write all or none; returns the sequence of the last; the others directly precede it."""
     return await read_ack(await send_batch(broker, writes))
 
 

@@ -2,9 +2,9 @@
 
 Retrying does not help against a wrong login or a certificate that is not trusted: `hopeless` says
 what is wrong, and connecting ends at once. A server that is too old, or without JetStream, is
-refused with `ServerTooOld` or `BrokerError`. An election in its cluster is waited for; if it does
-not end, `Unavailable` is raised, since JetStream is not disabled. So is a reload of the server's
-configuration, during which nobody answers.
+refused with `ServerTooOld` or `BrokerError`. During an election in its cluster, connecting waits;
+if the election does not end, it raises `Unavailable`, since JetStream is not disabled. It also
+waits while a server reloads its configuration and does not answer.
 
 Not checked: the other nodes of the cluster, and whether streams exist.
 """
@@ -39,10 +39,11 @@ _LOGIN: Final = "check user and password, token, credentials_file, creds_file or
 _ELECTION_SECONDS: Final = 10.0
 """Longer than the election of a cluster's leader takes (4 to 8 s)."""
 _RELOAD_SECONDS: Final = 2.0
-"""While a server reloads its configuration it is without JetStream for some milliseconds, on a busy
-machine for longer. Without JetStream for good, the error comes this much later."""
+"""A server that reloads its configuration is without JetStream for some milliseconds, on a busy
+machine longer. If it never had JetStream, the error comes this much later."""
 _PAUSE_SECONDS: Final = 0.25
-"""Between two questions: short against an election, and few requests from many clients."""
+"""The pause between two requests: short compared to an election, yet few requests from many
+clients."""
 _LEADERLESS: Final = "(10008)"
 """The server's error code for a cluster without a leader: it elects one or lacks nodes."""
 

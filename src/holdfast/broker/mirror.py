@@ -37,7 +37,8 @@ PACE_SECONDS: Final = 0.02
 """The shortest time between two reads: a starting fleet changes thousands of keys a second, and one
 read covers all changes."""
 AT_ONCE: Final = 500
-"""Records handed over before other tasks may run: computing when schedules are due is slow."""
+"""Records handed over before other tasks may run: computing when each schedule is due takes
+long."""
 STALE_TRIES: Final = 25
 STALE_SECONDS: Final = 0.2
 """Tries and the pause between them: together five seconds, longer than a healthy replica lags."""

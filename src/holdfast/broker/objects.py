@@ -80,7 +80,8 @@ class Objects:
 
     @property
     def _replicas(self) -> int:
-        """As many replicas as the streams have: a record must not outlive what it refers to."""
+        """As many replicas as the streams have: an object must not be lost before the record that
+        refers to it."""
         broker = self._broker
         clustered = min(3, max(1, broker.known_servers)) if broker.cluster_name else 1
         return broker.config.replicas or clustered
@@ -184,7 +185,7 @@ class Objects:
                 await read_ack(future)
 
     async def _record(self, name: str) -> ObjectRecord | None:
-        """A value's record; None if there is no such value, or nobody can read it."""
+        """A value's record; None if there is no such value or its record is unreadable."""
         request = {"last_by_subj": object_meta(self._bucket, name)}
         try:
             answer = await self._broker.api(f"STREAM.MSG.GET.{self._stream}", request)

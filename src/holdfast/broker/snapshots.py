@@ -8,8 +8,8 @@ The layout follows the `nats` command line's; exchanging backups with it was not
 Guaranteed: a stream's folder has its final name only once it is complete, and each stream is
 consistent as of one moment. Not guaranteed: that this moment is the same for all. What causes runs
 is read first (slots, events), then the queue, then the records, and what runs leave behind last
-(dead letters, results). So the effects of a run recorded as done are in the backup, and so is the
-message of one recorded as open, or an older one, which carries the run as well.
+(dead letters, results). So the effects of a run recorded as done are in the backup. For a run
+recorded as open, its message is, or an older one that serves as well.
 
 The queue is read without the state of its consumers: that is packed after the messages, and could
 mark a message as acknowledged whose successor is not in the backup. Consumers are created again and

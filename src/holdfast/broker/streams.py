@@ -36,8 +36,8 @@ MEGABYTE: Final = 1_000_000
 INDEX_PART: Final = 5
 """The index of the history may take a fifth of its size; it needs a twentieth for small runs."""
 MAX_CONSUMERS: Final = 100_000
-"""One per job and group. Without a limit the server takes the account's, where a low one would stop
-new jobs; nobody has this many jobs."""
+"""One consumer per job and group; nobody has this many. Without a number here the server applies
+the account's limit, and a low one would stop new jobs."""
 MAX_ACK_PENDING: Final = 50_000
 """Messages of one job that all its workers together may hold unacknowledged: 500 workers with 100
 each. The server's default of 1,000 would idle a large group."""
@@ -58,7 +58,8 @@ RUN_LOG_MESSAGES: Final = 1_000
 """Messages with log lines kept of each run, the newest. One holds what a run logs in a quarter of a
 second, up to 16 kB."""
 RUN_LOGS_MESSAGES: Final = 200_000
-"""The same of all runs: each run is a subject, and takes about 200 bytes of the server's memory."""
+"""Messages with log lines of all runs: each run is a subject, which takes about 200 bytes of the
+server's memory."""
 FLEET_BUCKETS: Final = ("fleet", "returns", "facts", "agents", "joins")
 """Created by the first dispatcher."""
 RETURNS_DAYS: Final = 7
@@ -346,7 +347,7 @@ class Topology:
                     raise
             config = config | {"max_bytes": smaller}
             log.warning(
-                "the server cannot reserve as much for %s as is configured: it gets %d MB",
+                "the server cannot reserve the configured storage for %s: it gets %d MB",
                 config["name"],
                 smaller // MEGABYTE,
             )
@@ -373,7 +374,7 @@ class Topology:
     async def _first_sequence(self, stream: str) -> Config:
         """The first sequence of a new stream: above all that a deleted one can have had."""
         if stream in (self._names.dead, self._names.ledger) or stream == self._names.taskiq_dead:
-            return {}  # nothing compares these, and people type the numbers of dead letters
+            return {}  # nothing compares these, and people type in the numbers of dead letters
         if not self._broker.time.known:
             for known in (self._names.jobs, self._names.ledger):
                 with contextlib.suppress(errors.NotFound):
@@ -465,11 +466,11 @@ class Topology:
     async def _adapt(
         self, stream: str, config: Config, wanted: Mapping[str, str], in_order: bool
     ) -> None:
-        """Change what another version of the app said about a consumer: its labels, its order."""
+        """Update what another version of the app stored about a consumer: its labels, its order."""
         labels = config.get("metadata") or {}
         fresh = {k: v for k, v in wanted.items() if labels.get(k) != v}
         if APP_LABEL in labels:
-            fresh.pop(APP_LABEL, None)  # whose job it is does not change
+            fresh.pop(APP_LABEL, None)  # the job does not change
         changes: Config = {"metadata": {**labels, **fresh}} if fresh else {}
         if (config.get("max_ack_pending") == 1) != in_order:
             changes["max_ack_pending"] = 1 if in_order else MAX_ACK_PENDING

@@ -18,8 +18,8 @@ from holdfast.clock import Clock
 WINDOW_SECONDS: Final = 60.0
 """How long a measurement counts: two clocks drift apart by some milliseconds in a minute."""
 STEP_SECONDS: Final = 0.5
-"""More than an answer takes and clocks drift: a larger step means that a clock was set, or the
-machine slept."""
+"""More than answers and drift can explain: a larger step means that a clock was set, or the machine
+slept."""
 RECENT: Final = 3
 """This many low measurements in a row mean that the server's clock was set back; fewer may be slow
 answers."""

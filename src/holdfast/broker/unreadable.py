@@ -76,7 +76,7 @@ class Unreadables:
             since, count = now, 0
         self._lines[bucket] = (since, count + 1)
         if count < LINES:
-            log.warning("%s/%s is passed over: %s", bucket, key, error)
+            log.warning("%s/%s is skipped: %s", bucket, key, error)
         elif count == LINES:
             log.warning(
                 "%s has many records that cannot be read: no more of them are logged for %.0f s; "

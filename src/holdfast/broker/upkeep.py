@@ -132,7 +132,7 @@ class Upkeep:
         self._failing.pop(name, None)
         before, self._created[name] = self._created.get(name), created
         if before not in (None, created):
-            log.warning("%s was deleted and made again: what was in it is gone", name)
+            log.warning("%s was deleted and created again: its content is gone", name)
             self._on_made(name)
 
     async def _make(self, config: Config) -> str:

@@ -97,7 +97,7 @@ def _modules(word: str) -> list[str]:
 
 
 def _add(root: typer.Typer, word: str) -> None:
-    """Add a command, or a noun with its verbs, in the same order whatever was imported first."""
+    """Add a command, or a noun with its verbs, in an order that does not depend on imports."""
     order = [f"holdfast.cli.{module}" for module in _modules(word)]
     mine = [words for words in REGISTERED if words[0] == word]
     mine.sort(key=lambda words: order.index(REGISTERED[words].function.__module__))
@@ -118,7 +118,7 @@ def _add(root: typer.Typer, word: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit the process."""
     given = sys.argv[1:] if arguments is None else arguments
-    if "_HOLDFAST_COMPLETE" in os.environ:  # a shell asks how a line goes on
+    if "_HOLDFAST_COMPLETE" in os.environ:  # a shell asks for completions
         typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
         given = typed.split()[1:-1]
     sys.exit(run_cli(build(given[0] if given else ""), arguments))

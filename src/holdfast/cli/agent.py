@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 def agent(
     served: dict[str, Any],
     id: Annotated[str | None, option("The agent's id; defaults to the host's name.")] = None,
-    data: Annotated[
-        str | None, option("Directory for what must outlive the process.", "DIR")
-    ] = None,
+    data: Annotated[str | None, option("Directory for what must survive a restart.", "DIR")] = None,
     facts: Annotated[str | None, option("More facts, as JSON or YAML.", "FILE")] = None,
     app: Annotated[str, option("Offer the jobs of this app as well.", "APP")] = "",
     join: Annotated[
@@ -62,7 +60,7 @@ def agent(
 
 
 def _joined(config: AgentConfig, connection: ConnectionConfig, join: str) -> ConnectionConfig:
-    """The connection with the credentials that this host has joined with, or joins with now."""
+    """The connection, with the credentials that this host has from joining, earlier or now."""
     import asyncio
     import dataclasses
 

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 REPLACES = "replaces a known host"
 _LOOK_SECONDS = 1.0  # a host that waits for its login asks every two seconds
-_REST = 4.0  # times as long as a change took: it names all agents, and servers reload after it
-_END_SECONDS = 60.0  # logins last for hours at least, and looking for ended ones reads all of them
+_REST = (
+    4.0  # times as long as the last change took, which lists all agents and makes servers reload
+)
+_END_SECONDS = 60.0  # logins last an hour at least, and the search for ended ones reads all of them
 
 AgentArgument = Annotated[str, argument("The agent's id.", "AGENT", "agents")]
 
@@ -97,11 +99,16 @@ async def pending(
 @command("agents accept")
 async def accept(
     agents: Annotated[list[str] | None, argument("Their ids.", "[AGENT]...")] = None,
-    replace: Annotated[bool, option("Also a host that replaces a known one.")] = False,
+    replace: Annotated[bool, option("Also accept a host that replaces a known one.")] = False,
     fingerprint: Annotated[
-        str, option("Only the host that has it: its log and 'agents pending' show it.")
+        str,
+        option(
+            "Accept only the host with this fingerprint, as its log and 'agents pending' show it."
+        ),
     ] = "",
-    all: Annotated[bool, option("All that wait, but those that replace a known one.")] = False,
+    all: Annotated[
+        bool, option("Accept all that wait, except those that replace a known host.")
+    ] = False,
     follow: Annotated[
         bool, option("Keep issuing the logins of approved hosts until Ctrl-C.")
     ] = False,
@@ -109,15 +116,17 @@ async def accept(
     pid_file: PidOption = None,
     reload: Annotated[
         str,
-        option("Run it after each change of auth.conf: it lets your servers take it.", "COMMAND"),
+        option(
+            "Run COMMAND after each change of auth.conf, so that your servers reload it.", "COMMAND"
+        ),
     ] = "",
 ) -> None:
-    """Let hosts that asked join as agents.
+    """Let hosts that have asked to join become agents.
 
     Where the folder of 'holdfast auth' is, their logins are issued at once; elsewhere they are
     approved, and 'holdfast agents accept --follow' beside that folder issues them. It also issues
-    the logins of hosts whose token says --accept, and the next logins of agents whose login ends.
-    Hosts can log in when every server has taken auth.conf: see --pid-file and --reload.
+    logins to hosts whose token was made with --accept, and the next logins of agents whose login
+    ends. Hosts can log in once every server has reloaded auth.conf: see --pid-file and --reload.
     """
     from holdfast.cli.reloading import Reloading
     from holdfast.errors import InvalidInput
@@ -128,7 +137,7 @@ async def accept(
     if not (agents or all or follow):
         raise InvalidInput("name the agents to accept, or pass --all or --follow")
     if fingerprint and (all or len(agents or ()) != 1):
-        raise InvalidInput("a fingerprint is that of one host: name that one")
+        raise InvalidInput("a fingerprint belongs to one host: name that host")
     servers = Reloading(folder.config, pid_file, reload, at_once=follow) if folder else None
     async with operating() as by:
         chosen = list(agents or ())
@@ -242,8 +251,8 @@ async def _not_taken(servers: Reloading | None) -> str:
 
 
 def _accepted(record: JoinRecord, folder: UserFolder | None) -> None:
-    here = "has its login: it joins when the servers have taken it"
-    elsewhere = "is approved: its login is issued where the folder of logins is"
+    here = "has its login: it joins once the servers have reloaded"
+    elsewhere = "is approved: 'holdfast agents accept --follow' issues its login"
     out.result(_join(record), f"{record.agent} {here if folder else elsewhere}")
 
 

@@ -1,4 +1,4 @@
-"""`holdfast alerts`: what fires, what was told, and whether the channels work."""
+"""`holdfast alerts`: what fires, which notices were sent, and whether the channels work."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def _print(found: AlertsInfo, now: float) -> None:
         return f"{out.age(round(now - at))} ago"
 
     if not found.rules:
-        out.say("no rules are judged: set alerts.rules where 'holdfast control' runs")
+        out.say("no rules are evaluated: set alerts.rules where 'holdfast control' runs")
         return
     if found.late:
-        out.say(f"no rule has been judged since {ago(found.at)}: is 'holdfast control' running?")
+        out.say(f"no rule was evaluated since {ago(found.at)}: is 'holdfast control' running?")
     rows = [("firing", one.rule, one.text, ago(one.since)) for one in found.firing]
     rows += [("pending", one.rule, one.text, ago(one.since)) for one in found.pending]
     out.table(("state", "rule", "alert", "since"), rows, empty="nothing fires")
     for kind, why in found.unread.items():
-        out.say(f"{kind} could not be judged: {why}")
+        out.say(f"{kind} could not be evaluated: {why}")
     out.block(f"\nrules: {'; '.join(found.rules)}")
     out.block(f"channels: {', '.join(found.channels) or 'none'}\n")
     notices = sorted([*found.waiting, *found.told], key=lambda one: -one.at)[:20]
@@ -53,7 +53,7 @@ def _print(found: AlertsInfo, now: float) -> None:
 async def test() -> None:
     """Send a test notice to every channel, from this host and with its configuration.
 
-    Exit code 1 if one of them did not accept it.
+    Exit code 1 if a channel did not accept it.
     """
     from holdfast.config import AlertsConfig, load
     from holdfast.notices import Message

@@ -26,10 +26,10 @@ MARKS = {"fail": "FAIL", "warn": "WARN"}
 DirOption = Annotated[Path, option("Folder of 'holdfast auth init'.", "DIR", file_okay=False)]
 PidOption = Annotated[
     Path | None,
-    option("Process id of a nats-server on this machine, to let it take the change now.", "FILE"),
+    option("Pid file of a nats-server on this machine, to make it reload the change now.", "FILE"),
 ]
 SHORTEST_LIFE = 3600.0
-"""Seconds that a login is good, at least: a third of it must do for a reload of all servers."""
+"""The shortest life of a login, in seconds: a third of it must suffice to reload all servers."""
 
 
 @command("auth init")
@@ -64,7 +64,7 @@ def agent(
     ids: Annotated[list[str], argument("Ids of the agents.", "ID...")],
     dir: DirOption = FOLDER,
     generation: Annotated[
-        int | None, option("Newest generation of keys; default: the one in use.", min=1)
+        int | None, option("Newest generation of keys; defaults to the one in use.", min=1)
     ] = None,
     only: Annotated[
         bool, option("Without the previous generation, whose commands are then refused.")
@@ -107,12 +107,12 @@ def user(
 def token(
     pattern: Annotated[str, argument("Which agent ids may join: 'web*', db1.", "PATTERN")],
     uses: Annotated[int, option("How many hosts may use it; 0: any number.", "N", min=0)] = 1,
-    expires: Annotated[str, option("How long hosts may ask with it.", "TIME")] = "1h",
+    expires: Annotated[str, option("How long the token is valid.", "TIME")] = "1h",
     accept: Annotated[bool, option("Accept new hosts without asking.")] = False,
     lasts: Annotated[str, option("Logins end after TIME unless agents renew them.", "TIME")] = "",
     url: Annotated[str, option("Where hosts reach the servers.", "URL")] = "",
     ca: Annotated[
-        Path | None, option("Certificates to know the servers by, if hosts do not.", "FILE")
+        Path | None, option("Certificates to verify the servers with, if hosts lack them.", "FILE")
     ] = None,
     dir: DirOption = FOLDER,
     pid_file: PidOption = None,
@@ -198,7 +198,7 @@ def _certificates(ca: Path | None) -> str:
 
 
 def _life(lasts: str) -> float:
-    """Seconds that a login is good; 0: it does not end."""
+    """Life of a login in seconds; 0 if it does not end."""
     from holdfast.durations import seconds
     from holdfast.errors import InvalidInput
 
@@ -214,13 +214,13 @@ def revoke(
     dir: DirOption = FOLDER,
     pid_file: PidOption = None,
     files_only: Annotated[
-        bool, option("Only change the folder: you carry it to the servers.")
+        bool, option("Only change the folder; you copy it to the servers yourself.")
     ] = False,
 ) -> None:
     """Revoke a login; its connections are cut when the server reloads.
 
-    Exit codes: 0 when every server that is known here has taken it, or was told to, 1 when one has
-    not, or none is known: then the login still works there.
+    Exit codes: 0 when every known server has reloaded or was told to, 1 when one has not or none is
+    known: then the login still works there.
     """
     folder = _folder(dir)
     gone = folder.revoke(name)
@@ -242,11 +242,11 @@ def renew(
     dir: DirOption = FOLDER,
     pid_file: PidOption = None,
 ) -> None:
-    """Rewrite accounts, permissions and the logins' certificates as this version makes them.
+    """Rewrite accounts, permissions and the logins' certificates for this version.
 
-    Run it after an upgrade of Holdfast and after a rotation of keys, then carry the credentials
-    files to their processes. Logins stay valid. 'holdfast server --auth' takes the change by
-    itself; other servers need two reloads, or a restart, on every node.
+    Run it after an upgrade of Holdfast and after a rotation of keys, then copy the credentials
+    files to their processes. Logins stay valid. 'holdfast server --auth' reloads by itself; other
+    servers need two reloads, or a restart, on every node.
     """
     folder = _folder(dir)
     renewed, absent = folder.renew(files or ())
@@ -262,14 +262,16 @@ def renew(
 
 
 def _in_force(folder: UserFolder, pid_file: Path | None, name: str) -> bool:
-    """Whether the servers use the configuration without that user; prints what is left to do."""
+    """Whether the servers have dropped that user; prints what is left to do."""
     from holdfast.identity.takers import wait_taken
 
     used, not_used = wait_taken(folder.config, TAKE_SECONDS)
     for one in used:
         out.note(f"{one.server} has taken it: {name} is cut off there")
     for one in not_used:
-        out.note(f"error: {one.server} has not taken it: {one.error or 'it does not look'}")
+        out.note(
+            f"error: {one.server} has not reloaded: {one.error or 'it does not watch the file'}"
+        )
     if pid_file is not None:
         send_reload(folder.config, pid_file)
         out.note(
@@ -309,8 +311,8 @@ def lint(
 ) -> None:
     """Check a server's configuration without a server.
 
-    Of a folder its nats-server.conf is checked, with what that includes. Exit codes: 0 when nothing
-    is wrong (warnings are allowed), 1 when something is.
+    In a folder it checks nats-server.conf and the files that this includes. Exit codes: 0 when
+    nothing is wrong (warnings are allowed), 1 when something is.
     """
     from holdfast.identity.lint import examine
 

@@ -89,11 +89,11 @@ async def restore(
         bool, option("Rehearse: restore into a temporary server, then discard it.")
     ] = False,
 ) -> None:
-    """Restore the streams and buckets of a backup on a server that does not have them.
+    """Restore the streams and buckets of a backup to a server that lacks them.
 
-    In an object store, the newest backup is taken unless its name ends the address. Stop workers
-    and control services first. It needs a login of the role 'backup'. Replicas are as many as the
-    servers here allow, up to three, or HOLDFAST_REPLICAS.
+    In an object store, it restores the newest backup unless the address ends with the name of one.
+    Stop workers and control services first. It needs a login of the role 'backup'. Streams get as
+    many replicas as the servers allow, up to three, or HOLDFAST_REPLICAS.
     """
     from holdfast.config import ConnectionConfig
     from holdfast.config import load as configured
@@ -157,19 +157,19 @@ async def _rehearse(stack: contextlib.ExitStack, namespace: str, folder: Path, n
     made = await _restore(connection, folder)
     async with Broker(connection, name="holdfast drill") as broker:
         for stream, snapshot in in_folder(broker.names, folder).items():
-            # Messages may have expired since; their sequence has not.
+            # Messages may have expired meanwhile; the sequence has not.
             state = (await broker.api(f"STREAM.INFO.{stream}"))["state"]
             if state["last_seq"] < snapshot.state["last_seq"]:
                 raise BrokerError(
                     f"{stream} ends at {state['last_seq']} after the restore, and at "
-                    f"{snapshot.state['last_seq']} in the backup: it is not whole"
+                    f"{snapshot.state['last_seq']} in the backup: it is incomplete"
                 )
     _tell("restored and compared", name, made)
 
 
 @contextlib.contextmanager
 def _as_backup() -> Iterator[None]:
-    """When the login is refused, say which one is needed."""
+    """Explain which login is needed if this one is refused."""
     from holdfast.errors import PermissionDenied
 
     try:
@@ -177,8 +177,8 @@ def _as_backup() -> Iterator[None]:
     except PermissionDenied as error:
         raise PermissionDenied(
             f"this login may not take or restore snapshots ({error}). Issue one for it with "
-            "'holdfast auth user backup', let the servers take it, and name its file with "
-            "--credentials; take it back afterwards with 'holdfast auth revoke backup'"
+            "'holdfast auth user backup', let the servers reload, and name its file with "
+            "--credentials; revoke it afterwards with 'holdfast auth revoke backup'"
         ) from None
 
 

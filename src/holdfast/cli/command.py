@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=Callable[..., Any])
 
 TOLD = ("holdfast.client", "holdfast.events")
-"""Loggers whose warnings a command tells itself: a key that is known, an event without a job."""
+"""Loggers whose warnings a command prints itself: a known key, an event without a job."""
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A command, and how typer is to add it."""
+    """A command and typer's options for it."""
 
     function: Callable[..., None]
     options: dict[str, Any]
@@ -93,7 +93,7 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
 
 
 def _named(parameter: inspect.Parameter) -> inspect.Parameter:
-    """A parameter whose option has its name; typer would add `--no-NAME` to a flag."""
+    """A parameter whose option has only its name; typer would add `--no-NAME` to a flag."""
     annotation = parameter.annotation
     for option in get_args(annotation)[1:]:
         if isinstance(option, OptionInfo) and not option.param_decls:
@@ -148,8 +148,8 @@ def _failed(error: Exception) -> int:
 async def connected(*, create: bool = False) -> AsyncIterator[Client]:
     """A client of the namespace given by options, environment and file.
 
-    An empty namespace is created with `create`; otherwise it is an error, because it is more often
-    a wrong name than a new namespace.
+    An empty namespace is created with `create`; otherwise it is an error, because a wrong name is
+    likelier than a new namespace.
     """
     from holdfast.broker import Broker
     from holdfast.client import Client

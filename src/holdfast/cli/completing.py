@@ -1,7 +1,7 @@
 """What a shell offers when somebody presses Tab: jobs, runs, schedules, nodes and other names.
 
-Each is asked of the server, within a second. A server that does not answer offers nothing: the
-line that is being typed must not be disturbed, so nothing is printed either.
+The server is asked for the names, within a second. If it does not answer, nothing is offered and
+nothing is printed: that would disturb the line that is being typed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST = 200
 
 
 def offers(kind: str, ctx: Any, incomplete: str) -> list[str]:
-    """The names of a kind that begin like the word that is being typed."""
+    """The names of a kind that begin with the word that is being typed."""
     from holdfast.status.listing import STATES
 
     logging.disable()

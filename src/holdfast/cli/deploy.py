@@ -37,7 +37,10 @@ def render(
     into: Annotated[
         Path | None,
         option(
-            "Where they go; default: deploy/rendered/ENVIRONMENT.", "DIR", "--out", file_okay=False
+            "Directory to write to; default: deploy/rendered/ENVIRONMENT.",
+            "DIR",
+            "--out",
+            file_okay=False,
         ),
     ] = None,
     project: Annotated[Path, option("The project.", "DIR", file_okay=False)] = Path(),
@@ -53,7 +56,7 @@ def render(
 ) -> None:
     """Write the manifests of a project: plain YAML, with the scripts that apply them in order.
 
-    What they say comes from [deploy] in holdfast.toml, and from the directories in jobs/.
+    Their content comes from [deploy] in holdfast.toml and from the directories in jobs/.
     """
     from holdfast.deploy.project import load_project
     from holdfast.deploy.render import render as write
@@ -87,8 +90,8 @@ def check(
 ) -> None:
     """Say what is wrong with rendered manifests. Exits with 1 when something is.
 
-    With --environment, what kustomize makes of its overlay is checked, as it is applied (needs
-    kubectl).
+    With --environment, it checks the output of kustomize for the overlay, as it will be applied
+    (needs kubectl).
     """
     from holdfast.deploy.check import check as look
     from holdfast.deploy.check import check_overlay as look_through
@@ -136,7 +139,7 @@ def parse_command(words: Sequence[str]) -> str:
 async def register_app(app: AppArgument, release: ReleaseOption = None) -> None:
     """Make an app's consumers and register its schedules, before any worker runs.
 
-    An autoscaler cannot count what waits for a job whose consumer does not exist yet.
+    Without a consumer, an autoscaler cannot count the runs that wait for a job.
     """
     from holdfast.cli.loading import load_app
     from holdfast.config import SchedulerConfig, WorkerConfig, load
@@ -155,8 +158,8 @@ async def register_app(app: AppArgument, release: ReleaseOption = None) -> None:
         out.say(f"{len(done.schedules)} schedules: {', '.join(done.schedules)}")
     for group, job in done.left:
         out.note(
-            f"{loaded.name} no longer has {group}/{job}: what waits for it waits for ever, unless "
-            f"another app has it; to remove it: holdfast deploy unregister {loaded.name} {group} "
+            f"{loaded.name} no longer has {group}/{job}: its runs wait for ever, unless another "
+            f"app has the job; to remove it: holdfast deploy unregister {loaded.name} {group} "
             f"{job}"
         )
 
@@ -166,7 +169,9 @@ async def unregister_jobs(
     app: Annotated[str, argument("Name of the app.", "APP")],
     group: Annotated[str, argument("Group of the jobs.", "GROUP")],
     jobs: Annotated[list[str], argument("Jobs to remove.", "JOB...")],
-    discard: Annotated[bool, option("Also while runs wait: they stay without a worker.")] = False,
+    discard: Annotated[
+        bool, option("Remove it even if runs wait, which then stay without a worker.")
+    ] = False,
     dry_run: Annotated[bool, option("Only say what would be removed.")] = False,
 ) -> None:
     """Remove the schedules and consumers of deleted jobs; refuses while runs wait for one of them.

@@ -191,7 +191,8 @@ class DevPlan:
         """One process of the `holdfast` command, on the embedded server."""
         from holdfast.worker.supervisor import Spec
 
-        # The flag overrides a URL in the app's code; the variable is for what that code starts.
+        # The flag overrides a URL in the app's code; the variable is for processes that this code
+        # starts.
         command = [sys.executable, "-m", "holdfast", *arguments, *self.flags]
         given = {"HOLDFAST_NATS_URL": self.url, **(env or {})}
         return Spec(name, [*command, "--nats-url", self.url], given, announces)
@@ -340,7 +341,7 @@ class Dev:
             out.say(f"  export HOLDFAST_NATS_URL={self._plan.url}")
         out.say(f"  holdfast enqueue {_example(app['jobs'][0])}")
         if self._plan.web_port:
-            out.say(f"See it and steer it: http://{WEB_HOST}:{self._plan.web_port}/")
+            out.say(f"Pages: http://{WEB_HOST}:{self._plan.web_port}/")
         if self._changes:
             folders = ", ".join(str(folder) for folder in self._changes.folders)
             out.say(f"A change of a .py file below {folders} restarts it. Ctrl-C stops everything.")

@@ -30,7 +30,7 @@ async def doctor(
     monitor_url: Annotated[
         list[str] | None,
         option(
-            "A server's monitor (http://host:8222), to see how it syncs; may be repeated.", "URL"
+            "A server's monitor (http://host:8222), to check how it syncs; may be repeated.", "URL"
         ),
     ] = None,
     fix: Annotated[bool, option("Correct drifted streams and repair stranded runs.")] = False,

@@ -36,7 +36,7 @@ async def enqueue(
     payload: Annotated[
         str | None,
         argument(
-            "Its payload: JSON, a file, or - for standard input. Default: no arguments.",
+            "Payload: JSON, a file, or - for standard input. Default: no arguments.",
             "JSON|@FILE|-",
             show_default=False,
         ),
@@ -74,8 +74,8 @@ async def enqueue(
     """Send a run of JOB; prints its run id once the server has stored it.
 
     Workers publish the parameters of their jobs. A payload that does not fit is refused before it
-    is sent, and so is a job of another group if --group is missing; --no-check sends anyway, for a
-    version of the job that no worker has yet.
+    is sent, and so is a job that only other groups serve if --group is missing. --no-check sends
+    anyway, for a version of the job that no worker runs yet.
     """
     from holdfast.client.run import make_request
     from holdfast.durations import seconds

@@ -59,7 +59,7 @@ async def run(
     ],
     function: Annotated[str, argument("The function to run.", "FUNCTION")],
     arguments: Annotated[
-        list[str] | None, argument("Its arguments: values, or name=value.", "[ARGS]")
+        list[str] | None, argument("Arguments of the function: values, or name=value.", "[ARGS]")
     ] = None,
     timeout: Annotated[str, option("Stop waiting for agents after TIME.", "TIME")] = "60s",
     batch: Annotated[int, option("Agents in one wave; 0: all at once.", min=0)] = 0,
@@ -125,7 +125,7 @@ async def run(
 
 
 def _direct_seed(seed: Path | None) -> AccountSeed | None:
-    """The seed to sign with; none on a server without logins."""
+    """The seed to sign with; None on a server without logins."""
     from holdfast.cli.settings import seed_file
     from holdfast.identity.seed import AccountSeed
 
@@ -295,14 +295,14 @@ async def slots(
         str, argument("A schedule that hosts run by themselves.", "[SCHEDULE]")
     ] = "",
     at: Annotated[
-        str, argument("One slot: 03:00 (the last one, UTC), or RFC 3339.", "[TIME]")
+        str, argument("One slot: 03:00 (the last at that time, UTC), or RFC 3339.", "[TIME]")
     ] = "",
     last: Annotated[int, option("Show the last N slots.", "N", min=1, max=1000)] = 5,
 ) -> None:
     """Show which hosts have run the slots of their schedules.
 
     Without SCHEDULE: the schedules that hosts have. With it: its last slots. With TIME: what each
-    host answered, and which have not.
+    host returned, and which did not.
     """
     from holdfast.status.slots import HostSlots
 
@@ -318,7 +318,7 @@ async def slots(
                 ("schedule", lambda one: one.name),
                 ("rule", lambda one: " | ".join(one.rules)),
                 "hosts",
-                empty="no host has a schedule: they are in the settings, under 'schedules'",
+                empty="no host has a schedule: define them in the settings, under 'schedules'",
             )
 
 
@@ -328,7 +328,7 @@ def _print_slots(found: Sequence[HostSlot]) -> None:
     out.table(
         ("slot", "ok", "not ok", "no answer"),
         [(out.clock_time(s.at), s.ok, len(s.returns) - s.ok, len(s.waiting)) for s in found],
-        empty="it has had no slot yet",
+        empty="no slot yet",
     )
 
 

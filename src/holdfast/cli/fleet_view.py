@@ -102,7 +102,7 @@ class View:
         if silent > 0:
             parts.append(f"{silent} did not return in time")
         if record.unsent:
-            parts.append(f"{len(record.unsent)} not sent to")
+            parts.append(f"{len(record.unsent)} not reached by a command")
         out.note(f"{record.run}: {record.status}, {', '.join(parts)} of {total}")
         if record.reason:
             out.note(record.reason)
@@ -129,7 +129,7 @@ def shown(found: Return) -> str:
 
 
 def verdict(record: FleetRun, agent: str) -> tuple[str, str]:
-    """What is known of an agent without a return: it was silent, or refused."""
+    """Why an agent has no return: it was silent, or refused."""
     from holdfast.identity.commands import sentence
 
     why = record.refused.get(agent)

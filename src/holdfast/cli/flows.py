@@ -1,4 +1,4 @@
-"""`holdfast flows`: what flows wait for and what they have done; signal, resume and cancel."""
+"""`holdfast flows`: show what flows wait for and have done; signal, resume and cancel them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def list_flows(
         "state",
         ("since", lambda one: out.age(now - one.since)),
         ("waits for", lambda one: one.error or one.waits),
-        empty="no flow has begun yet",
+        empty="no flow has started yet",
     )
 
 
@@ -71,7 +71,7 @@ def _print(found: FlowDetail, now: float) -> None:
         ("took", lambda line: out.age(line.until - line.since) if line.until else ""),
         ("tries", lambda line: line.attempts or ""),
         ("result", _result),
-        empty="nothing is stored of it yet",
+        empty="its journal is empty so far",
     )
 
 
@@ -103,14 +103,16 @@ async def signal(
         sent = await actions.signal_flow(by, event, key, body)
     out.result(sent, sent.id)
     if not sent.subscribed:
-        out.note(f"no flow waits for {event} with key {key}: it is kept for one that will")
+        out.note(
+            f"no flow waits for {event} with key {key} yet; the event is kept for one that will"
+        )
 
 
 @command("flows resume", help=actions.resume_flow.doc)
 async def resume(run: FlowArgument) -> None:
     async with operating() as by:
         await actions.resume_flow(by, run)
-    out.result({"run": run}, f"{run} is called again")
+    out.result({"run": run}, f"{run} is resumed")
 
 
 @command("flows cancel", help=actions.cancel_flow.doc)

@@ -19,7 +19,7 @@ NameArgument = Annotated[str, argument("The limit's name.", "LIMIT", "limits")]
 
 @command("limits list")
 async def list_limits() -> None:
-    """List limits with what they allow, how many places are taken, and how many runs wait."""
+    """List limits: what each allows, how many places are taken, and how many runs wait."""
     async with operating() as by:
         _print(await by.limits.list())
 
@@ -72,7 +72,7 @@ async def set_limit(
     name: NameArgument,
     running: Annotated[int | None, option("Runs at the same time.", "N")] = None,
     starts: Annotated[str | None, option("Starts: 100/s, 30/m.", "RATE")] = None,
-    burst: Annotated[int | None, option("Starts that may come at once.", "N")] = None,
+    burst: Annotated[int | None, option("How many starts may happen at once.", "N")] = None,
 ) -> None:
     async with operating() as by:
         rule = await actions.set_limit(by, name, running=running, starts=starts, burst=burst)

@@ -39,7 +39,7 @@ def load_app(target: str) -> Holdfast:
 
 
 def load_object(target: str, kind: type[T], default: str, what: str, made_by: str) -> T:
-    """The object of one kind that `target` names; `default` is its name unless one is given."""
+    """The object that `target` names; `default` is used when it names only a module."""
     name, _, attribute = target.partition(":")
     _check(target, name, default)
     module = _import(name)
@@ -126,7 +126,7 @@ def _placed(error: BaseException) -> str:
         f for f in frames if not f.filename.startswith(ours) and "importlib" not in f.filename
     ]
     if theirs and str(error).startswith(f"{theirs[-1].filename}:"):
-        return str(error)  # it names the line itself
+        return str(error)  # its text has the line already
     place = f"{theirs[-1].filename}, line {theirs[-1].lineno}" if theirs else "app"
     return f"{place}: {error}"
 

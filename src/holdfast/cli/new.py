@@ -39,8 +39,8 @@ def job(
 ) -> None:
     """Add a job to a project: jobs/NAME with its code, tests, requirements and image.
 
-    Nothing else has to be edited: tests, images, manifests, consumers and dashboards follow from
-    the directory.
+    Nothing else has to be edited: tests, images, manifests, consumers and dashboards are derived
+    from the directory.
     """
     from holdfast.deploy.scaffold import new_job
 

@@ -4,7 +4,7 @@
 
     delay: Annotated[str | None, option("Start it after a delay.", "TIME")] = None
 
-An option is called like its parameter. What a shell may complete is asked of the server.
+An option has the name of its parameter. Completions come from the server.
 """
 
 from __future__ import annotations
@@ -93,15 +93,19 @@ AppArgument = Annotated[str, argument("The app, as module:object (shop:app).", "
 DataArgument = Annotated[
     str | None,
     argument(
-        "Its data: JSON, a file, or - for standard input. Default: null.",
+        "Data: JSON, a file, or - for standard input. Default: null.",
         "JSON|@FILE|-",
         show_default=False,
     ),
 ]
 JobOption = Annotated[str, option("Only this job.", "NAME", autocompletion=offering("jobs"))]
 GroupOption = Annotated[str, option("Only this group.", "NAME", autocompletion=offering("groups"))]
-SinceOption = Annotated[str | None, option("Only what is newer than 10m, or than a time.", "TIME")]
-BeforeOption = Annotated[str | None, option("Only what is older than 10m, or than a time.", "TIME")]
+SinceOption = Annotated[
+    str | None, option("Only newer ones: an age such as 10m, or a time.", "TIME")
+]
+BeforeOption = Annotated[
+    str | None, option("Only older ones: an age such as 10m, or a time.", "TIME")
+]
 LimitOption = Annotated[int, option("Show at most N.", "N", min=1)]
 MostOption = Annotated[int, option("Take at most N.", "N", min=1)]
 YesOption = Annotated[bool, option("Do not ask for confirmation.", None, "--yes", "-y")]

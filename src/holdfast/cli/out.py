@@ -75,7 +75,7 @@ def emit(value: Any) -> None:
 
 
 def emit_line(value: Any) -> None:
-    """Print a value as one line of JSON: one of many, as they come."""
+    """Print a value as one line of JSON, as one of many."""
     import msgspec
 
     print(visible.json_text(msgspec.json.encode(value).decode()), flush=True)

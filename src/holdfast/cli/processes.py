@@ -129,7 +129,7 @@ def make_scheduler(
     release: ReleaseOption = None,
     ready_file: ReadyFile = None,
 ) -> Made:
-    """Fire every slot that is due, until SIGTERM or Ctrl-C, which hands the lead over.
+    """Fire every slot that is due. SIGTERM and Ctrl-C hand the lead over and end it.
 
     Exit codes: 0 after a signal, 1 when it cannot continue, 128 + signal after a second signal.
     """
@@ -220,7 +220,7 @@ def web(
     host: Annotated[str | None, option("Address to listen on.", "HOST")] = None,
     port: Annotated[int | None, option("Port to listen on; 0 means any free port.")] = None,
     app: Annotated[
-        str | None, option("Check payloads against the jobs of this app.", "APP")
+        str | None, option("Check and mask payloads by the jobs of this app.", "APP")
     ] = None,
     ready_file: ReadyFile = None,
 ) -> Made | None:
@@ -246,13 +246,13 @@ def web(
         records=load(RecordConfig),
         liveness=from_config(load(LivenessConfig)),
         started=None if ready_file else lambda url: out.say(f"holdfast web is on {url}"),
-        ready_file=ready_file or "",  # then the parent prints the address
+        ready_file=ready_file or "",  # the parent process prints the address
     )
 
 
 @command("web token")
 def token(
-    name: Annotated[str, argument("Whose it is: shown in the audit.", "NAME")],
+    name: Annotated[str, argument("Name of the user, shown in the audit.", "NAME")],
     role: Annotated[str, option("viewer, operator or admin.", "ROLE")] = "viewer",
 ) -> None:
     """Make a token for a person or a program, and the line that lets it in."""

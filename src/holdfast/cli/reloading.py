@@ -1,4 +1,4 @@
-"""Lets servers take the logins of a folder after each change: by a signal, or by a command."""
+"""Makes servers reload the logins of a folder after each change: by a signal, or by a command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 from holdfast.errors import ConfigError
 
 COMMAND_SECONDS: Final = 60.0
-"""How long the command may take: it copies a file to a few machines."""
+"""How long the command may take: typically it copies a file to a few machines."""
 
 
 def send_reload(config: Path, pid_file: Path) -> None:
@@ -27,10 +27,10 @@ def send_reload(config: Path, pid_file: Path) -> None:
 
 
 class Reloading:
-    """Tells the servers of one configuration when it has changed.
+    """Makes the servers of one configuration reload it when it has changed.
 
-    What fails is tried again at the next look. `at_once`: as if it had changed just now, for a
-    process that may have been killed between a change and its reload.
+    A failure is retried at the next check. `at_once`: assume that it has just changed, since this
+    process may have been killed between a change and its reload.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Reloading:
         return found.st_mtime_ns, found.st_ino
 
     def look(self) -> None:
-        """Tell the servers if the configuration has changed; raises `ConfigError`."""
+        """Reload the servers if the configuration has changed; raises `ConfigError`."""
         now = self._stamp()
         if now == self._told:
             return

@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from holdfast.status.listing import RunFilter, RunInfo
 
 TAKEN: Final = 1_000
-"""How many runs one command takes unless told otherwise."""
+"""How many runs one command acts on by default."""
 SHOWN: Final = 10
 """Runs listed before the question."""
 AT_ONCE: Final = 20
 """Runs acted on at a time: hides the round trips without flooding the server."""
 REFUSED: Final = 1
-"""Exit code if at least one run was refused, or had ended already."""
+"""Exit code if at least one run was refused or had already ended."""
 
 Act = Callable[[Operator, str], Awaitable[tuple[bool, str]]]
-"""Acts on one run; returns whether that had an effect, and a word about it."""
+"""Acts on one run; returns whether that had an effect, and a note about it."""
 
 SomeRuns = Annotated[list[str] | None, argument("Ids of runs; or use the filters.", "RUN", "runs")]
 
@@ -110,7 +110,8 @@ async def _retry(by: Operator, run: str) -> tuple[bool, str]:
 async def _chosen(
     by: Operator, runs: Sequence[str] | None, wanted: RunFilter, states: Sequence[str], limit: int
 ) -> list[RunInfo]:
-    """The runs that are named, or match and are in one of these states, newest change first."""
+    """The named runs, or those that match and are in one of these states, the most recently changed
+    first."""
     from dataclasses import replace
 
     from holdfast.status.listing import RunFilter, RunInfo
@@ -183,13 +184,17 @@ async def copy(
     run: RunArgument,
     form: Annotated[
         Literal["cli", "python", "curl", "payload"],
-        option("A command, a Python program, curl, or the payload alone.", None, "--as"),
+        option(
+            "What to print: a command, a Python program, a curl line, or the payload alone.",
+            None,
+            "--as",
+        ),
     ] = "cli",
     url: Annotated[
-        str, option("Where curl finds the API of 'holdfast web'.", "URL")
+        str, option("Address of 'holdfast web', for curl.", "URL")
     ] = "http://127.0.0.1:8080",
 ) -> None:
-    """Print what sends a run with the payload of this one: to run it elsewhere, or changed.
+    """Print a command or program that sends this run's payload again, elsewhere or changed.
 
     It is a new run. If the job computes its key, it replaces the run of that key.
     """
@@ -206,10 +211,10 @@ async def edit(
     run: RunArgument,
     payload: Annotated[
         str | None,
-        option("The new payload, instead of opening $EDITOR.", "JSON|@FILE|-", show_default=False),
+        option("The new payload; without it, $EDITOR opens.", "JSON|@FILE|-", show_default=False),
     ] = None,
 ) -> None:
-    """Run an ended run with another payload: edit the one it had in $EDITOR, save, and it is sent.
+    """Run an ended run with another payload: edit the old one in $EDITOR; saving sends it.
 
     A dead run is sent again under its id; any other becomes a new run, unless its job computes
     its key.

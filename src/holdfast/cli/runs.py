@@ -60,7 +60,8 @@ async def list_runs(
 
 
 async def _counts(client: Client, job: str, group: str) -> str:
-    """How many runs of the job, the group or all are in each state; ended ones of the last day."""
+    """How many runs (of the job, of the group, or all) are in each state; of ended ones, the last
+    day's."""
     from holdfast.durations import DAY
     from holdfast.errors import BrokerError
     from holdfast.status.jobs import Jobs
@@ -70,7 +71,7 @@ async def _counts(client: Client, job: str, group: str) -> str:
         jobs = await Jobs(client).list(job, group)
         periods = (await counted(client, DAY, job, group)).periods
     except BrokerError:
-        return ""  # the list is what was asked for
+        return ""  # the counts are only an extra to the list
     open_ = {
         "queued": sum(one.waiting for one in jobs),
         "in flight": sum(one.in_flight for one in jobs),
@@ -137,7 +138,8 @@ async def logs(
     ] = False,
     level: Annotated[str, option("Only lines of this level and above.", "LEVEL")] = "debug",
 ) -> None:
-    """Show what a run has logged and printed, in all its attempts; the newest lines are kept."""
+    """Show what a run has logged and printed in all its attempts. Only the newest lines are
+    kept."""
     from holdfast.errors import InvalidInput, RunNotFound
     from holdfast.model.runlog import LEVELS
 
@@ -147,7 +149,7 @@ async def logs(
     async with operating() as by:
         try:
             run = (await by.runs.find(run)).run
-        except RunNotFound:  # its lines may be kept for longer than its record
+        except RunNotFound:  # its log lines may outlive its record
             if not await by.client.logs(run):
                 raise
             follow = False
@@ -158,8 +160,8 @@ async def logs(
                 found = True
     if not found:
         out.note(
-            f"{run} has logged nothing that is kept: lines from the worker's run_log level on "
-            "(info) are, for run_log_days"
+            f"no log lines of {run} are kept: workers keep lines from level run_log (info) on, for "
+            "run_log_days"
         )
 
 
@@ -177,13 +179,13 @@ def _print_line(line: LogLine) -> None:
     where = f"[attempt {line.attempt} on {line.node}]"
     when = f"{out.clock_time(line.at)} {line.level.upper():<7}"
     out.say(f"{when} {line.logger}: {first}{fields}  {where}", colour=LOOKS.get(line.level))
-    for text in rest:  # indented, so that no text in it can pass for a line
+    for text in rest:  # indented, so that no text in it can look like a log line
         out.say(f"    {text}")
 
 
 @command("runs trace")
 async def trace(run: RunArgument) -> None:
-    """Show a run's history: every attempt, its end, and what it caused."""
+    """Show a run's history: every attempt, how it ended, and what it caused."""
     from holdfast.status.trace import trace as trace_run
 
     async with operating() as by:

@@ -123,7 +123,7 @@ async def add(
     catch_up: Annotated[str, option("Missed slots to catch up: all, last or none.", "HOW")] = "all",
     limit: Annotated[int, option("Catch up at most N slots.", "N")] = 100,
     overlap: Annotated[
-        str, option("While the last run is not over: allow, skip, queue or cancel.", "HOW")
+        str, option("When the previous run has not ended: allow, skip, queue or cancel.", "HOW")
     ] = "allow",
     run_on_start: Annotated[bool, option("Also run it once, right now.")] = False,
     replace: Annotated[bool, option("Replace an existing schedule.")] = False,
@@ -209,7 +209,7 @@ async def next_(
     for moment, due in found:
         out.say(_time(moment) + (f"  sent at {_time(due)}" if due != moment else ""))
     if not found:
-        out.note("it has no further slot")
+        out.note("it has no more slots")
 
 
 @command("schedules why")
@@ -246,7 +246,7 @@ async def sync(
     app: AppArgument,
     release: ReleaseOption = None,
     allow_empty: Annotated[
-        bool, option("Allow an app without schedules, which removes all it had.")
+        bool, option("Allow an app without schedules, which removes all that it had.")
     ] = False,
 ) -> None:
     from holdfast.cli.loading import load_app

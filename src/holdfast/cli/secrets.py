@@ -76,7 +76,7 @@ async def _published(seed: Path | None) -> list[dict[str, str]]:
 @command("secrets set")
 def set_secret(
     file: FileArgument,
-    path: Annotated[str, argument("Where it stands: db.password.", "PATH")],
+    path: Annotated[str, argument("Dotted path of the secret: db.password.", "PATH")],
     create: Annotated[bool, option("Create the file if it does not exist.")] = False,
     seed: SeedOption = None,
 ) -> None:
@@ -93,7 +93,7 @@ def set_secret(
     new = not file.exists()
     set_secrets(file, {path: _asked(path)}, own)
     where = f"{file}, a new file: name it in top.yaml" if new else f"{file}"
-    out.say(f"{path} is set in {where}: 'holdfast settings push' publishes it")
+    out.say(f"{path} is set in {where}; 'holdfast settings push' publishes it")
 
 
 def _asked(path: str) -> str:
@@ -114,7 +114,7 @@ def _asked(path: str) -> str:
 
 @command("secrets edit")
 def edit(file: FileArgument, seed: SeedOption = None) -> None:
-    """Open the secrets of a file in $EDITOR, and write back those that were changed, sealed."""
+    """Open the secrets of a file in $EDITOR, then seal and write back those that were changed."""
     from holdfast.errors import SettingsError
     from holdfast.settings.document import secret_id
     from holdfast.settings.editing import secrets_in, set_secrets
@@ -198,6 +198,6 @@ async def rotate(
     out.say(f"generation {in_use} in use")
     if not finish:
         out.note(
-            "when 'holdfast settings status' shows every agent on it, end it with "
+            "when 'holdfast settings status' shows every agent on it, finish with "
             "'holdfast secrets rotate --finish'"
         )

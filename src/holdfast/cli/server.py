@@ -36,10 +36,10 @@ DEV_STORE = Path(".holdfast") / "dev"
 PORT = 4222
 """The NATS convention for clients."""
 MONITOR_OFFSET = 4000
-"""From a client port to its monitor port: 4222 has 8222, the NATS convention."""
+"""What to add to a client port for its monitor port: 4222 and 8222, the NATS convention."""
 LAST_PORT = 65_535
 SIZES = (1, 3, 5)
-"""An even number of servers survives no more failures than one fewer."""
+"""An even number of servers survives no more failures than the odd number below it."""
 LOOK_SECONDS = 0.5  # how late a server that died is noticed
 RELOADS = 2
 """A reload that moves users to another account connects its imports only at the next one
@@ -169,10 +169,10 @@ def _reload_on_change(path: Path, seen: str, nodes: Sequence[Server], taker: Tak
                 for node in nodes:
                     if node.running:
                         node.reload()
-            out.note(f"the users in {path} have changed: taken")
+            out.note(f"the users in {path} have changed: reloaded")
             _record(taker, seen)
         except (OSError, ServerError) as error:
-            out.note(f"error: the users in {path} have changed and were not taken: {error}")
+            out.note(f"error: the users in {path} have changed and could not be reloaded: {error}")
             _record(taker, seen, str(error).split("\n", 1)[0])
 
 
@@ -181,7 +181,7 @@ def _record(taker: Taker, seen: str, error: str = "") -> None:
     try:
         taker.write(seen, error)
     except OSError as problem:
-        out.note(f"'holdfast auth revoke' will not see that users are taken here: {problem}")
+        out.note(f"'holdfast auth revoke' cannot see what this server has loaded: {problem}")
 
 
 def _make(
@@ -210,7 +210,8 @@ def _tell(made: Server | Cluster, nodes: Sequence[Server], store: Path, fast: bo
         out.pairs((f"  {name}", value) for name, value in facts.items())
         if store == STORE.resolve() and DEV_STORE.exists():
             out.say(
-                f"'holdfast dev' keeps its data in {DEV_STORE}: --store {DEV_STORE} serves that"
+                f"'holdfast dev' keeps its data in {DEV_STORE}: pass --store {DEV_STORE} to serve "
+                "it"
             )
         out.say("Ctrl-C stops it; the data stays.")
 

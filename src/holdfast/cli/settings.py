@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DirArgument = Annotated[Path, argument("Folder with top.yaml.", "DIR")]
 AgentsOption = Annotated[
-    list[str] | None, option("Also seal for this agent, which nobody knows yet.", "ID")
+    list[str] | None, option("Also seal for this agent, which has never connected.", "ID")
 ]
 ForceOption = Annotated[bool, option("Replace settings that another account has signed.")]
 
@@ -57,9 +57,9 @@ async def push(
 ) -> None:
     """Publish a folder: all of it at once, or nothing.
 
-    Secrets are sealed for each agent that is entitled to them. Nothing that has not changed is
-    written again, and no secret is ever shown. With --canary, a few agents get it first; unless all
-    of them still have it in force after --soak, and pass --check, it is taken back (exit code 2).
+    Secrets are sealed for each agent that is entitled to them. Only changes are written, and no
+    secret is ever shown. With --canary, a few agents get it first; if one of them does not have it
+    in force after --soak, or fails --check, the push is rolled back (exit code 2).
     """
     from holdfast.settings.publisher import Publisher
 
@@ -68,7 +68,9 @@ async def push(
         publisher = Publisher(by.client.broker, sealer(seed), by.client.records)
         if canary and not dry_run:
             if force:
-                raise InvalidInput("--force does not go with --canary: nothing to go back to")
+                raise InvalidInput(
+                    "--force does not work with --canary: there is nothing to go back to"
+                )
             trial = await _trial(by, publisher, canary, soak, check)
             done = actions.try_settings(by, trial, folder, agents=agents, allow_empty=allow_empty)
             tree, _, verdict = await done
@@ -96,7 +98,7 @@ async def push(
 @command("settings rollback", help=actions.roll_back_settings.doc)
 async def rollback(
     number: Annotated[
-        int, argument("Go back to this one; else one step.", "[REVISION]", min=0)
+        int, argument("Go back to this revision; default: the one before.", "[REVISION]", min=0)
     ] = 0,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
@@ -142,11 +144,11 @@ async def status() -> None:
     generations = ", ".join(map(str, current.generations)) if current else ""
     out.pairs(
         [
-            ("revision", number or "none that can be read"),
+            ("revision", number or "none readable"),
             ("published", out.clock_time(current.at) if current else ""),
             ("key generations", generations),
             ("canary", canary_text(tried)),
-            ("agents", f"{len(reports) - len(behind)} of {len(reports)} are on it"),
+            ("agents", f"{len(reports) - len(behind)} of {len(reports)} agents have it"),
         ]
     )
     out.listing(
@@ -191,7 +193,7 @@ async def get(
 
 
 def canary_text(canary: SettingsCanary | None) -> str:
-    """Who tries a snapshot, and until when."""
+    """Which agents try a snapshot, and until when."""
     if canary is None:
         return ""
     shown = ", ".join(canary.agents[:5]) + (" …" if len(canary.agents) > 5 else "")
@@ -253,7 +255,7 @@ async def _failed_check(by: Operator, words: Sequence[str], agents: Sequence[str
 
 
 def _print_verdict(verdict: CanaryVerdict | None) -> None:
-    """Say how a canary ended; exit code 2 when it was taken back."""
+    """Say how a canary ended; exit code 2 when it was rolled back."""
     if verdict is None:
         out.say("nothing changes")
         return
@@ -262,12 +264,16 @@ def _print_verdict(verdict: CanaryVerdict | None) -> None:
         found = {"tried": verdict.trial, "revision": final, "failure": verdict.failure}
         out.emit({**found, "promoted": not verdict.failure, "not_back": list(verdict.not_back)})
     elif verdict.failure:
-        out.note(f"revision {verdict.trial} was taken back: {verdict.failure}")
-        out.say(f"revision {final} is published: what was in force before")
+        out.note(f"revision {verdict.trial} was rolled back: {verdict.failure}")
+        out.say(f"revision {final} is published, with what was in force before")
     else:
-        out.say(f"revision {final} is published, after revision {verdict.trial} was tried")
+        out.say(
+            f"revision {final} is published: the canary with revision {verdict.trial} succeeded"
+        )
     if verdict.not_back:
-        out.note(f"agents that have not gone back yet: {', '.join(verdict.not_back[:10])}")
+        out.note(
+            f"agents that still have the canary's settings: {', '.join(verdict.not_back[:10])}"
+        )
     if verdict.failure:
         raise typer.Exit(2)
 
@@ -276,7 +282,7 @@ def _print_verdict(verdict: CanaryVerdict | None) -> None:
 
 
 def sealer(seed: Path | None) -> Sealer:
-    """The account's side of sealing."""
+    """The account's part in sealing secrets."""
     from holdfast.identity.seed import AccountSeed
     from holdfast.settings.sealing import Sealer
 
@@ -314,12 +320,12 @@ def plain(record: Any) -> dict[str, Any]:
 
 
 def remarks(tree: Tree) -> None:
-    """Say what somebody may have overlooked in a folder."""
+    """Point out what somebody may have overlooked in a folder."""
     for name in tree.unused:
         out.note(f"note: {name}.yaml is named by no expression of top.yaml")
     if tree.plain:
         out.note(
-            f"note: {len(tree.plain)} secrets stand in plain in the folder "
+            f"note: {len(tree.plain)} secrets are plain text in the folder "
             f"({', '.join(tree.plain[:3])} …): 'holdfast secrets seal DIR' seals them there"
         )
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 async def _published() -> Published:
-    """What is published, unverified: agents verify, this only shows."""
+    """What is published, without verifying the signature: agents verify, this only shows."""
     from holdfast.settings.store import SettingsStore
 
     async with connected() as client:
@@ -99,7 +99,7 @@ def _write(there: Published, manifest: Manifest, into: Path) -> None:
 async def diff(
     what: Annotated[str, argument("A folder, or a revision's number.", "DIR|REVISION")],
     other: Annotated[
-        int, argument("Compare with this one; else the current.", "[REVISION]", min=0)
+        int, argument("Compare with this revision; default: the current one.", "[REVISION]", min=0)
     ] = 0,
     agent: AgentsOption = None,
     force: ForceOption = False,
@@ -107,7 +107,8 @@ async def diff(
 ) -> None:
     """Show what a push of a folder would change, or what changed since an earlier revision.
 
-    Line by line; secrets are placeholders. Write ./7 for a folder that is named like a number.
+    The output is a diff with placeholders for secrets. Write ./7 for a folder that is named like a
+    number.
     """
     from holdfast.settings.publisher import Publisher
 

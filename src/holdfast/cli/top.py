@@ -1,8 +1,9 @@
 """`holdfast top`: a live view of a namespace in the terminal.
 
-Into a pipe or a file, or with --json, it looks once and ends. On a terminal it uses the alternate
-screen, so the scrollback stays as it was, and restores it however it ends. While NATS is away, the
-last look stays on the screen, with a line that says since when it is old; it continues by itself.
+Into a pipe or a file, or with --json, it prints one snapshot and ends. On a terminal it uses the
+alternate screen, so the scrollback stays as it was, and restores it however it ends. While NATS is
+away, the last snapshot stays on the screen, with a line that says how old it is; then it continues
+by itself.
 """
 
 from __future__ import annotations
@@ -29,15 +30,17 @@ if TYPE_CHECKING:
     from holdfast.status.glance import Glance
 
 SHARE = 4
-"""Pause at least this many times as long as a look took: on a large server a look takes a while,
-and the view must not become a load."""
+"""The pause is at least this many times as long as a snapshot took: on a large server that takes a
+while, and the view must not put load on it."""
 LEAST_SECONDS = 0.5
 PIPE_WIDTH = 200
 PIPE_HEIGHT = 1_000
 
 
 @command("top")
-async def top(every: Annotated[str, option("How often to look, e.g. 2s.", "TIME")] = "2s") -> None:
+async def top(
+    every: Annotated[str, option("Time between updates, e.g. 2s.", "TIME")] = "2s",
+) -> None:
     """Watch runs by state, throughput, queues, nodes and the latest failures, until q or Ctrl-C.
 
     Into a pipe, or with --json, it prints one snapshot and ends.
@@ -84,7 +87,7 @@ class Watching:
         self._problem = ""
 
     async def run(self) -> None:
-        """Draw until somebody leaves."""
+        """Draw until somebody quits."""
         from rich.console import Console
         from rich.live import Live
 
@@ -98,7 +101,7 @@ class Watching:
                     await asyncio.wait_for(self._stop.wait(), max(self._pause, SHARE * took))
 
     async def _see(self, view: Live) -> float:
-        """Look once, unless somebody leaves meanwhile; returns how long it took."""
+        """Take a snapshot, unless somebody quits meanwhile; returns how long it took."""
         began = time.monotonic()
         looking = asyncio.create_task(self._refresh())
         leaving = asyncio.create_task(self._stop.wait())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BARS = " ▁▂▃▄▅▆▇█"
 GAP = 2
 NARROWEST = 14
-"""Cells that a name needs at least to be told from another."""
+"""The least cells in which names can be told apart."""
 COLOURS = {"dead": "red", "lost": "red", "failed": "yellow", "paused": "yellow"}
 
 
@@ -40,11 +40,11 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the first lines say besides the figures."""
+    """The parts of the first lines that are not figures."""
 
     where: str
     rate: float | None
-    """Runs that ended per second since the look before; None on the first."""
+    """Runs that ended per second since the snapshot before; None in the first one."""
     problem: str = ""
     keys: str = ""
 
@@ -64,7 +64,7 @@ def screen(look: Glance, header: Header, width: int, height: int) -> list[Text]:
 
 
 def shares(lines: int, wanted: Sequence[int]) -> list[int]:
-    """How many rows each section gets: one each in order, then by turns; 0 leaves it out.
+    """How many rows each section gets: one each in order, then in turn; 0 leaves the section out.
 
     A section also needs an empty line and its titles.
     """
@@ -177,7 +177,7 @@ def _columns(rows: Sequence[Sequence[str]], spare: Sequence[int], width: int) ->
 
 
 def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """The width of each column; the widest one gives way until all fit."""
+    """The width of each column; the widest one shrinks until all fit."""
     from rich.cells import cell_len
 
     found = [max(cell_len(row[n]) for row in rows) for n in range(len(rows[0]))]

@@ -84,7 +84,7 @@ def instant(text: str | None, client: Client, what: str) -> float:
     with contextlib.suppress(InvalidInput):
         return client.broker.server_now() - durations.seconds(text, what)
     try:
-        # A filter may name any time; a distant one just finds nothing.
+        # A filter may name any time; one that is far away just finds nothing.
         return durations.instant(text, what, latest=math.inf)
     except InvalidInput as error:
         raise InvalidInput(f"{error}, or how long ago: 90s, 10m, 2d") from None
@@ -101,7 +101,8 @@ def run_filter(
 
 
 def edited(text: str, name: str) -> str:
-    """The text after somebody edited it in $VISUAL, $EDITOR or vi, in a file with this name."""
+    """Let somebody edit a text in $VISUAL, $EDITOR or vi, in a file with this name; returns the
+    result."""
     place = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else None
     command = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
     with tempfile.TemporaryDirectory(prefix="holdfast-", dir=place) as folder:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SOCKET_VARIABLE = "HOLDFAST_INTERNAL_SOCKET"
 """Set by a supervisor for its processes: where to serve health. Internal."""
 STOP_MARGIN_SECONDS = 10.0
-"""What a process may take beyond its grace period to give back runs and leave."""
+"""The time that a process has after its grace period to give back runs and leave."""
 
 
 @command("worker")

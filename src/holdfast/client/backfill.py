@@ -1,6 +1,6 @@
 """Backfilling: firing past slots of a schedule by hand.
 
-Each slot keeps its id, so one that was sent is not sent again: its record says so. One that was
+Each slot keeps its id, so one whose record says that it was sent is not sent again. One that was
 skipped or never recorded is recorded as planned, sent, and marked as dispatched. A backfill that
 was interrupted is finished by repeating the command.
 """
@@ -25,7 +25,7 @@ from holdfast.names import slot_key
 KEPT_SECONDS = 7 * 86_400.0
 """How long the records of backfilled slots are kept: a repeat within it sends nothing twice."""
 MOST = 10_000
-"""Slots are sent one by one, each with three writes: more take minutes."""
+"""Slots are sent one by one, each with three writes: more than this would take minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class Backfilled:
 
 
 async def backfill(client: Client, name: str, start: float, end: float) -> Backfilled:
-    """Fire every slot from `start` to `end` that was not; both are included."""
+    """Fire every slot from `start` to `end` (inclusive) that was not fired."""
     schedule = await Schedules(client).show(name)
     await client.topology.measure_clock()
     if end > client.broker.server_now():
-        raise InvalidInput("a backfill ends in the past: what is to come fires by itself")
+        raise InvalidInput("a backfill must end in the past: future slots fire by themselves")
     everything = msgspec.structs.replace(schedule, since=0.0)
     moments = []
     for moment in instants(everything, start - 1, end):
@@ -78,7 +78,7 @@ async def _fire(client: Client, schedule: Schedule, moment: int) -> bool:
         group=schedule.group,
         body=schedule.payload,
         headers=schedule.headers,
-        reason=old.reason if old and old.last else "",  # the record may stand for a series
+        reason=old.reason if old and old.last else "",  # one record may stand for a series of slots
         last=old.last if old else 0,
         count=old.count if old else 0,
     )

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 BATCH = 500
 """Runs in one batch: half of what a server accepts."""
 BATCHES = 4
-"""Batches under way at once: enough that neither side waits for a round trip."""
+"""Batches in flight: enough that neither side waits for a round trip."""
 WINDOW = 100
-"""Runs under way at once when they are sent one by one."""
+"""Runs in flight when they are sent one by one."""
 
 log = logging.getLogger("holdfast.client")
 
@@ -41,7 +41,7 @@ NOT_SENT = errors.NotConnected("not sent: an earlier run could not be stored")
 
 
 class _Flight(NamedTuple):
-    """A batch under way: its answer, or why there will be none."""
+    """A batch in flight: its answer, or why there will be none."""
 
     start: int
     requests: Sequence[Request]
@@ -66,7 +66,7 @@ class Batches:
         self._failed = False
 
     async def send(self, requests: Sequence[Request]) -> list[Enqueued]:
-        """Store them all, or raise what became of each."""
+        """Store them all, or raise an error that says what became of each."""
         outcomes: list[Outcome] = [NOT_SENT] * len(requests)
         flying: deque[_Flight] = deque()
 

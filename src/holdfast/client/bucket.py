@@ -1,4 +1,4 @@
-"""`app.bucket(name)`: a program's own records, kept where its runs are.
+"""`app.bucket(name)`: a program's own records, stored beside its runs.
 
     carts = app.bucket("carts", Cart)
     await carts.put("ann", Cart(...))                          # the last writer wins
@@ -10,9 +10,9 @@ Keys are one or more words with dots between them; `entries("ann")` lists `ann.1
 are whatever a payload may be, checked against the type that the bucket was given.
 
 Guaranteed: a write with `expected` is decided by the server, and a write that returned is stored.
-Reads go to the stream's leader. Not guaranteed: that a listing is a snapshot; nor that a write
-which raised `OutcomeUnknown` was not applied, so the function given to `change` may be called again
-on its own result and has to be idempotent, as every effect of a run has.
+Reads go to the stream's leader. Not guaranteed: that a listing is a snapshot, or that a write which
+raised `OutcomeUnknown` was not applied. So `change` may call its function again on the function's
+own result: it has to be idempotent, like every effect of a run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from holdfast.payload import decode_result, encode_value
 T = TypeVar("T")
 
 TRIES = 50
-"""Each try lets one writer through: more losses in a row need more than 50 writers of one key."""
+"""In each round one writer wins, so only more than 50 writers of one key can exhaust this."""
 _AWAY = (errors.NotConnected, errors.Unavailable)
 _UNSURE = (*_AWAY, errors.OutcomeUnknown)
 _WAIT_SECONDS = 0.1
@@ -62,7 +62,7 @@ class Data(Protocol):
         ...
 
     def pass_over(self, entry: Entry, error: errors.Unreadable) -> None:
-        """Note an entry that cannot be read."""
+        """Log an entry that cannot be read."""
         ...
 
 
@@ -109,10 +109,10 @@ class Bucket(Generic[T]):
     async def change(
         self, key: str, change: Callable[[T | None], T], *, ttl: Duration | None = None
     ) -> T:
-        """Write what `change` makes of the value (None: absent).
+        """Write what `change` returns for the value (None if absent).
 
-        If another write came first, `change` is called again with the new value. A value that stays
-        the same is not written.
+        If another write came first, `change` is called again with the new value. An unchanged value
+        is not written.
         """
         for _ in range(TRIES):
             entry = await self.get(key)
@@ -137,7 +137,7 @@ class Bucket(Generic[T]):
     async def entries(self, prefix: str = "") -> AsyncIterator[BucketEntry[T]]:
         """Every key below `prefix` (whole words), in the order of the last write.
 
-        A record that does not fit the bucket's type is passed over and noted; `get` says why.
+        A record that does not fit the bucket's type is skipped and logged; `get` says why.
         """
         data = await self._data(self.name)
         async for found in data.entries(check_key(prefix) if prefix else ""):

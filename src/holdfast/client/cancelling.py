@@ -1,7 +1,7 @@
 """Cancelling a run in any state, wherever it is.
 
-A run that a worker holds is cancelled by its holder, which is asked. Any other is ended by a
-compare-and-swap on its record, and what is parked for it is removed. A flow that nobody holds is
+A run that a worker holds is cancelled by that worker, on request. Any other is ended by a
+compare-and-swap on its record, and its parked messages are removed. A flow that nobody holds is
 called once more by a worker, to undo what it has done.
 """
 
@@ -42,7 +42,7 @@ async def cancel(
 ) -> bool:
     """Cancel a run in any state; each step is a compare-and-swap, repeated on a conflict.
 
-    `payload`: what the history keeps of a run that nobody has started.
+    `payload`: kept in the history of a run that was never started.
     """
     check_run(run)
     deadline = client.broker.clock.monotonic() + CANCEL_SECONDS
@@ -118,7 +118,7 @@ async def write_cancelled(
     except errors.Conflict:
         return False
     await client.history.try_append(run, ended, payload)
-    # Only what is parked for this record: an operator may have sent the run again by now.
+    # Remove only what is parked for this record: an operator may have sent the run again by now.
     names = client.broker.names
     for message in (ended.message, ended.message + 1):
         parked = names.later(group, job, run, message)
@@ -130,8 +130,8 @@ async def write_cancelled(
 
 
 async def _free_place(client: Client, parked: str) -> None:
-    """Send the next message of a cancelled run at once, if the run keeps its place in an
-    ordered limit: the worker that receives it drops it, and frees the place."""
+    """If a cancelled run keeps its place in an ordered limit, send its next message at once: the
+    worker that receives it drops it and frees the place."""
     get = f"STREAM.MSG.GET.{client.broker.names.jobs}"
     try:
         found = (await client.broker.api(get, {"last_by_subj": parked}))["message"]
@@ -147,9 +147,10 @@ async def _free_place(client: Client, parked: str) -> None:
 
 
 async def _waiting_headers(client: Client, run: str, group: str, job: str) -> Headers:
-    """The headers of a message that waits for its time or its place; it is about to be purged.
+    """The headers of a run's message that waits for its time or its place and is about to be
+    purged.
 
-    A queued one is not: whoever receives it finds the run ended.
+    A queued message is not purged: whoever receives it finds the run ended.
     """
     names = client.broker.names
     for subject in (names.later(group, job, run, "*"), names.line("*", "*", run)):

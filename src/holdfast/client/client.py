@@ -57,15 +57,15 @@ if TYPE_CHECKING:
     from holdfast.status.listing import RunInfo
 
 READS_AT_ONCE = 100
-"""Records read at once before many keyed runs are sent."""
+"""Records read concurrently before many keyed runs are sent."""
 OWN_HEADERS_BYTES = 4096
-"""More than our own headers of a message can have."""
+"""More bytes than our own headers of a message can take."""
 LAST_LINES_SECONDS = 1.0
 """After a run's end, how long its last log lines may take: workers send them every 0.25 s."""
 SUBSCRIBERS_SECONDS = 5.0
-"""How often the subscriptions are listed, at most: only a warning and a metric depend on it."""
+"""How long a list of subscriptions is used: only a warning and a metric depend on it."""
 WORKERS_SECONDS = 1.0
-"""How long a listing of workers counts: each costs a read of the whole bucket of nodes."""
+"""How long a list of workers is used: each one reads the whole bucket of nodes."""
 
 log = logging.getLogger("holdfast.client")
 
@@ -119,7 +119,7 @@ class Client:
 
     @functools.cached_property
     def telemetry(self) -> Telemetry:
-        """Its own metrics, if it was given none; made on first use, since many need none."""
+        """Its own metrics, unless some were passed in; made on first use, since many need none."""
         from holdfast.telemetry import Telemetry
 
         return Telemetry()
@@ -140,7 +140,7 @@ class Client:
 
     async def _enqueue_keyed(self, request: Request) -> Enqueued:
         if request.on_duplicate == "replace":
-            self._message(request)  # checks its size before anything is changed
+            self._message(request)  # check its size before changing anything
             return self._count(request, await duplicates.replace(self, request))
         record = await self._recorded(request)
         if found := duplicates.answered(request, record):
@@ -152,7 +152,7 @@ class Client:
         return duplicates.told(request, found) if found.duplicate else found
 
     async def _recorded(self, request: Request) -> RunRecord | None:
-        """The record of the key now; the claim decides, should it be missed here."""
+        """The key's current record. If it is missed here, the claim still decides."""
         if not request.spec.recorded:
             return None
         try:
@@ -164,9 +164,9 @@ class Client:
     async def _store_new(self, request: Request) -> Stored:
         """Store the message, unless a delayed one waits under the same key.
 
-        The server decides that by the subject of the delayed one. On a cluster it also refuses a
-        write while another with the same key is in progress. That one may still fail, so this one
-        is repeated until it is stored or the other one is.
+        The server decides that by the subject of the delayed message. A cluster also refuses a
+        write while another one with the same key is in progress. Since the other one may still
+        fail, this one is repeated until either is stored.
         """
         clock = self.broker.clock
         deadline = clock.monotonic() + self.broker.config.request_timeout_seconds
@@ -215,8 +215,8 @@ class Client:
         ]
 
     async def _records(self, requests: Sequence[Request]) -> dict[int, RunRecord]:
-        """By the place of their requests, the records of keyed runs; what else a known key means
-        is decided when they are sent one by one."""
+        """The records of keyed runs, by the index of their requests; all other consequences of a
+        known key are decided when they are sent one by one."""
         places = [i for i, r in enumerate(requests) if r.keyed and r.on_duplicate == "return"]
         found: dict[int, RunRecord] = {}
         for start in range(0, len(places), READS_AT_ONCE):
@@ -226,7 +226,7 @@ class Client:
         return found
 
     def _sent(self, request: Request, record: RunRecord | None, sent: Enqueued) -> Enqueued:
-        """The answer to one of many; those that were sent alone have been told already."""
+        """The answer to one of many; those that were sent alone have their answers already."""
         found = duplicates.beside(record, sent)
         return found if sent.duplicate or not found.duplicate else duplicates.told(request, found)
 
@@ -234,7 +234,7 @@ class Client:
         return Write(*self._message(request))
 
     def _accepted(self, request: Request, stored: Stored) -> Enqueued:
-        duplicate = stored.duplicate and request.keyed  # else it is our own publish, repeated
+        duplicate = stored.duplicate and request.keyed  # otherwise it is our own repeated publish
         state = "delayed" if request.delayed else "queued"
         found = Enqueued(request.run, 0 if request.delayed else stored.seq, duplicate, state)
         return self._count(request, found)
@@ -356,12 +356,12 @@ class Client:
         return runs.decode(entry.value) if entry else None
 
     async def recall(self, run: str) -> RunRecord | None:
-        """The record with which a run ended, from the history: for one whose record has expired."""
+        """The final record of a run from the history, if its own record has expired."""
         found = await self.history.find(check_run(run))
         return found.record if found else None
 
     async def wait(self, run: str, sequence: int, timeout: float | None) -> RunRecord:
-        """A run's record once it has ended; `TimeoutError` if it has not in time."""
+        """A run's record once the run has ended; `TimeoutError` if it does not in time."""
         return await self._waiting.wait(check_run(run), sequence, timeout)
 
     async def _stored(self, sequence: int) -> bool:
@@ -385,7 +385,7 @@ class Client:
         return "delayed" if info["state"].get("subjects") else "queued"
 
     async def _where(self, run: str) -> str:
-        """Where another message than its first carries a run; empty if none does."""
+        """Where a later message than its first carries a run; empty if none does."""
         from holdfast.status.finding import Finder
 
         found = await Finder(self).search(run)
@@ -451,7 +451,7 @@ class Client:
                 await self.broker.unsubscribe(subscription)
 
     async def _has_ended(self, run: str, looks: int) -> bool:
-        """Whether a run has ended, or, if it has no record, nothing carries it."""
+        """Whether a run has ended, or has neither a record nor a message."""
         try:
             record = await self.read(run) or await self.recall(run)
             if record is None and (looks == 0 or is_search_due(looks)):
@@ -465,7 +465,7 @@ class Client:
     # Operators see runs the same way (`status`), which is built on this client.
 
     async def look(self, run: str) -> RunStatus:
-        """Where a run is of which only the id is known.
+        """Where a run is, by its id alone.
 
         The record and the history have every run that has ended, so dead letters, which a sender
         may not read, are not needed.
@@ -487,7 +487,7 @@ class Client:
         return RunStatus(run, state, job=found.job, group=found.group)
 
     async def retry(self, run: str) -> str:
-        """Send a run that was given up again, or start its next attempt now."""
+        """Send a run again that was given up, or start its next attempt now."""
         from holdfast.status.runs import Runs
 
         return await Runs(self).retry(run)
@@ -497,14 +497,14 @@ class Client:
         from holdfast.status.listing import RunFilter, first_runs
 
         wanted = RunFilter(job=job, state=state, key=key)
-        if job and key:  # no list is needed to find these
+        if job and key:  # these are found without a list
             ids = [keyed_run(group, job, key) for group in await self._groups(job)]
             there = [found for run in ids if (found := await self.look(run)).known]
             return [found for found in there if state in ("", found.state)][:limit]
         return [_status(info) for info in await first_runs(self, wanted, limit)]
 
     async def _groups(self, job: str) -> list[str]:
-        """The default group, and those in which a worker has served the job."""
+        """The default group, and the groups in which a worker has served the job."""
         found: list[str] = []
         with contextlib.suppress(errors.BrokerError):  # nothing was ever sent, or no permission
             consumers = await self.topology.consumers(self.broker.names.jobs)
@@ -527,7 +527,7 @@ class Client:
         return await cancelling.cancel(self, run, group, job, payload)
 
     async def cancel_child(self, request: Request) -> None:
-        """Ask a flow's child to stop; its flow gets its end."""
+        """Ask a flow's child to stop; the flow is told how it ended."""
         await cancelling.cancel_child(self, request)
 
     # ---- events

@@ -17,7 +17,8 @@ from holdfast.identity.seed import AccountSeed, generations_near
 from holdfast.names import H_AGENT, H_COMMAND, H_EPOCH, H_EXPIRES, H_RUN
 
 GOOD_SECONDS: Final = 30.0
-"""Agents refuse a command that arrives later: it may be a replay, and has been sent again since."""
+"""Agents refuse a command that arrives later: it may be a replay, and it has been repeated
+meanwhile."""
 
 Nobody = Callable[[str], None]
 

@@ -1,8 +1,9 @@
-"""A command to one agent without a dispatcher, for when none runs, by whoever has the account seed.
+"""Sends a command to one agent without a dispatcher, for when none runs. It needs the account seed.
 
 Guaranteed: the agent executes it at most once, by its journal, and its return is stored as always.
-Not guaranteed: anything else that a dispatcher gives. There is no record of the run, nobody adopts
-it, and no wave, cancel or later look; if this process ends, only the return is left.
+Not guaranteed: anything else that a dispatcher offers. The run has no record, nobody adopts it, and
+it can neither be sent in waves, cancelled nor looked at later; if this process ends, only the
+return is left.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from holdfast.model.target import parse
 from holdfast.names import check_name, return_key
 
 ACK_SECONDS: Final = 5.0
-"""Then it is sent once more: an agent that is there acknowledges in milliseconds."""
+"""After this the command is sent once more: a connected agent acknowledges in milliseconds."""
 EPOCH: Final = 1
-"""Lower than any dispatcher's, so that a run id that a dispatcher has used is refused as stale."""
+"""Lower than any dispatcher's epoch, so that a run id that a dispatcher has used is refused as
+stale."""
 
 
 async def command(
@@ -60,7 +62,7 @@ async def command(
     names = broker.names
     key = return_key(request.run, agent)
     if (stored := await Bucket(broker, names.returns).get(key)) is not None:
-        return fleet.return_of(request.run, agent, stored.value)  # the same run once more
+        return fleet.return_of(request.run, agent, stored.value)  # the same run again
     subscriptions = [
         await broker.listen(names.ack(request.run, agent), on_ack),
         await broker.listen(names.changed(names.returns, key), on_return),

@@ -1,8 +1,8 @@
-"""What a send does when its key has a run already.
+"""What happens when a run is sent under a key that already has one.
 
-A record answers for a run that has ended: nothing is sent, and the sender learns what became of it.
-Otherwise the message is sent as always: the server, or the claim, drops a repeat. A sender that
-wants an error for a duplicate sends nothing beside any record.
+If the run has ended, its record is the answer: nothing is sent, and the sender learns what became
+of it. Otherwise the message is sent as always: the server, or the claim, drops a repeat. A sender
+that wants an error for a duplicate sends nothing if there is any record.
 
 To **replace** a run, it is cancelled unless it has ended. Then its record starts over, as for an
 operator's replay (`model.replay`): first the record moves to `failed` with the next message number,
@@ -36,7 +36,7 @@ log = logging.getLogger("holdfast.client")
 
 
 def answered(request: Request, record: RunRecord | None) -> Enqueued | None:
-    """The answer to a send that its key's record decides; None: the message is to be sent."""
+    """The answer, if the key's record decides it; None: send the message."""
     if record is None or record.vacant:
         return None
     if not (record.terminal or request.delayed or request.on_duplicate == "raise"):
@@ -45,8 +45,8 @@ def answered(request: Request, record: RunRecord | None) -> Enqueued | None:
 
 
 def beside(record: RunRecord | None, sent: Enqueued) -> Enqueued:
-    """The answer to a send whose message was stored; beside a run that has begun, the claim drops
-    it."""
+    """The answer once the message was stored; if the run has begun already, the claim drops the
+    message."""
     if record is None or record.vacant:
         return sent
     return sent._replace(duplicate=True, state=record.state)
@@ -68,7 +68,7 @@ def told(request: Request, found: Enqueued) -> Enqueued:
 def replacement(
     names: Names, request: Request, record: RunRecord | None, now: float
 ) -> tuple[RunRecord, RunMessage]:
-    """The record and the message of a request that takes the place of a run that has ended."""
+    """The record and the message of a request that replaces a run that has ended."""
     group, job, token = request.group, request.spec.name, secrets.token_hex(6)
     base = record or RunRecord("cancelled", group, job, keyed=True)
     number, due = base.message + 1, request.at
@@ -90,7 +90,7 @@ def replacement(
 
 
 async def replace(client: Client, request: Request) -> Enqueued:
-    """Make the request the run of its key, whatever the key's run has become."""
+    """Make the request the run of its key, whatever state the key's run is in."""
     broker, run, group, job = client.broker, request.run, request.group, request.spec.name
     for _ in range(TRIES):
         entry = await client.runs.get(run)

@@ -26,12 +26,13 @@ from holdfast.names import IdMaker, check_run, fleet_key, last_token, return_key
 log = logging.getLogger("holdfast.client")
 
 ANSWER_SECONDS: Final = 5.0
-"""For one try: a dispatcher answers after a few writes, which take milliseconds."""
+"""Timeout of one try: a dispatcher answers after a few writes, which take milliseconds."""
 PATIENCE_SECONDS: Final = 20.0
-"""How long a request is repeated: longer than an election (4 to 8 s) and the change to another
-dispatcher together."""
+"""How long a request is repeated: longer than an election (4 to 8 s) plus the failover to another
+dispatcher."""
 NOBODY_SECONDS: Final = 3.0
-"""How long it is repeated while no dispatcher runs: longer than a reconnect of all of them."""
+"""How long it is repeated while no dispatcher listens: longer than all of them need to
+reconnect."""
 LOOK_SECONDS: Final = 2.0
 """How often a follower reads the record, in case the notice of its change was lost."""
 
@@ -52,14 +53,14 @@ class Fleet:
         self._returns = Bucket(broker, broker.names.returns)
 
     async def start(self, request: FleetRequest) -> FleetRun:
-        """Have a run dispatched; returns its record. A request may be repeated."""
+        """Ask for a run; returns its record. A request may be repeated."""
         parse(request.target)
         answer = await self._ask("run", fleet.encode(request))
         assert answer.record is not None
         return answer.record
 
     async def cancel(self, run: str, user: str = "") -> FleetRun:
-        """Stop a run: agents that run it stop, and no others are sent to."""
+        """Stop a run: agents that execute it stop, and no others get the command."""
         body = fleet.CANCEL.encode(fleet.Cancel(check_run(run), user))
         answer = await self._ask("cancel", body)
         assert answer.record is not None
@@ -135,7 +136,7 @@ class Fleet:
     ) -> AsyncIterator[FleetRun | Return]:
         """The record, each return as it comes, and the record again at the end.
 
-        A request is started first, by `start` if given, after listening: nothing is missed.
+        It listens first and then starts the request (with `start` if given), so nothing is missed.
         """
         run = request if isinstance(request, str) else request.run
         names = self._broker.names

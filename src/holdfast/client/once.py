@@ -13,15 +13,14 @@ For code that is no job: another consumer, a webhook, a script. The state of a k
 
 Every arrow is one compare-and-swap, or the end of the record's lease. The holder renews its lease;
 when it dies, the server removes the record after `HELD_SECONDS`, and the next caller takes over.
-Whoever finds the key held waits until it is done, failed or free: a caller that is not first knows
-that the work is done.
+Whoever finds the key held waits until it is done, failed or free. So a caller that is not first
+knows that the work is done.
 
 Leaving the block completes the work, an exception fails it; `complete()` and `fail()` do the same
 earlier. Not guaranteed: that the block runs once. A holder that hangs for longer than its lease is
-replaced; completing then raises `ClaimLost`. While NATS is away, the end of the block tries for as
-long as a lease lasts: then completing raises `OutcomeUnknown`, and failing leaves it to the end of
-the lease. `epoch` only grows from holder to holder: store it
-with the effect and reject smaller ones.
+replaced; completing then raises `ClaimLost`. While NATS is away, the end of the block retries for
+as long as a lease lasts. Then completing raises `OutcomeUnknown`, and failing lets the lease
+expire. `epoch` only grows from holder to holder: store it with the effect and reject smaller ones.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ renewed."""
 RENEW_SECONDS: Final = 4.0
 """Three renewals may be lost before the lease ends."""
 LOOK_SECONDS: Final = 0.25
-"""How often a waiting caller looks: a read of one record."""
+"""How often a waiting caller reads the record."""
 
 log = logging.getLogger("holdfast.once")
 
@@ -64,7 +63,7 @@ class OnceRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     state: str
     """`held`, `failed` or `done`; a newer version may know more."""
     token: str = ""
-    """Whose it is: tells after a lost answer whether the write was ours."""
+    """The holder's token: tells after a lost answer whether the write was ours."""
 
 
 CODEC: Final = Codec[OnceRecord](OnceRecord, "a record of app.once")
@@ -200,13 +199,13 @@ class Once:
                 )
 
     async def fail(self) -> None:
-        """The work is not done: the next caller may do it, at once."""
+        """The work is not done: the next caller may do it at once."""
         if await self._end():
             async with self._turn:
                 await self._write("failed", self._revision, HELD_SECONDS, HELD_SECONDS)
 
     async def _end(self) -> bool:
-        """Stop renewing; False if the work has ended already, or never was ours."""
+        """Stop renewing; False if the work has already ended, or was never ours."""
         task, self._renewing = self._renewing, None
         if task is None:
             return False

@@ -66,7 +66,7 @@ class Request(msgspec.Struct, frozen=True):
     cause: str = ""
     on_duplicate: OnDuplicate = "return"
     queue: str = ""
-    """Which of the job's queues; by default its own."""
+    """The queue, by the run's priority; by default the job's own."""
 
     @property
     def delayed(self) -> bool:
@@ -84,9 +84,9 @@ class Enqueued(NamedTuple):
     sequence: int
     duplicate: bool
     state: str = ""
-    """Of an earlier run with the same key: its state, as far as it is known."""
+    """The state of an earlier run with the same key, as far as it is known."""
     error: str = ""
-    """How that one failed."""
+    """The error of that earlier run."""
 
 
 class SendOptions(TypedDict, total=False):
@@ -119,7 +119,7 @@ def make_request(
 ) -> JobRequest[Any]:
     """A checked request; `InvalidInput` or `InvalidName` before anything is sent.
 
-    `key_follows`: the sender has not looked yet whether the job computes its key.
+    `key_follows`: the sender has not yet checked whether the job computes its key.
     """
     if not options:
         return JobRequest(spec, spec.group, _make_id(), body, cause=cause)
@@ -161,7 +161,7 @@ _warned: set[tuple[str, str]] = set()
 
 
 def _warn_of_waiting(attempt: Attempted, job: str, group: str) -> None:
-    """Say once for each pair of jobs that a handler waits for a run of its own group."""
+    """Warn once for each pair of jobs that a handler waits for a run of its own group."""
     waiting = getattr(getattr(attempt, "job", None), "spec", None)
     if not isinstance(waiting, JobSpec) or waiting.group != group or waiting.flow:
         return
@@ -196,7 +196,7 @@ class Backend(Protocol):
         ...
 
     async def recall(self, run: str) -> RunRecord | None:
-        """The record with which a run ended, once its own has expired."""
+        """The final record of a run from the history, once its own record has expired."""
         ...
 
     async def wait(self, run: str, sequence: int, timeout: float | None) -> RunRecord:
@@ -238,11 +238,11 @@ class Backend(Protocol):
         ...
 
     async def look(self, run: str) -> RunStatus:
-        """Where a run is of which only the id is known; `unknown` if there is no trace of it."""
+        """Where a run is, by its id alone; `unknown` if there is no trace of it."""
         ...
 
     async def retry(self, run: str) -> str:
-        """Send a run that was given up again, or start its next attempt now."""
+        """Send a run again that was given up, or start its next attempt now."""
         ...
 
     async def list_runs(self, job: str, state: str, key: str, limit: int) -> list[RunStatus]:
@@ -303,7 +303,7 @@ class RunStatus:
 
 
 class Run(Generic[T]):
-    """The handle on an accepted run: its status, its result, its cancellation."""
+    """A handle on an accepted run: its status and result, and a way to cancel it."""
 
     def __init__(
         self, backend: Backend, spec: JobSpec, group: str, enqueued: Enqueued, returns: Any = Any
@@ -314,8 +314,8 @@ class Run(Generic[T]):
         self.duplicate = enqueued.duplicate
         """The key was known already: this handle is the earlier run's."""
         self.state = enqueued.state or "queued"
-        """Where the run was when it was sent: `queued` or `delayed`, or of a duplicate whatever the
-        earlier run had become; `status()` says where it is now."""
+        """The state of the run when it was sent: `queued`, `delayed`, or, for a duplicate, the
+        state of the earlier run; `status()` returns the current one."""
         self._spec = spec
         self._sequence = enqueued.sequence
         self._limited = bool(spec.limits)
@@ -326,7 +326,7 @@ class Run(Generic[T]):
         return f"<Run {self.id} of {self.job}>"
 
     async def _need(self, what: str) -> None:
-        """Raise if the run has no record, which `what` needs."""
+        """Raise if the run keeps no record, which `what` needs."""
         if not self._spec.recorded:
             raise NoRecord(
                 f"{what} needs the run's record, which job {self.job!r} does not keep "
@@ -344,7 +344,7 @@ class Run(Generic[T]):
         if where == "unknown" and (record := await self._backend.recall(self.id)):
             return RunStatus.of(self.id, record)
         if where == "unknown" and self._limited:
-            where = "queued"  # it has got its place, and its message is on its way
+            where = "queued"  # it has its place, and its message is on its way
         return RunStatus(self.id, where, job=self.job, group=self.group)
 
     async def result(self, timeout: float | None = None) -> T:
@@ -362,7 +362,7 @@ class Run(Generic[T]):
             _warn_of_waiting(attempt, self.job, self.group)
         try:
             sequence = self._sequence
-            if self._limited:  # its message moves into a line
+            if self._limited:  # its message is being moved into a line
                 sequence = 0
                 found = (await self.status()).record
                 if found is not None and found.terminal:
@@ -387,7 +387,8 @@ class Run(Generic[T]):
         raise RunFailed(text, run=self.id)
 
     async def logs(self) -> list[LogLine]:
-        """What its handler has logged and printed so far, in all attempts; the newest are kept."""
+        """What its handler has logged and printed so far, in all attempts. Only the newest lines
+        are kept."""
         return await self._backend.logs(self.id)
 
     async def follow(self) -> AsyncIterator[LogLine]:
@@ -402,7 +403,8 @@ class Run(Generic[T]):
         return await self._backend.cancel(self.id, self.group, self.job)
 
     async def retry(self) -> str:
-        """Send it again after it was given up, or start its next attempt now; says what was done.
+        """Send it again after it was given up, or start its next attempt now; returns which of the
+        two.
 
         `RunError` if there is nothing to retry: it is running, queued or done.
         """
@@ -411,7 +413,7 @@ class Run(Generic[T]):
 
 
 class RunById(Run[T]):
-    """The handle on a run of which only the id is known: `app.run(id)`.
+    """A handle on a run by its id: `app.run(id)`.
 
     The id may also be job and key as they were given, `ocr/d2:left`; `id` is the right one once the
     run was found. Its job and group are empty until then. `status()` of an unknown run, or of what
@@ -427,14 +429,14 @@ class RunById(Run[T]):
     ) -> None:
         given: object = run
         if not isinstance(given, str):
-            raise InvalidName(f"the id of a run is a text, not {given!r}")
+            raise InvalidName(f"the id of a run must be a string, not {given!r}")
         self.id = run
         self.job, self.group = (found.job, found.group) if found else ("", "")
         self.duplicate = False
         self.state = found.state if found else "unknown"
         self._connect = connect
         self._returns_of = returns
-        self._spec = JobSpec("unknown")  # its limits do not matter: its place is not known either
+        self._spec = JobSpec("unknown")  # the limits are irrelevant: its place is unknown too
 
     async def status(self) -> RunStatus:
         self._backend = await self._connect()

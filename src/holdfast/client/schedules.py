@@ -1,11 +1,11 @@
-"""Schedules as programs and people change them: registered from code, or at run time.
+"""Changes of schedules: registered from code, or made at run time.
 
 An app registers the schedules of its code as one set, under its name and release. A lower release
 changes nothing once a higher one has registered, so old and new pods do not fight during a rollout;
 what is no longer in the set is removed; an empty set over a populated one is refused without
 `allow_empty`, since it is far more often an import that failed.
 
-Every change is a compare-and-swap on the schedule's record. A changed rule counts from the time of
+Every change is a compare-and-swap on the schedule's record. A changed rule applies from the time of
 the change; any other change leaves due slots as they were. A removed schedule leaves a record for a
 while, so that every scheduler notices.
 """
@@ -38,15 +38,15 @@ from holdfast.names import (
 )
 
 REMOVED_SECONDS = 7 * 86_400.0
-"""How long the record of a removed schedule is kept: longer than any scheduler is cut off."""
+"""How long the record of a removed schedule is kept: longer than a scheduler can be cut off."""
 TRIES = 20
-"""Each try lets one writer through; schedules are changed by few at once."""
+"""In each round one writer wins; few change schedules at once."""
 
 _make_id = IdMaker()
 
 
 class Registration(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which schedules an app has in its code, as of which release."""
+    """The schedules in an app's code, as of one release."""
 
     release: Release = ""
     names: tuple[str, ...] = ()
@@ -199,7 +199,7 @@ class Schedules:
         )
 
     async def pause(self, name: str) -> Schedule:
-        """Stop it from firing until it is resumed; slots missed meanwhile are not made up for."""
+        """Stop it from firing until it is resumed; slots missed meanwhile are not caught up."""
         await self.show(name)
         return await self._change(name, self._paused)
 

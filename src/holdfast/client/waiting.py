@@ -7,8 +7,8 @@ runs: 50,000 waiters cost the server no more than one.
 A notice can be lost, so each waiter also reads the record from time to time; the more of them wait,
 the less often, and never more than a few read at once. Guaranteed: `wait` returns the record of a
 run that has ended, from the history if it has expired, and raises `RunNotFound` if the run is
-neither queued nor recorded: at once if it is known where its message was stored, else after a
-search, some looks later.
+neither queued nor recorded: at once if it is known where its message was stored, otherwise after
+some reads and a search.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ much for one result of a busy namespace."""
 LOOK_AGAIN_SECONDS: Final = 2.0
 """How often a single waiter reads the record, in case a notice was lost."""
 LOOKS_A_SECOND: Final = 500
-"""How often all waiters together do: a small part of what a server answers."""
+"""Reads a second of all waiters together: a small part of what a server can answer."""
 READS_MOST: Final = 100
 """Reads in flight at once: enough to keep the server busy, too few to fill its buffers."""
 SEARCH_AFTER: Final = 8
-"""Looks without a record before a run whose message has no known place is searched for: a search
-may read a whole queue. The next ones come after twice as many looks each, at most `SEARCH_MOST`."""
+"""Reads without a record before the first search for the message of a run, if its place is not
+known: a search may read a whole queue. Each later search comes after twice as many reads, at most
+`SEARCH_MOST`."""
 SEARCH_MOST: Final = 64
 
 _AWAY = (errors.NotConnected, errors.Unavailable, errors.OutcomeUnknown, errors.NotFound)
@@ -42,7 +43,7 @@ _AWAY = (errors.NotConnected, errors.Unavailable, errors.OutcomeUnknown, errors.
 
 
 def is_search_due(looks: int) -> bool:
-    """Whether to search for a run after so many looks in vain."""
+    """Whether to search for a run after this many reads without a record."""
     if looks >= SEARCH_MOST:
         return looks % SEARCH_MOST == 0
     return looks >= SEARCH_AFTER and looks & (looks - 1) == 0  # 8, 16, 32
@@ -105,7 +106,7 @@ class Waiting:
                 if record_now is None and sequence and looks:
                     return await self.left(run, sequence)
                 if record_now is not None and record_now.terminal:
-                    # A vacant record is an earlier run's, as long as this one is still queued.
+                    # A vacant record belongs to an earlier run as long as this one is still queued.
                     queued = record_now.vacant and sequence and await self._stored(sequence)
                     return None if queued else record_now
             if record_now is None and not sequence and is_search_due(looks):

@@ -28,11 +28,12 @@ _GATEWAY = re.compile(r"[a-z0-9-]+/[a-z0-9.-]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PATH = re.compile(r"/[^:]*")
 HEALTH_PORT = 8080
-"""The port on which every process of Holdfast tells its health."""
+"""The port on which every process of Holdfast serves its health."""
 RESERVED_PATHS = ("/etc/holdfast", "/etc/holdfast-tls", "/tmp")
-"""Where every worker has its login, its authority and its scratch space."""
+"""Mount paths that every worker uses: its login, its authority and its scratch space."""
 BUSY = 0.8
-"""Share of its CPU limit that a worker may use before an HPA adds one: above, it is held back."""
+"""The share of its CPU limit that a worker may use before an HPA adds another: beyond it,
+throttling begins."""
 _UNITS = {"": 1.0, "m": 0.001, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _UNITS |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 RESERVED_VARIABLES = ("HOLDFAST_CREDENTIALS_FILE", "HOLDFAST_NATS_URL", "HOLDFAST_NAMESPACE")
@@ -60,7 +61,7 @@ class Scaling(RoleConfig):
     """How workers are scaled: set for the whole project, or for one job."""
 
     min_replicas: int = option(0, least=0, most=1000)
-    """Workers of a job when nothing waits."""
+    """Number of workers of a job when no run waits."""
     max_replicas: int = option(5, least=1, most=1000)
     """Maximum number of workers of a job."""
     lag_threshold: int = option(5, least=1, most=1_000_000)
@@ -77,7 +78,7 @@ class Scaling(RoleConfig):
     """How long handlers may continue after SIGTERM; the pod gets 15 s more. 0 means as long as the
     longest timeout of the group's jobs, at least 60 s and at most an hour."""
     interruptible: str = option("no", choices=("yes", "no"))
-    """Whether a rollout may cut runs short that need longer than `grace_seconds`."""
+    """Whether a rollout may interrupt runs that need longer than `grace_seconds`."""
     cpu: str = option("200m")
     """CPU limit of a worker."""
     memory: str = option("256Mi")
@@ -148,18 +149,19 @@ class DeployConfig(Scaling):
     """First part of the secrets' names in `secret_store`; defaults to the Kubernetes namespace and
     a slash."""
     account: str = option("")
-    """NATS account of the streams, for KEDA; defaults to the one from `holdfast auth init`."""
+    """NATS account that has the streams, for KEDA; defaults to the one from `holdfast auth
+    init`."""
     nats_image: str = option("nats:2.15.1-alpine")
     """Image of the nats-server, 2.12.6 or newer."""
     exporter_image: str = option("natsio/prometheus-nats-exporter:0.19.1")
     """Image of the exporter beside each nats-server."""
     reloader_image: str = option("natsio/nats-server-config-reloader:0.21.1")
-    """Image of the process beside each nats-server that makes it reload changed users."""
+    """Image of the sidecar that makes each nats-server reload changed users."""
     nats_url: str = option("")
-    """Servers of a NATS that exists already; no nats-server is rendered then."""
+    """Address of an existing NATS; no nats-server is rendered then."""
     nats_replicas: int = option(3, least=1, most=5)
-    """Servers of the NATS cluster: 1, 3 or 5. One server is for staging: a lost machine is a gap, a
-    lost disk loses everything."""
+    """Servers of the NATS cluster: 1, 3 or 5. One server is for staging: losing the machine is an
+    outage, losing the disk loses everything."""
     nats_spread: str = option("required", choices=("required", "preferred"))
     """Whether two nats-servers may never share a machine, or only should not."""
     tls: str = option("files", choices=("files", "cert-manager", "off"))
@@ -174,7 +176,7 @@ class DeployConfig(Scaling):
     storage_class: str = option("")
     """Storage class of the volumes; defaults to the cluster's."""
     control_replicas: int = option(2, least=1, most=9)
-    """Number of control processes. One is for staging: nothing is fired while it restarts."""
+    """Number of control processes. One is for staging: no schedule fires while it restarts."""
     web_replicas: int = option(2, least=0, most=9)
     """Number of web processes; 0 means none."""
     web_hosts: str = option("")
@@ -194,7 +196,7 @@ class DeployConfig(Scaling):
     backup_keep: int = option(14, least=1, most=10_000)
     """Number of backups that are kept."""
     drill_schedule: str = option("47 4 * * 0")
-    """When the newest backup is restored into a server that is thrown away, as a rehearsal."""
+    """Schedule of the restore drill: the newest backup is restored into a temporary server."""
     agents: str = option("yes", choices=("yes", "no"))
     """Whether every machine runs an agent."""
     keda_namespace: str = option("keda")
@@ -208,8 +210,8 @@ class DeployConfig(Scaling):
     monitoring_namespace: str = option("monitoring")
     """Namespace of Prometheus, which is allowed to scrape."""
     runbooks_url: str = option("docs")
-    """Where alerts say that their runbook is: the address at which you publish Holdfast's `docs/`;
-    the default is the path in its repository."""
+    """Base address of the runbooks that alerts link to: where you publish Holdfast's `docs/`; the
+    default is the path in its repository."""
     monitoring_release: str = option("prometheus")
     """Value of the label `release` that Prometheus and Grafana select on."""
     scaler: str = option("metrics-api", choices=("metrics-api", "nats-jetstream", "hpa"))
@@ -259,7 +261,7 @@ class DeployConfig(Scaling):
         self._check_nats()
 
     def _check_around(self) -> None:
-        """Check what other programs of the cluster do for us."""
+        """Check the options about other programs of the cluster."""
         for name in ("ingress_class", "gateway"):
             if getattr(self, name) and not self.public_hosts:
                 raise ConfigError(f"{name} needs web_hosts: the names to open")
@@ -347,7 +349,7 @@ class Volume(_StrictTable, frozen=True):
     config_map: str = ""
     claim: str = ""
     size: str = ""
-    """Size of an empty volume that ends with the pod."""
+    """Size of an empty volume that is deleted with the pod."""
     writable: bool = False
     """Whether a claim may be written; scratch space always is."""
     optional: bool = False
@@ -444,7 +446,7 @@ class Toleration(_StrictTable, frozen=True):
 
 
 class PodConfig(_StrictTable, frozen=True):
-    """What only one job's pods have: the tables of `[tool.holdfast]` in its `pyproject.toml`."""
+    """Options of one job's pods: the tables of `[tool.holdfast]` in its `pyproject.toml`."""
 
     env: dict[str, str | Reference] = {}
     """Environment variables: a text, or `{ secret = NAME, key = KEY }` or `{ config_map = … }`."""
@@ -452,7 +454,7 @@ class PodConfig(_StrictTable, frozen=True):
     """Secrets whose keys all become environment variables."""
     volumes: tuple[Volume, ...] = ()
     service_account_annotations: dict[str, str] = {}
-    """E.g. the cloud role that the pods may take."""
+    """Annotations of the service account, e.g. the cloud role that the pods may assume."""
     labels: dict[str, str] = {}
     """Labels of the pods, beside ours."""
     annotations: dict[str, str] = {}
@@ -494,7 +496,7 @@ class PodConfig(_StrictTable, frozen=True):
 
     @property
     def every_secret(self) -> list[str]:
-        """The secrets that must exist before the pods can start."""
+        """Names of the secrets that must exist before the pods can start."""
         found = {*self.secrets}
         found |= {v.secret for v in self.volumes if v.secret and not v.optional}
         values = (v for v in self.env.values() if isinstance(v, Reference))

@@ -20,15 +20,15 @@ class DispatcherConfig(Served):
     table = "dispatcher"
 
     seed_file: str = option("")
-    """File with the account seed from `holdfast auth init`; commands are signed with it. Without it
-    commands are unsigned, and agents with credentials refuse them."""
+    """File with the account seed from `holdfast auth init`; commands are signed with it. Without
+    it, commands are unsigned and agents with credentials refuse them."""
     generation: int = option(1, least=1, most=2**31)
-    """Key generation that signs commands; agents need credentials of it. Reports are accepted from
-    this generation, the one before and the next."""
+    """Key generation that signs commands; agents need its credentials. Reports are accepted from
+    this generation, the previous and the next one."""
     ack_seconds: float = option(5.0, least=0.05, most=600)
-    """Send a command once more if the agent has not acknowledged it after this long."""
+    """How long to wait for an agent's acknowledgement before the command is sent once more."""
     grace_seconds: float = option(5.0, least=0.05, most=600)
-    """An agent that stays silent for this long after that counts as unreachable."""
+    """How long to wait after the second command before the agent counts as unreachable."""
     kept_seconds: int = option(604_800, least=60)
     """How long the record of a finished fan-out run is kept."""
 
@@ -49,13 +49,13 @@ class AgentConfig(Served):
     commands: str = option("no", choices=("yes", "no"))
     """Whether `cmd.run` may start programs on this host, as the agent's user."""
     queue_size: int = option(64, least=1, most=10_000)
-    """Queue length for commands that change something; they run one at a time. When the queue is
-    full the agent answers that it is busy."""
+    """Queue length for commands that change something; they run one at a time. While the queue is
+    full, the agent refuses commands as busy."""
     concurrency: int = option(32, least=1, most=10_000)
     """How many read-only commands run at the same time."""
     heartbeat_seconds: float = option(30.0, least=0.1, most=3600)
-    """How often the agent sends a heartbeat. Nobody acts on it, so it is rare: ten thousand agents
-    would otherwise send more heartbeats than anything else."""
+    """How often the agent sends a heartbeat. It is only displayed, so it can be rare: ten thousand
+    agents would otherwise send more heartbeats than anything else."""
     timeout_seconds: float = option(90.0, least=2, most=86_400)
     """Silence after which it counts as offline."""
     facts_seconds: float = option(300.0, least=1, most=86_400)
@@ -65,8 +65,8 @@ class AgentConfig(Served):
     grace_seconds: float = option(5.0, least=0, most=3600)
     """How long running commands may continue after SIGTERM."""
     reconnect_seconds: float = option(5.0, least=0.1, most=3600)
-    """Agents that lose a server come back spread over this time, and over more after each try that
-    fails. Ten thousand agents then make 2,000 connections a second at most; raise it for more."""
+    """Agents that lose a server reconnect spread over this time, and over more after each failed
+    try. Ten thousand agents then make at most 2,000 connections a second; raise it for more."""
 
     def _check_relations(self) -> None:
         if self.id:

@@ -95,7 +95,7 @@ def _read_file(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _check_keys(path: Path, name: str, table: Any) -> None:
-    from holdfast.config.all_roles import ROLES  # only a file needs all of them
+    from holdfast.config.all_roles import ROLES  # only a file needs all roles
 
     if name not in ROLES or not isinstance(table, dict):
         raise ConfigError(f"{path}: {name!r} is not a table; known are {', '.join(ROLES)}")

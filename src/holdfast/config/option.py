@@ -29,7 +29,8 @@ def option(
     choices: tuple[str, ...] = (),
     secret: bool = False,
 ) -> Any:
-    """A field of a role: its default and accepted values. The string below it is its doc."""
+    """A field of a role: its default and accepted values. The string below it in the source
+    documents it."""
     facts = {"least": least, "most": most, "choices": choices, "secret": secret}
     return field(default=default, metadata=facts)
 

@@ -41,8 +41,8 @@ class ConnectionConfig(RoleConfig):
     credentials_file: str = option("")
     """Login file issued by `holdfast auth user` or `holdfast auth agent`."""
     unsigned_requests: str = option("refuse", choices=("refuse", "accept"))
-    """Whether to accept unsigned requests (drain, cancel, fleet runs). Earlier versions do not sign
-    them: `accept` them only during an upgrade. Without `credentials_file` nothing is signed and
+    """Whether to accept unsigned requests (drain, cancel, fleet runs), which builds before 0.1.0
+    send: set `accept` only during an upgrade. Without `credentials_file` nothing is signed and
     nothing is refused."""
     nkey_seed_file: str = option("")
     """File with an NKey seed."""
@@ -135,7 +135,7 @@ class WorkerConfig(Served):
     max_runs: int = option(0, least=0)
     """Replace a process after this many runs; 0 means never."""
     low_share: float = option(0.1, least=0.01, most=0.99)
-    """Part of the starts that runs of low priority get while others wait too."""
+    """The share of starts that runs of low priority get while other runs wait too."""
     release: str = option("")
     """Release of the app whose limits are registered, e.g. a build number. A lower release never
     replaces what a higher one registered."""
@@ -143,11 +143,11 @@ class WorkerConfig(Served):
     """How long running handlers may continue after SIGTERM; 0 means the liveness profile's
     value."""
     ack_wait_seconds: float = option(5.0, least=0.5, most=3600)
-    """After this long without a sign of life the server gives a run to another worker."""
+    """How long a run may go without an extension before the server gives it to another worker."""
     extend_seconds: float = option(1.5, least=0.05)
     """How often a worker extends everything it holds; must be below half of `ack_wait_seconds`."""
     blocked_seconds: float = option(60.0, least=0, most=86_400)
-    """How long a handler may block the event loop or hold the interpreter. After that the node
+    """How long a handler may block the event loop or hold the interpreter lock. Then the node
     enters ERROR, its process is killed, and the crash counts for that run only; 0 means no
     limit."""
     restart: str = option("", choices=("", *RESTARTS))
@@ -164,14 +164,14 @@ class WorkerConfig(Served):
     """How long a run whose payload has an unknown member is left for workers of another version, as
     during a rollout, before it becomes a dead letter; 0 means at once."""
     short_wait_seconds: float = option(10.0, least=0, most=3600)
-    """Retries with a wait up to this stay in the consumer. Longer ones become scheduled messages
+    """Retries with a delay up to this stay in the consumer. Longer ones become scheduled messages
     and do not count as lag."""
     cleanup_seconds: float = option(10.0, least=0, most=3600)
     """How long a cancelled handler may clean up. After that its attempt is settled without it; it
     keeps its place until it ends."""
     run_log: str = option("info", choices=("off", "debug", "info", "warning", "error"))
-    """Lowest level at which what handlers log is kept with their runs (`holdfast runs logs`). `off`
-    keeps nothing, and leaves what handlers print alone."""
+    """Lowest level of the log lines that are kept with their runs (`holdfast runs logs`). With
+    `off` nothing is kept, and what handlers print is not captured."""
     settings_file: str = option("")
     """File in which the agent on this host keeps its settings (`settings.json` in its `data_dir`).
     Handlers read them as `ctx.settings`; the file is read again when it changes."""
@@ -201,7 +201,7 @@ class WorkerConfig(Served):
 
 @dataclass(frozen=True, repr=False)
 class LivenessConfig(RoleConfig):
-    """How fast the death of a node is noticed. Every number that is 0 comes from the profile."""
+    """How fast the death of a node is noticed. The profile provides every number that is 0."""
 
     table = "liveness"
 
@@ -252,8 +252,8 @@ class SchedulerConfig(Served):
     """A slot that is overdue by this much and not recorded makes a standby ping the leader and take
     over if it does not answer. At three times this value it takes over in any case."""
     missed_after_seconds: float = option(10.0, least=1, most=86_400)
-    """A slot that could not be sent within this time counts as missed, and `catch_up` decides about
-    it. Until then it is only late, and fires."""
+    """A slot that could not be sent within this time counts as missed, and `catch_up` applies.
+    Until then it is only late and still fires."""
     clock_tolerance_seconds: float = option(1.0, least=0.05, most=60)
     """A scheduler whose clock differs from the server's by more than this fires nothing."""
     slot_ttl_seconds: int = option(604_800, least=3600)
@@ -305,7 +305,7 @@ class WebConfig(Served):
     port: int = option(8080, least=0, most=65_535)
     """Port to listen on; 0 means any free port."""
     hosts: str = option("")
-    """Host names under which it is reached, separated by commas (`jobs.example.com`,
+    """Host names by which clients reach it, separated by commas (`jobs.example.com`,
     `*.example.com`, `*` for any). IP addresses, `localhost` and this machine's own name always
     work; every other name is refused."""
     tokens: str = option("", secret=True)
@@ -327,7 +327,7 @@ class WebConfig(Served):
     `X-Forwarded-Proto` headers are used."""
     login_proxies: str = option("")
     """Addresses and networks of proxies that authenticate people (oauth2-proxy, Authelia, …),
-    separated by commas. Only on connections from there are the headers below believed."""
+    separated by commas. The headers below are trusted only on connections from there."""
     login_user_header: str = option("X-Forwarded-User")
     """Header in which such a proxy names the user."""
     login_groups_header: str = option("X-Forwarded-Groups")
@@ -355,8 +355,8 @@ class RecordConfig(RoleConfig):
     """How long the record of a finished run with a key, or of a slot, is kept. During that time the
     same key is recognised as a repeat."""
     keyless_ttl_seconds: int = option(120, least=1)
-    """How long the record of any other finished run is kept: it guards against repeats. Afterwards
-    the run is found in the history."""
+    """How long the record of any other finished run is kept: meanwhile it guards against repeats.
+    Afterwards the run is in the history only."""
     dedup_window_seconds: float = option(120.0, least=0.1, most=86_400)
     """How long the server drops a second message with the same id."""
     dead_days: int = option(30, least=1, most=36_500)
@@ -368,14 +368,15 @@ class RecordConfig(RoleConfig):
     run_log_days: int = option(7, least=1, most=36_500)
     """How long log lines of runs are kept."""
     run_log_megabytes: int = option(256, least=1, most=1_000_000)
-    """Most that log lines of all runs together take on each server; the oldest are dropped."""
+    """Most storage that log lines of all runs take on each server; the oldest are dropped."""
     history_days: int = option(30, least=1, most=36_500)
     """How long runs that have ended are kept in the history, with payload and result."""
     history_megabytes: int = option(1_000, least=1, most=10_000_000)
-    """Most megabytes of history: the oldest runs go first. A million small runs take about 400."""
+    """Most megabytes of history; the oldest runs are dropped first. A million small runs take about
+    400."""
     once: str = option("nats", choices=("nats", "memory"))
-    """Where `app.once` keeps its keys: on the server, or in each process for itself (without a
-    server, while you develop)."""
+    """Where `app.once` keeps its keys: on the server, or in the memory of each process (for
+    development without a server)."""
 
     def _check_relations(self) -> None:
         for name in ("keyed_ttl_seconds", "keyless_ttl_seconds"):

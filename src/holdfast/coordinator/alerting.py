@@ -1,12 +1,11 @@
-"""Judges the rules of alerts, and tells the channels.
+"""Evaluates the rules of alerts, and sends notices to the channels.
 
 One coordinator at a time does this, without being elected: each round ends with a compare-and-swap
 of the board, and one that does not hold it stands by until the board stops changing.
 
-Guaranteed: a notice is decided once over any number of coordinators, and at any time only the one
-that stored the claim of a delivery tries it. Not guaranteed: that a receiver hears of it only once.
-If a coordinator dies between sending a notice and writing that down, it is sent again, under the
-same id.
+Guaranteed: however many coordinators run, each notice is created once, and at any time only the one
+that holds the claim of a delivery tries it. Not guaranteed: that a receiver gets it only once. If a
+coordinator dies between sending a notice and recording that, it is sent again, with the same id.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ log = logging.getLogger("holdfast.coordinator")
 STANDBY_ROUNDS: Final = 3
 """After this many rounds without a change another coordinator takes over."""
 MOST_AT_ONCE: Final = 10
-"""Deliveries at the same time: each has a thread."""
+"""Concurrent deliveries: each occupies a thread."""
 WRITE_TRIES: Final = 5
-"""Of writing down what was sent; only one other coordinator may write in between."""
+"""Tries to record what was sent; at most one other coordinator writes in between."""
 
 
 class Alerter:
-    """Judges and tells for one namespace."""
+    """Evaluates the rules and sends the notices of one namespace."""
 
     def __init__(self, client: Client, node: str, alerting: Alerting) -> None:
         self._broker = client.broker
@@ -54,7 +53,7 @@ class Alerter:
         try:
             await write_board(self._broker, board, revision)
         except Conflict:
-            return  # another coordinator judges, and tells
+            return  # another coordinator does it
         if due:
             await self._write_down(await self._send_all(due))
 
@@ -93,7 +92,7 @@ class Alerter:
         try:
             await alerting.send(self._channels[channel], message)
         except NotDelivered as error:
-            log.warning("%s was not told of %r: %s", channel, notice.text, error)
+            log.warning("channel %s did not get the notice %r: %s", channel, notice.text, error)
             return str(error)[:300] or "not delivered"
         log.info("told %s: %s", channel, notice.text)
         return ""

@@ -221,12 +221,13 @@ class Coordinator(Role):
 
     async def _ensure_objects(self) -> None:
         """Create the store of large values: workers with a login may not create streams, because
-        the creator decides where the server republishes what is stored."""
+        whoever creates a stream decides where the server republishes its messages."""
         if self.broker.config.credentials_file:
             await Objects(self.broker).ensure()
 
     async def _adopt(self) -> None:
-        """End runs whose node died unobserved; on failure, try again in the next round."""
+        """End runs whose node died while no coordinator watched; on failure, try again in the next
+        round."""
         self._look_for_orphans = False
         try:
             if count := await self._recovery.orphans(self.member.alive):
@@ -249,7 +250,8 @@ class Coordinator(Role):
 
     @property
     def _is_first(self) -> bool:
-        """Whether this coordinator does the work that needs only one; others do it less often."""
+        """Whether this coordinator does the work that one is enough for; the others do it less
+        often."""
         alive = [s.record for s in self._view.nodes.values() if s.record.alive]
         return all(r.id >= self.node for r in alive if r.role == "coordinator")
 
@@ -403,7 +405,9 @@ class Coordinator(Role):
         async def move() -> None:
             won = await self._move(seen, state, reason)
             if won is not None and won.role == "worker" and state == "NOT_RUNNING":
-                await self._recovery.sweep(won, set(), 0.0)  # if its first recovery was cut short
+                await self._recovery.sweep(
+                    won, set(), 0.0
+                )  # in case its first recovery was interrupted
 
         self._spawn(seen, move)
 
@@ -439,6 +443,6 @@ class Coordinator(Role):
 
 
 REPORTED = frozenset({"DISCONNECTED", "NOT_RUNNING"})
-"""States that, reported by the node itself, mean that it ended without giving anything back."""
+"""States that mean, if the node itself reports them, that it ended without giving anything back."""
 JUDGED = frozenset({"CREATED", "RUNNING"})
 """States from which a silent node is DISCONNECTED; one that was ending is NOT_RUNNING at once."""

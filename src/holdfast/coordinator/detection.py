@@ -1,4 +1,4 @@
-"""Looking at nodes: pings, the servers' word on connections, and what follows from both.
+"""Detection of dead nodes: pings, the servers' reports on connections, and what follows from both.
 
 In every round each node is pinged on its own subject. A node is a suspect when nobody receives the
 ping, or no answer comes soon: it is pinged a few times more, and its server is asked for its
@@ -38,11 +38,12 @@ LATE_SECONDS: Final = 0.15
 PONG_SECONDS: Final = 2.0
 """How long an answer to a ping is waited for; it is also the slowest answer that is measured."""
 MOST_ASKED: Final = 4_096
-"""Open questions that are remembered; far more than there are suspects at a time."""
+"""Open requests that are remembered; far more than there are suspects at a time."""
 VOUCHING: Final = 3
-"""Questions about a new connection: one is enough, unless an answer is lost."""
+"""How often a server is asked about a new connection: once is enough, unless an answer is lost."""
 SUCCESSORS: Final = 3
-"""Workers that are pinged to see who could take over: one is enough, unless it is busy or gone."""
+"""Workers that are pinged to see whether one could take over: one is enough, unless it is busy or
+gone."""
 
 
 class _Asked(msgspec.Struct, frozen=True):
@@ -65,16 +66,16 @@ class _OpenConnections(msgspec.Struct, frozen=True):
 ANSWER: Final = Codec[_OpenConnections](_OpenConnections, "a server's list of connections")
 
 Told = Callable[[str, str, int, bool], None]
-"""Called with the node, a server, the connection's number, and whether the server has it."""
+"""Takes the node, a server, the connection's number, and whether the server has it."""
 
 
 class Connections:
     """Asks the servers of a cluster about single connections.
 
     Any login may ask this about its own account, if its permissions allow the subject. Every server
-    of the cluster answers; only the word of the server that the connection was to counts. Of a node
-    whose server never answers (a leaf node's), or that is in another account, nothing is learned,
-    and a login that may not ask leaves coordinators to their pings.
+    of the cluster answers; only the answer of the connection's own server counts. Nothing is
+    learned about a node whose server never answers (a leaf node's) or that is in another account.
+    With a login that may not ask, coordinators have only their pings.
     """
 
     def __init__(self, broker: Broker, told: Told) -> None:
@@ -96,7 +97,7 @@ class Connections:
         return CONNECTIONS.lower() not in self._broker.denied
 
     def start_over(self) -> None:
-        """After a reconnect: permissions may be others now."""
+        """After a reconnect: permissions may have changed."""
         self._broker.denied.pop(CONNECTIONS.lower(), None)
 
     async def ask(self, node: str, client: int) -> None:
@@ -154,7 +155,7 @@ class Detection:
         self._ticked = None
 
     def tick(self, now: float, every: float) -> None:
-        """The next look at everybody begins; `every` is when it should."""
+        """Begin the next round over all nodes, which is due every `every` seconds."""
         before, self._ticked = self._ticked, now
         if before is not None and now - before - every > LATE_SECONDS:
             log.debug("%.2f s late: suspicions are forgotten", now - before - every)
@@ -212,7 +213,7 @@ class Detection:
         return reason if reason and self._replaceable(seen) else ""
 
     def _replaceable(self, suspect: Seen) -> bool:
-        """Whether somebody could take over its runs who was not dropped together with it."""
+        """Whether a worker that was not dropped together with it could take over its runs."""
         if suspect.record.role != "worker":
             return True
         case, heard, liveness = suspect.case, suspect.heard, suspect.record.liveness
@@ -261,7 +262,7 @@ class Detection:
     def _on_connection(self, node: str, server: str, client: int, open: bool) -> None:
         seen = self._view.nodes.get(node)
         if seen is None or (seen.server, seen.client) != (server, client):
-            return  # another server's word, or one on a connection that was replaced meanwhile
+            return  # another server's answer, or about a connection that was replaced meanwhile
         if not open and not seen.vouched:
             return  # it may never have known this connection
         seen.vouched = True

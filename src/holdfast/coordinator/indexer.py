@@ -2,12 +2,12 @@
 
 One coordinator at a time does this, without being elected: each step ends with a compare-and-swap
 of the head, which says how far the history was read and has the totals of the current minute and
-hour. A coordinator that loses it stands by, and continues if the head stops changing.
+hour. A coordinator that loses a write stands by, and takes over if the head stops changing.
 
 Guaranteed: each line is counted once, because the totals move together with the position up to
 which they count. The index is complete up to its newest block. After a crash a block, or the record
 of a minute, may be written twice, with the same content. A line that is in the history twice is
-counted twice; that needs a worker to die at one point, and an answer to be lost as well.
+counted twice; for that, a worker has to die at one certain point and an answer has to be lost too.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from holdfast.status.figures import JobLag
 log = logging.getLogger("holdfast.coordinator")
 
 STEP_SECONDS: Final = 2.0
-"""How often to look for new lines; until then a look-up reads them one by one."""
+"""How often to index new lines; until then, readers read them one by one."""
 STANDBY_SECONDS: Final = 30.0
 """How long after another coordinator's last step this one takes over: three missed samples."""
 BLOCK_LINES: Final = 4_096
-"""Lines in a block of the index. What is not indexed is read line by line: a few milliseconds."""
+"""Lines in a block of the index. Lines that are not indexed yet are read one by one, which takes
+milliseconds."""
 MINUTES_SECONDS: Final = 26 * HOUR
 """How long minutes are kept: charts of a day are drawn from them, longer ones from hours."""
 MOST_JOBS: Final = 2_000
@@ -48,7 +49,7 @@ Lags = Callable[[], Awaitable[Sequence[JobLag]]]
 
 
 class Indexer:
-    """Indexes and counts what one namespace's history gains."""
+    """Indexes and counts new lines of one namespace's history."""
 
     def __init__(self, broker: Broker, node: str, lags: Lags | None = None) -> None:
         self._broker = broker
@@ -58,10 +59,11 @@ class Indexer:
         self._node = node
         self._head = Head()
         self._revision = -1
-        """Of the head that we wrote last; -1 when somebody else may have written it."""
+        """The revision of the head that we wrote last; -1 if somebody else may have written it
+        since."""
         self._next = 1
         self._entries: list[tuple[int, int]] = []
-        """What is read and not indexed: checksums and sequences."""
+        """Checksums and sequences of lines that are read but not indexed."""
 
     async def step(self) -> None:
         """Read what is new, if no other coordinator does."""
@@ -71,7 +73,7 @@ class Indexer:
             if recent and head.by not in ("", self._node):
                 return
             self._head, self._next, self._entries = head, head.indexed + 1, []
-        self._revision = -1  # what was read counts only once the head is written
+        self._revision = -1  # new lines count only once the head is written
         try:
             revision = await self._read(revision)
         except Conflict:
@@ -119,7 +121,7 @@ class Indexer:
         for run in message.headers.get(H_RUN, "").split(history.SEPARATOR):
             self._entries += [(totals.checksum(n), sequence) for n in totals.names_of(run)]
         if sequence <= self._head.counted:
-            return  # counted by whoever wrote the head; only its index was left to do
+            return  # whoever wrote the head has counted it; only its index is missing
         await self._turn(int(parse_time(message.headers["Nats-Time-Stamp"])) // MINUTE * MINUTE)
         read, place = self._broker.unreadable.read, message.headers[H_SEQUENCE]
         for line in message.body.split(b"\n"):

@@ -170,8 +170,8 @@ class Recovery:
         except Conflict:
             log.info("run %s was settled at the last moment", run)
         except HoldfastError as failure:
-            self.unfinished |= isinstance(failure, BrokerError)  # other errors would only repeat
-            log.warning("run %s could not be written down as lost: %s", run, failure)
+            self.unfinished |= isinstance(failure, BrokerError)  # retrying would not help
+            log.warning("run %s could not be recorded as lost: %s", run, failure)
 
 
 class DeadInboxes:

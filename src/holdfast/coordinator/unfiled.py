@@ -1,9 +1,9 @@
-"""Runs that ended on a lost node and whose lines in the history are missing.
+"""Completes the history: runs that ended on a lost node and have no line in it.
 
 A worker settles a run, appends its line and acknowledges its message, in this order. If it dies in
-between, a redelivery finds the ended record and appends the line, with the payload. When no worker
-receives it before that record expires, only a line tells the next one that the run has ended. So
-what is still missing after a pause is appended here, without the payload.
+between, a redelivery finds the ended record and appends the line, with the payload. If no worker
+receives it before that record expires, only a line in the history can show that the run has ended.
+So lines that are still missing after a pause are appended here, without the payload.
 
 Nobody redelivers an `at_most_once` run: its line is appended at once.
 
@@ -29,13 +29,13 @@ lost."""
 PAUSE_SECONDS: Final = 15.0
 """Three times the usual `ack_wait`, after which another worker receives the message."""
 PART: Final = 4
-"""The pause is at most this part of the time for which records guard their runs."""
+"""The pause is at most this fraction of the life of records, so that it ends before they expire."""
 LOOK_SECONDS: Final = 1.0
 """How often to look for lines that are due: usually there are none."""
 
 
 class Unfiled:
-    """Appends the lines that lost nodes left out."""
+    """Appends the lines that lost nodes did not write."""
 
     def __init__(self, broker: Broker, history: History, guard_seconds: float) -> None:
         self._broker = broker
@@ -45,11 +45,11 @@ class Unfiled:
         """When to append the line of a run, and its record."""
 
     def may_be(self, entry: Entry, record: RunRecord) -> bool:
-        """Whether a record is of a run that ended recently enough to be looked for."""
+        """Whether a run ended so recently that its line may be missing."""
         return record.terminal and entry.stored > self._broker.server_now() - FRESH_SECONDS
 
     async def add(self, ended: Mapping[str, RunRecord]) -> None:
-        """Take those of a lost node's ended runs that have no line."""
+        """Note those of a lost node's ended runs that have no line."""
         missing = await self._missing(ended)
         due = self._broker.clock.monotonic() + self._pause
         self._waiting |= {run: (0.0 if r.once else due, r) for run, r in missing.items()}
@@ -66,7 +66,7 @@ class Unfiled:
             except BrokerError as error:
                 log.warning("the end of run %s is not in the history yet: %s", run, error)
                 return
-            except HoldfastError as error:  # it would only repeat
+            except HoldfastError as error:  # retrying would not help
                 log.error("the end of run %s cannot be appended to the history: %s", run, error)
             self._waiting.pop(run, None)
         for run in due:

@@ -75,7 +75,7 @@ class Seen:
             self.held = {h.reply: h for h in record.held}
 
     def unread(self, revision: int, now: float) -> None:
-        """Its record was written but is unreadable: a verdict has to replace that revision."""
+        """Its record was written but is unreadable; a verdict has to replace that revision."""
         if revision > self.revision:
             self.revision = revision
             self.heard = now

@@ -49,7 +49,9 @@ def check_overlay(overlay: Path, parse: Parse) -> list[Problem]:
     try:
         done = subprocess.run(["kubectl", "kustomize", overlay], capture_output=True, text=True)
     except FileNotFoundError:
-        raise ConfigError("kubectl is not installed: an overlay cannot be checked") from None
+        raise ConfigError(
+            "an overlay can only be checked with kubectl, which is not installed"
+        ) from None
     if done.returncode:
         hint = ""
         if "ID conflict" in done.stderr or "already registered id" in done.stderr:

@@ -19,11 +19,12 @@ SKIPPED = "Kustomization"
 PLAIN = "files"
 """Folder with files for other programs; not manifests."""
 SINGLE_REASON = "holdfast.dev/single-because"
-"""Annotation of a workload with one replica where rules require two or three; gives the reason."""
+"""Annotation of a workload that has one replica although rules require two or three; gives the
+reason."""
 SERVES = "holdfast.dev/serves"
 """Annotation of workers: app, group and jobs, for `deploy unregister` when they are removed."""
 TIMEOUT = "holdfast.dev/longest-timeout-seconds"
-"""Annotation of workers whose runs a rollout must not cut short."""
+"""Annotation of workers whose runs a rollout must not interrupt."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -189,5 +190,5 @@ def _dangling(folder: Path, kustomization: Item) -> Iterator[Problem]:
     for name in kustomization.resource.get("resources") or []:
         local = "://" not in str(name) and "?" not in str(name)
         if local and not (folder / kustomization.path.parent / str(name)).exists():
-            text = f"its resource '{name}' does not exist: render again, or remove it from the list"
+            text = f"it lists '{name}', which does not exist: render again, or remove it"
             yield Problem(kustomization.path.as_posix(), text)

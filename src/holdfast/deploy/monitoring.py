@@ -67,7 +67,7 @@ _HISTOGRAM = ("_bucket", "_sum", "_count")
 def dashboards(namespace: str) -> dict[str, dict[str, Any]]:
     """Every dashboard as Grafana imports it, by the name of its file.
 
-    Two environments in one Grafana have dashboards of their own: each preselects its `namespace`.
+    Two environments in one Grafana have separate dashboards: each preselects its `namespace`.
     """
     folder = files("holdfast.deploy") / "templates" / "monitoring"
     return {
@@ -88,7 +88,7 @@ def _board(name: str, board: dict[str, Any], namespace: str) -> dict[str, Any]:
         "refresh": 2,  # when the time range changes
     }
     return {
-        # Grafana takes 40 characters.
+        # Grafana accepts 40 characters.
         "uid": f"holdfast-{name}-{hashlib.sha256(namespace.encode()).hexdigest()[:8]}",
         "title": f"Holdfast / {namespace} / {board['title']}",
         "tags": ["holdfast"],

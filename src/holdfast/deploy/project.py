@@ -57,8 +57,8 @@ RESERVED = frozenset(
         "workers",
     }
 )
-"""Names of Holdfast's parts: no job may use them, and the admission policy in `base.yaml` keeps the
-jobs' pipeline from them."""
+"""Names of Holdfast's own parts: no job may use them, and the admission policy in `base.yaml`
+denies them to the jobs' pipeline."""
 
 
 def check_job(name: str) -> str:
@@ -137,7 +137,7 @@ class Project:
     tags: Mapping[str, str] = field(default_factory=dict)
     """Tags or digests of single images, by part."""
     environment: str = ""
-    """The overlay it is rendered for."""
+    """The overlay that this is rendered for."""
 
     @property
     def names(self) -> Names:
@@ -155,7 +155,7 @@ class Project:
 
     @property
     def services(self) -> list[tuple[str, Service]]:
-        """What answers HTTP beside the workers, with its name in Kubernetes."""
+        """The services that run beside the workers, with their names in Kubernetes."""
         return [(job.service(one), one) for job in self.jobs for one in job.pods.services]
 
     def image(self, part: str) -> str:
@@ -215,7 +215,7 @@ def environment_options(root: Path, name: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     if set(found) - {"deploy"}:
-        raise ConfigError(f"{path}: only the table [deploy] may stand here")
+        raise ConfigError(f"{path}: only the table [deploy] is allowed here")
     known = {spec.name: spec for spec in options(DeployConfig)}
     for key in found.get("deploy", {}):
         if key not in known:
@@ -313,7 +313,7 @@ def describe(path: Path, target: str, pods: PodConfig = NO_PODS) -> dict[str, An
                 "does it connect to something while it is imported?"
             ) from None
         if done.returncode:
-            said = (done.stderr or done.stdout).strip().splitlines() or ["it said nothing"]
+            said = (done.stderr or done.stdout).strip().splitlines() or ["it printed nothing"]
             raise ConfigError(
                 f"{path.parent.name}/{path.name}: {target} cannot be loaded: "
                 f"{' | '.join(said[-3:])} (its requirements must be installed: make setup)"

@@ -37,7 +37,7 @@ class Registered:
     newer: str = ""
     """The higher release whose schedules were kept."""
     left: tuple[tuple[str, str], ...] = ()
-    """Group and job of consumers of this app whose jobs its code no longer has."""
+    """Group and job of each consumer of this app whose job is no longer in its code."""
 
 
 async def register(
@@ -106,12 +106,12 @@ async def unregister(
 ) -> Unregistered:
     """Remove schedules and consumers of jobs; with `discard` even while runs wait for them.
 
-    With `dry_run` nothing is removed, only what would be is returned.
+    With `dry_run` nothing is removed; it returns what would be.
     """
     if not discard:
         await _check_nothing_waits(client, group, jobs)
     schedules, removed = Schedules(client), []
-    for one in await schedules.list():  # first, so that nothing more is sent
+    for one in await schedules.list():  # the schedules first, so that nothing more is sent
         if one.group == group and one.job in jobs:
             if not dry_run:
                 await schedules.remove(one.name)
@@ -141,7 +141,7 @@ async def _check_nothing_waits(client: Client, group: str, jobs: Sequence[str]) 
     if busy := [job for job in jobs if waiting[job]]:
         told = ", ".join(f"{waiting[job]} of {group}/{job}" for job in busy)
         raise InvalidInput(
-            f"runs wait ({told}): nothing was removed; let them end, or pass --discard to leave "
+            f"runs wait ({told}), so nothing was removed: let them end, or pass --discard to leave "
             "them without a worker"
         )
 

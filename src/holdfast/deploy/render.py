@@ -47,17 +47,19 @@ GITOPS = "gitops.yaml"
 """Applied once by an administrator; not part of the kustomization."""
 JOB_FILES = ("register.yaml", "workers.yaml", "scaling.yaml")
 KEDA_VERSION = "2.20.0"
-"""Installed by `apply.sh --install-keda`: the first that reports a missing consumer as missing."""
+"""The version that `apply.sh --install-keda` installs: the first that reports a missing consumer as
+missing."""
 DAY_SECONDS = 86_400
 FIRST_SLOT, SLOTS = 1_767_225_600, 100
-"""The slots of a schedule that are looked at, from 2026 on: its longest gap is among them, be it
-hourly or monthly."""
+"""How many slots of the backup schedule are computed, from 2026 on: enough to contain its longest
+gap, be it hourly or monthly."""
 WAVES = {"namespace": -6, "base": -5, "nats": -4, "control": -3, "web": -2, "agents": -2}
 WAVES |= {"backup": -2}
 WAVES |= {"monitoring": -2, "register": -1, "workers": 0, "scaling": 1}
 WAVES |= {"extra": WAVES["register"], "admin": WAVES["register"]}
-"""Argo CD's order: a wave starts once the previous one is healthy. What a job brings itself is in
-the wave of its registration, which mounts it: some claims are healthy only once a pod does."""
+"""Argo CD's order: a wave starts once the previous one is healthy. A job's own manifests are in the
+wave of its registration, whose pod mounts them: some volume claims are healthy only once a pod
+mounts them."""
 
 
 @functools.cache
@@ -87,7 +89,8 @@ def environment() -> Environment:
 
 
 def _longest_age(schedule: str) -> int:
-    """How old the newest backup may be, in seconds: one interval, and as much again up to a day."""
+    """How old the newest backup may be, in seconds: twice the interval, but at most a day more than
+    it."""
     rule = check_cron(schedule)
     at = [FIRST_SLOT]
     while len(at) < SLOTS and (found := next_instant(rule, "UTC", at[-1])):
@@ -128,7 +131,7 @@ class Templates:
                 *(f"nats{end}" for end in ("", f".{space}", f".{space}.svc")),
                 f"nats.{space}.svc.cluster.local",
             ],
-            # From any server, KEDA finds the consumer's leader.
+            # KEDA finds the consumer's leader from any server.
             "nats_monitor": f"{headless}:8222",
             "web_hosts": [*config.public_hosts, *services],
             "control_stop_seconds": int(PROFILES["lan"].grace_seconds) + STOP_MARGIN_SECONDS,
@@ -150,7 +153,7 @@ class Templates:
         """Render one template."""
         values = self._values | {"part": part, "job": None} | more
         values["gitops"] = lambda step: self._wave(step or part)
-        # A macro file sees the values given when it is loaded.
+        # a macro file sees the values that are given when it is loaded
         for short, file in (("m", "macros"), ("c", "jobs/common")):
             macros = self._environment.get_template(f"manifests/{file}.yaml")
             values[short] = macros.make_module(values)
@@ -177,7 +180,7 @@ class Templates:
     @staticmethod
     def _single(replicas: int, tls: str = "") -> dict[str, str]:
         """Annotations that exempt from a rule of `check`, with the reason: it was configured."""
-        reason = "holdfast.toml asks for one replica: not for production"
+        reason = "holdfast.toml sets one replica: not for production"
         plain = "holdfast.toml switches TLS off"
         found = {SINGLE_REASON: reason} if replicas == 1 else {}
         return found | ({PLAIN_REASON: plain} if tls == "off" else {})
@@ -291,7 +294,7 @@ class Templates:
         return named + [(other, name) for other in config.clients for name in clients]
 
     def _job_secrets(self) -> list[str]:
-        """Secrets that jobs use and none of their manifests makes."""
+        """Secrets that jobs use and that none of their manifests creates."""
         found, made = set(), set()
         for job in self._project.jobs:
             found.update(job.pods.every_secret)

@@ -77,7 +77,7 @@ def _required(root: Path) -> Iterator[str]:
         found = tomllib.loads(path.read_text(encoding="utf-8")).get("project", {})
         for one in found.get("dependencies", ()):
             if one.startswith(DISTRIBUTION):
-                yield re.sub(r"\[.*?\]", "", one, count=1)  # extras are a job's own
+                yield re.sub(r"\[.*?\]", "", one, count=1)  # each job names its own extras
 
 
 def _rendered(

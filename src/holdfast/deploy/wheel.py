@@ -1,4 +1,4 @@
-"""This very Holdfast as a wheel, made of the files that are installed.
+"""Builds a wheel of the running Holdfast from its installed files.
 
 Needs neither an index nor a build tool, and works for an editable installation too. The same files
 give the same bytes.

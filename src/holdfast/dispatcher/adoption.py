@@ -71,7 +71,7 @@ class Adoption:
         try:
             return await self._adopt(run, owner)
         except Unreadable:
-            return False  # reported already; must not keep other runs from being adopted
+            return False  # reported already; it must not keep other runs from being adopted
 
     async def _adopt(self, run: str, owner: str) -> bool:
         found = await self._records.read(run)

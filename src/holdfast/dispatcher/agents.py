@@ -43,7 +43,7 @@ class AgentIndex:
 
     def _learn_facts(self, entry: Entry) -> None:
         facts = self._facts.read(FACTS.decode, entry)
-        if facts is not None:  # else keep the known ones
+        if facts is not None:  # otherwise keep the known facts
             self.facts[entry.key] = facts
 
     def _forget(self, agent: str) -> None:
@@ -51,7 +51,7 @@ class AgentIndex:
         self._heard.pop(agent, None)
 
     def _learn_agent(self, entry: Entry) -> None:
-        """Take the id from the key, which permissions guard; the record may say anything."""
+        """Take the id from the key, which permissions protect; the record could claim any id."""
         record = self._agents.read(nodes.decode, entry)
         if record is not None:
             age = max(0.0, self._broker.server_now() - entry.stored)

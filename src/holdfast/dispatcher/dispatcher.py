@@ -3,8 +3,8 @@
 Any number may run; there is no leader. The dispatcher that takes a request owns the run, by
 compare-and-swap, until it has ended. If it dies, coordinators notice within seconds and another
 adopts its runs (`adoption`); if it leaves, it hands them over; if it was declared lost but still
-runs, it lets go and ends. After a restart of all dispatchers, the first one back continues every
-run.
+runs, it stops without writing. After a restart of all dispatchers, the first one back continues
+every run.
 
 No essential state is kept here: runs and returns are on the server, and agents know what they have
 executed.
@@ -46,7 +46,8 @@ log = logging.getLogger("holdfast.dispatcher")
 QUEUE: Final = "dispatchers"
 ADOPTING: Final = "looking for runs without an owner"
 HAND_OVER_SECONDS: Final = 5.0
-"""How long handing over runs may take: one write each. After that they are adopted as orphans."""
+"""How long handing over runs may take (one write each); runs that are left are adopted as
+orphans."""
 TAKE_UP_SECONDS: Final = 1.0
 """The pause before resuming a run whose watch failed, so that a bug does not flood the log."""
 NO_SEED: Final = (
@@ -190,7 +191,7 @@ class Dispatcher(Role):
             self.telemetry.fleet_active.set(len(self._watches))
             if not ended.cancelled() and (error := ended.exception()):
                 bug = None if isinstance(error, HoldfastError) else error
-                log.error("run %s: %s; taking it up again", record.run, error, exc_info=bug)
+                log.error("run %s: %s; resuming it", record.run, error, exc_info=bug)
                 self._spawn(self._take_up(record.run))
 
         task.add_done_callback(over)

@@ -33,9 +33,9 @@ from holdfast.rates import Sparse
 log = logging.getLogger("holdfast.dispatcher")
 
 LONGEST_TIMEOUT_SECONDS: Final = 7 * 86_400.0
-"""As long as returns are kept."""
+"""The longest timeout of a run: its returns are kept for as long."""
 LONGEST_FUNCTION: Final = 200
-"""Characters: bounds what a client can have stored."""
+"""Longest text in a request, in characters: bounds what a client can make us store."""
 
 Owned = Callable[[FleetRun, int], None]
 
@@ -144,7 +144,7 @@ class RequestIntake:
         if record.status != "claimed":
             return FleetReply(record)
         if record.owner == self._node:
-            self._owned(record, revision)  # resumes it unless it is being watched
+            self._owned(record, revision)  # resumes it, unless it is watched already
             return FleetReply(record)
         return FleetReply(error=f"{record.owner} is about to begin with it", again=True)
 
@@ -186,9 +186,9 @@ class RequestIntake:
 def _checked(request: FleetRequest) -> FleetRequest:
     check_run(request.run)
     if "/" in request.run:
-        raise InvalidInput("a fan-out run's id has no '/'")
+        raise InvalidInput("the id of a fan-out run must not contain '/'")
     if not request.function or len(request.function) > LONGEST_FUNCTION:
-        raise InvalidInput("a function has a name of at most 200 characters")
+        raise InvalidInput("the name of a function has at most 200 characters")
     if not 0 < request.timeout <= LONGEST_TIMEOUT_SECONDS:
         raise InvalidInput("timeout must be more than 0 and at most 7 days")
     if request.batch < 0 or request.max_failures < 0:

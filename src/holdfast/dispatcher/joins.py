@@ -1,8 +1,8 @@
 """Requests of hosts that want to become agents: verified, counted, kept for a decision.
 
-A valid request becomes a record, `pending`; repeating it brings the record's state, and the sealed
-credentials once they are issued. The login that hosts ask with is shared by all tokens, so nothing
-is believed but signatures (`identity.joining`).
+A valid request becomes a record, `pending`; a repeated request returns the record's state, and the
+sealed credentials once they are issued. All tokens share the login that hosts ask with, so only
+signatures are trusted (`identity.joining`).
 
 Guaranteed: a token with a number of uses serves that many logins, by compare-and-swap; a revoked or
 expired one serves nobody new. A host that asks under an id that another has, or had, waits for an
@@ -35,12 +35,13 @@ from holdfast.visible import one_line
 log = logging.getLogger("holdfast.dispatcher")
 
 REQUESTS: Final = (200.0, 400.0)
-"""Requests that a dispatcher reads: a second, and in a burst. Each costs half a millisecond. Hosts
+"""Requests that a dispatcher reads per second, and in a burst. Each costs half a millisecond. Hosts
 that wait for long ask once a minute, so this is enough for ten thousand of them."""
 HOSTS: Final = (5.0, 100.0)
-"""New hosts of one token: a second, and in a burst. A stolen token fills the list slowly."""
+"""New hosts of one token per second, and in a burst, so that a stolen token fills the list only
+slowly."""
 LONGEST_NAME: Final = 200
-"""Characters of what a host says about itself."""
+"""Characters kept of a host's description of itself."""
 
 
 class JoinIntake:
@@ -125,7 +126,7 @@ class JoinIntake:
         try:
             token = TOKEN.decode(entry.value) if entry else TokenRecord()
         except Unreadable:
-            raise JoinRefused("what is known about the token cannot be read") from None
+            raise JoinRefused("the record of the token cannot be read") from None
         if token.revoked:
             raise JoinRefused("the token was revoked")
         user = f"{ask.agent} {ask.nkey}"

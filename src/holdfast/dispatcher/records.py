@@ -90,7 +90,7 @@ class FleetRecords:
         prefix = active_key("")
         async for entry in self.bucket.entries(prefix.rstrip(".")):
             found = self.bucket.read(fleet.decode_active, entry)
-            yield entry.key[len(prefix) :], found or Active("")  # the record names the owner
+            yield entry.key[len(prefix) :], found or Active("")  # its record names its owner
 
     async def tell(self, run: str, what: str, detail: str = "") -> None:
         """Record a step in the ledger; a lost entry is not a reason to fail."""
@@ -105,4 +105,4 @@ class FleetRecords:
         try:
             await self.bucket.delete(active_key(run))
         except BrokerError:
-            return  # the next search does it
+            return  # the next search removes it

@@ -37,14 +37,16 @@ from holdfast.telemetry import Telemetry
 log = logging.getLogger("holdfast.dispatcher")
 
 SENT_AT_ONCE: Final = 200
-"""Commands signed without a pause, in about 15 ms: ten thousand would hold up everything else for a
-second."""
+"""Commands signed without a pause, which takes 15 ms: ten thousand would block everything else for
+a second."""
 LATE_SECONDS: Final = 1.0
-"""How long to wait for returns after the deadline, at which agents stop by themselves."""
+"""How long to wait for returns after the deadline, since agents stop at the deadline by
+themselves."""
 CANCEL_SECONDS: Final = 1.0
 """How long to wait for the returns of cancelled agents."""
 RETURNING_SECONDS: Final = 35.0
-"""For agents that lost the same servers as we did: they try every 30 s at the latest."""
+"""How long to wait after a reconnect for agents that lost the same servers: they retry every 30 s
+at the latest."""
 AGAIN_SECONDS: Final = 0.5
 """How often to retry while it is unclear whether we own the run."""
 
@@ -133,7 +135,7 @@ class Watch:
                 await self._finish()
         except Lost as lost:
             self._telemetry.fenced.labels("fleet").inc()
-            log.warning("run %s is let go: %s", self.run_id, lost)
+            log.warning("run %s is no longer ours: %s", self.run_id, lost)
         finally:
             self._sender.forget(self.run_id)
             for subscription in self._subscriptions:
@@ -175,7 +177,8 @@ class Watch:
                 await self._sleep()
 
     async def _tell_acked(self) -> None:
-        """Note once in the ledger that every agent sent to so far has answered or was given up."""
+        """Note once in the ledger that every agent that got the command so far has acknowledged it
+        or was given up."""
         if self._fan.heard_all and not self._acked:
             self._acked = True
             silent = len(self._fan.unreachable)
@@ -184,7 +187,7 @@ class Watch:
 
     async def _send_due(self) -> None:
         if self._doubt or not self._trusted():
-            return  # if others think us lost, another may own the run
+            return  # if others consider us lost, another dispatcher may own the run
         now = self._broker.clock.monotonic()
         first, again = self._fan.due(now)
         forged = [a for a in self._forged if a not in self._fan.returned]
@@ -200,10 +203,10 @@ class Watch:
             await self._records.tell(self.run_id, "sent", detail)
 
     async def _send(self, agents: list[str]) -> None:
-        """Send commands; heartbeats, acks and returns have their turn in between."""
+        """Send commands, with pauses for heartbeats, acks and returns."""
         for start in range(0, len(agents), SENT_AT_ONCE):
             if not self._trusted():
-                return  # whoever gets nothing is silent, and is sent to again
+                return  # an agent that gets nothing stays silent, and the command is repeated
             some = agents[start : start + SENT_AT_ONCE]
             await self._sender.send("exec", self.run_id, self.epoch, self._payload, some)
             await asyncio.sleep(0)
@@ -232,7 +235,7 @@ class Watch:
                 await self._look()
             await self._read_back()
         except BrokerError as error:
-            log.debug("run %s not looked at: %s", self.run_id, error)
+            log.debug("run %s not checked: %s", self.run_id, error)
             self._doubt = True
             return
         self._doubt = False
@@ -301,7 +304,7 @@ class Watch:
         else:
             self._fan.heard_ack(agent)
         if ack.status == "known":
-            self._reread = True  # its return may be stored already, and is not notified again
+            self._reread = True  # its return may be stored already, without another notification
             self._awake.set()
 
     def _on_return(self, subject: bytes, _: bytes, body: bytes, headers: bytes | None) -> None:
@@ -405,7 +408,7 @@ class Watch:
         unsent = fan.unsent if fan.begun or self._fresh else ()
         reason = ""
         if fan.stopped and not cancelled:
-            reason = f"failures: {fan.failures}, so {len(unsent)} agents were not sent to"
+            reason = f"{fan.failures} failures, so {len(unsent)} agents did not get the command"
         status = fleet.final_status(
             len(fan.targets),
             len(fan.returned),

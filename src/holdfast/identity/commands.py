@@ -36,7 +36,7 @@ from holdfast.identity.framing import framed
 EXEC: Final = "exec"
 CANCEL: Final = "cancel"
 REMEMBERED: Final = 65_536
-"""Commands a verifier remembers: an agent's busiest hours, in about 15 MB."""
+"""Commands a verifier remembers: those of an agent's busiest hours, in about 15 MB."""
 
 _PURPOSE: Final = b"holdfast.command.v2"
 _SIGNATURE_BYTES: Final = 64  # of Ed25519
@@ -59,7 +59,7 @@ _SENTENCES: Final = {
     "send commands; upgrade dispatchers of earlier versions before their agents",
     Refusal.FOREIGN: "the command is signed with a key that this agent does not know: it comes "
     "from another account, or the agent's credentials are older than the dispatchers' generation",
-    Refusal.TAMPERED: "the command is not what was signed: it was changed on its way, or was "
+    Refusal.TAMPERED: "the command differs from what was signed: it was changed in transit, or was "
     "signed for something else",
     Refusal.WRONG_AGENT: "the command was signed for another agent",
     Refusal.EXPIRED: "the command has expired",
@@ -68,7 +68,8 @@ _SENTENCES: Final = {
 
 
 TOLD: Final = frozenset({Refusal.UNSIGNED, Refusal.FOREIGN, Refusal.TAMPERED, Refusal.EXPIRED})
-"""Reasons sent back: those a real dispatcher can run into. Only forgers meet the others."""
+"""Reasons that are sent back: those that a real dispatcher can cause. Only forgers cause the
+others."""
 MALFORMED: Final = "malformed"
 JOURNAL: Final = "journal"
 UNVERIFIED: Final = "unverified"
@@ -77,10 +78,10 @@ UNKNOWN: Final = "unknown"
 _ANSWERS: Final = {
     **{str(reason): text for reason, text in _SENTENCES.items()},
     MALFORMED: "the agent cannot read the command: its version may be older than the dispatchers'",
-    JOURNAL: "the agent cannot write its journal, and executes nothing that it cannot remember: "
-    "look at its disk",
-    UNVERIFIED: "it answers, and the dispatcher's seed does not fit the answer: agent and "
-    "dispatcher are of different accounts, or generations that are too far apart",
+    JOURNAL: "the agent cannot write its journal and executes nothing that it cannot record: check "
+    "its disk",
+    UNVERIFIED: "it answers, but its signature does not fit the dispatcher's seed: agent and "
+    "dispatcher belong to different accounts, or to generations that are too far apart",
     UNKNOWN: "the agent refused the command for a reason that this version does not know",
 }
 
@@ -213,7 +214,7 @@ class ReplayCache:
         return len(self._seen)
 
     def enter(self, id: bytes, expires: int, now: int) -> Refusal | None:
-        """Remember an id; says why if it is known or expired."""
+        """Remember an id; returns why not if it is known or expired."""
         if expires <= max(now, self._floor):
             return Refusal.EXPIRED
         if id in self._seen:

@@ -92,7 +92,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
         names.check_user(self.user)
         public_nkey(self.nkey_seed)
         if {len(key) for key in self.anchors.values()} - {32}:
-            raise ConfigError("its public keys are not keys")
+            raise ConfigError("its public keys are not valid keys")
 
 
 class AgentCredentials(Credentials, frozen=True, kw_only=True):
@@ -103,7 +103,7 @@ class AgentCredentials(Credentials, frozen=True, kw_only=True):
     ends: float = 0.0
     """When the login ends unless it is renewed; 0: never."""
     lasts: float = 0.0
-    """How long a renewed one is good."""
+    """How long a renewed login lasts."""
 
     __repr__ = Credentials.__repr__
 

@@ -1,7 +1,7 @@
 """Framing: encodes several values as bytes that parse in exactly one way.
 
-Each value is preceded by its length, and the whole by its purpose. So different lists of values
-never give the same bytes, and a signature for one purpose is invalid for any other.
+Each value is preceded by its length, and the whole sequence by its purpose. So different lists of
+values never give the same bytes, and a signature for one purpose is invalid for any other.
 """
 
 from __future__ import annotations

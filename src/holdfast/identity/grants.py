@@ -1,7 +1,7 @@
 """Grants: what each role may publish and subscribe to, derived from what its code does.
 
-The core (workers, control services, operators), clients and agents each have an account, none with
-streams (`rendering` says why). So grants hold whatever reply subject a request names: a worker
+The core (workers, control services, operators), clients and agents each have an account without
+streams (`rendering` says why). So grants hold whichever reply subject a request names: a worker
 cannot move a lease, a client cannot read secrets. Every subject an agent may publish to contains
 its id.
 
@@ -69,7 +69,7 @@ class Grants:
     responses: int = 0
     """Replies allowed per request, within `RESPONSE_SECONDS`; 0 for none."""
     local: dict[str, None] = field(default_factory=dict)
-    """What it may publish inside its account only."""
+    """Subjects that it may publish inside its account only."""
 
     def may_publish(self, *subjects: str) -> Grants:
         self.publish |= dict.fromkeys(subjects)
@@ -164,9 +164,9 @@ def _sender(names: Names) -> Grants:
     found.may_publish(names.flow_stop("*"), f"{ns}.signal.*.*")
     found.bucket(names.runs, "read write").bucket(names.nodes, "read")
     found.bucket(names.schedules, "read").bucket(names.slots, "read")
-    for key in (schedule_key("*"), app_key("*")):  # only operators pause
+    for key in (schedule_key("*"), app_key("*")):  # only operators may pause
         found.may_publish(kv_subject(names.schedules, key))
-    found.may_publish(kv_subject(names.slots, slot_key("*", "*")))  # not terms or progress
+    found.may_publish(kv_subject(names.slots, slot_key("*", "*")))  # but not terms or progress
     return found.may_hear(names.changed(names.runs, ">")).join([_objects(names, write=False)])
 
 
@@ -186,7 +186,7 @@ def _flow_runner(names: Names) -> Grants:
 def _limits(names: Names) -> Grants:
     """Take places in limits, and serve their lines."""
     found = Grants().bucket(names.limits, "info create read write")
-    found.stream(names.jobs, "delete")  # what got a place leaves the line
+    found.stream(names.jobs, "delete")  # messages that got a place leave the line
     return found.may_hear(names.changed(names.limits, ">"))
 
 
@@ -242,7 +242,7 @@ def scheduler(names: Names) -> Grants:
 
 
 def coordinator(names: Names) -> Grants:
-    """Judges nodes, and gives back what lost ones held."""
+    """Detects dead nodes, and gives back what they held."""
     ns = names.namespace
     found = _core(names).join([_founder(names), _node(names), _holder(names), _limits(names)])
     found.join([_flow_teller(names)])
@@ -311,7 +311,7 @@ def web(names: Names) -> Grants:
 
 
 def snapshot(names: Names) -> Grants:
-    """Reads whole streams; as it logs in to their account, it gets nothing else."""
+    """Reads whole streams; since it logs in to the streams' account, it may do nothing else."""
     found = Grants().may_publish(f"{_API}INFO", f"{_API}STREAM.NAMES")
     found.may_publish(*(f"{_API}STREAM.{verb}.*" for verb in ("INFO", "SNAPSHOT")))
     return found.may_publish("$JS.SNAPSHOT.ACK.*.*", f"{_API}CONSUMER.LIST.{names.jobs}")
@@ -325,7 +325,7 @@ def backup(names: Names) -> Grants:
 
 
 def join(names: Names) -> Grants:
-    """A host with a token: it may ask to become an agent, and hear the answer."""
+    """A host with a token: it may ask to become an agent, and receive the answer."""
     return Grants().may_publish(names.join)
 
 
@@ -353,7 +353,8 @@ last is for whoever has a token."""
 
 
 def agent(names: Names, id: str) -> Grants:
-    """One agent: every subject names it. With `*` as id: what the core allows all agents."""
+    """One agent: every subject names it. With `*` as id: what the core's account exports to all
+    agents."""
     found = Grants(responses=1, local={names.node(id, "ping"): None})
     found.may_publish(
         f"{_API}INFO",
@@ -373,11 +374,11 @@ def agent(names: Names, id: str) -> Grants:
 
 
 _READ_SETTINGS: Final = (SETTINGS_REVISION, settings_manifest_key("*"), settings_file_key("*"))
-"""Not the account's own copies of secrets, though an agent could not open them."""
+"""Not the copies of secrets for the account itself, though an agent could not open them."""
 
 
 def _own_key(bucket: str, key: str) -> str:
-    """The request for one key; the key is part of the subject so that permissions apply."""
+    """The request subject for one key; it contains the key so that permissions can name it."""
     return f"{_API}DIRECT.GET.{kv_stream(bucket)}.{kv_subject(bucket, key)}"
 
 

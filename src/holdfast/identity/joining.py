@@ -1,14 +1,14 @@
 """Joining: how a host that has only a token becomes an agent with its own login.
 
-A token carries claims (which ids, until when, how many hosts) signed by the account, a key of its
-own, and the login `join`, which may send this one request and nothing else. The host makes its
-login and a key to receive with; it signs the request with the token's key and with that login. The
-answer has the agent's keys, sealed to the host's key and signed by the account.
+A token contains claims (which ids, until when, how many hosts) signed by the account, a key of its
+own, and the login `join`, which may send this one request and nothing else. The host makes its own
+login and a key to receive secrets with; it signs the request with the token's key and with its
+login. The answer has the agent's keys, sealed to the host's key and signed by the account.
 
 Guaranteed by `verify`: the account made the token for this namespace, the token's holder signed
 this request within the last minute, the id fits the token, and the sender owns the login it asks
-for. The token's private key and the host's private keys never travel, so a request that somebody
-records is of no use: repeated, it can only bring the same answer, which only that host can open.
+for. The token's private key and the host's private keys are never sent, so a recorded request is
+useless: repeating it only returns the same answer, which only that host can open.
 
 Not here: counting uses, revoking, and deciding (`dispatcher.joins`, `Issuer`).
 """
@@ -37,7 +37,7 @@ from holdfast.model.join import ASK, CLAIMS, SIGNED, Ask, SignedAsk, TokenClaims
 from holdfast.names import check_name
 
 GOOD_SECONDS: Final = 60.0
-"""How long a request is good: tolerates clocks that differ by seconds."""
+"""How long a request is valid: tolerates clocks that differ by seconds."""
 PREFIX: Final = "hfj1."
 
 _NKEY: Final = re.compile(r"U[A-Z2-7]{55}")
@@ -51,7 +51,7 @@ class JoinRefused(HoldfastError):
 
 
 class WrongTime(JoinRefused):
-    """A request of another time: recorded, or of a host whose clock is wrong."""
+    """A request from another time: a recorded one, or from a host whose clock is wrong."""
 
 
 class JoinToken(msgspec.Struct, frozen=True):
@@ -65,11 +65,12 @@ class JoinToken(msgspec.Struct, frozen=True):
     login: str
     """The seed of the login `join`."""
     anchors: dict[int, bytes]
-    """The account's public keys, to know the answer by."""
+    """The account's public keys, which verify the answer."""
     url: str = ""
     """Where the servers are."""
     ca: str = ""
-    """The certificates that the servers' are signed with, as PEM, unless the host trusts them."""
+    """The authorities that signed the servers' certificates, as PEM; empty if the host trusts them
+    anyway."""
 
     def __repr__(self) -> str:
         return "Token(***)"
@@ -107,7 +108,7 @@ class _Sealed(msgspec.Struct, frozen=True):
 
 
 class _Given(AgentKeys, frozen=True, kw_only=True):
-    """What is sealed to a host: its keys, and how long its login is good."""
+    """What is sealed to a host: its keys, and how long its login lasts."""
 
     ends: Instant = 0.0
     lasts: Seconds = 0.0
@@ -165,7 +166,7 @@ def verify(
 ) -> tuple[Ask, TokenClaims]:
     """The request in these bytes, or `JoinRefused`; without `now`, its age is not checked.
 
-    A token that has expired is the caller's business: a host that asked in time may ask on.
+    The caller decides about an expired token: a host that asked in time may keep asking.
     """
     try:
         signed = SIGNED.decode(body)
@@ -176,14 +177,18 @@ def verify(
         raise JoinRefused(str(error)) from None
     key = keys.get(ask.generation)
     if key is None or claims.namespace != namespace:
-        raise JoinRefused("the token is of another account or namespace, or of keys out of use")
+        raise JoinRefused(
+            "the token belongs to another account or namespace, or its keys are out of use"
+        )
     message = framed(_ASK, namespace, signed.ask)
     try:
         VerifyKey(key).verify(framed(_CLAIMS, ask.claims), ask.certificate)
         VerifyKey(claims.key).verify(message, signed.by_token)
         verify_login(ask.nkey, message, signed.by_login)
     except (BadSignatureError, ValueError, TypeError, CryptoError):
-        raise JoinRefused("the token is forged, or the request is not what was signed") from None
+        raise JoinRefused(
+            "the token is forged, or the request differs from what was signed"
+        ) from None
     if len(ask.box) != 32:
         raise JoinRefused("the request has no key to seal the answer to")
     if now is not None and abs(now - ask.at) > GOOD_SECONDS:
@@ -195,7 +200,7 @@ def verify(
 
 def verify_login(nkey: str, message: bytes, signature: bytes) -> None:
     """Check a signature against a NATS user key; raises `ValueError` or `BadSignatureError`."""
-    if not _NKEY.fullmatch(nkey):  # it is written into the server's configuration
+    if not _NKEY.fullmatch(nkey):  # it goes into the server's configuration
         raise ValueError("not a user key")
     raw = base64.b32decode(nkey)
     if int.from_bytes(raw[-2:], "little") != nkeys.crc16(raw[:-2]):
@@ -245,7 +250,7 @@ class Joiner:
         return public_nkey(self._login)
 
     def ask(self, now: float, host: str = "", version: str = "") -> bytes:
-        """The request, signed for this moment."""
+        """The request, signed with the current time."""
         token = self._token
         ask = Ask(
             token.claims,

@@ -2,8 +2,8 @@
 
 Checks every account and user, also in files written by hand: how they log in, what they may publish
 and subscribe to, whether an agent could impersonate another or abuse the server to do so, and
-whether traffic is unencrypted. `fail`: users can do what they should not, or nothing works; `warn`:
-it works but may surprise you.
+whether traffic is unencrypted. `fail`: users can do something that they should not, or nothing
+works; `warn`: it works but may surprise you.
 
 Not checked: an operator's JWTs (the file does not contain their permissions), and whether the
 server accepts the file (`nats-server -t`).
@@ -137,7 +137,7 @@ def _anonymous(values: Mapping[str, Any]) -> Iterator[Flaw]:
         yield Flaw(
             "fail",
             "authorization",
-            "nobody needs a login: who reaches the port may do everything",
+            "nobody needs a login: whoever reaches the port may do everything",
             "make users with 'holdfast auth init' and include its auth.conf",
         )
 
@@ -150,7 +150,7 @@ def _login_flaws(login: Login) -> Iterator[Flaw]:
             yield Flaw(
                 "fail",
                 where,
-                f"its {'password' if key != 'token' else 'token'} stands in the file in the clear",
+                f"its {'password' if key != 'token' else 'token'} is in the file as plain text",
                 "use an nkey ('holdfast auth user'), or at least a bcrypt hash",
             )
     nkey = str(find(login.values, "nkey") or "")
@@ -158,8 +158,9 @@ def _login_flaws(login: Login) -> Iterator[Flaw]:
         yield Flaw(
             "fail",
             where,
-            "a private key (seed) stands in the file",
-            "put the public key there, which starts with U, and issue a new one: this one is known",
+            "a private key (seed) is in the file",
+            "replace it by the public key, which starts with U, of a new login: this one is "
+            "compromised",
         )
     elif nkey and not (nkey.startswith("U") and len(nkey) == 56):
         yield Flaw("fail", where, "its nkey is not a user's public key", "it starts with U")
@@ -172,8 +173,8 @@ def _repeated(logins: Sequence[Login]) -> Iterator[Flaw]:
             yield Flaw(
                 "fail",
                 _where(login),
-                "stands in the file twice: which of them counts is chance",
-                "keep one of them",
+                "is in the file twice: which entry counts is undefined",
+                "remove one of them",
             )
         seen.add(login.name)
 
@@ -188,19 +189,20 @@ def _width_flaws(login: Login) -> Iterator[Flaw]:
             "fail",
             where,
             "has no permissions, which means all of them",
-            "say what it may publish and subscribe to, as 'holdfast auth user' does",
+            "list what it may publish and subscribe to, as 'holdfast auth user' does",
         )
         return
     for verb in ("publish", "subscribe"):
         if any(subject in _EVERYTHING for subject in login.allowed(verb)):
-            yield Flaw("fail", where, f"may {verb} to everything (>)", "name what its role needs")
+            yield Flaw("fail", where, f"may {verb} to everything (>)", "list what its role needs")
     for subject in login.allowed("publish"):
         if subject.startswith("$JS.API.") and subject in ("$JS.API.>", "$JS.API.STREAM.>"):
             yield Flaw(
                 "warn",
                 where,
-                f"may publish {subject}: delete any stream, and have any answer sent anywhere",
-                "name the requests and streams that its role needs",
+                f"may publish {subject}: it can delete any stream, and have any answer sent "
+                "anywhere",
+                "list the requests and streams that its role needs",
             )
 
 
@@ -214,14 +216,14 @@ def _answer_flaws(login: Login, names: Names) -> Iterator[Flaw]:
         yield Flaw(
             "fail",
             where,
-            "may hear _INBOX.>: it reads the answers to everybody else",
+            "may subscribe to _INBOX.>: it reads the answers to everybody else",
             "give it its own inbox (_INBOX.core.NAME.>), and set that inbox_prefix for its process",
         )
     elif not inboxes and not any(s in _EVERYTHING for s in heard):
         yield Flaw(
             "fail",
             where,
-            "may hear no inbox: no answer ever reaches it",
+            "may subscribe to no inbox: no answer ever reaches it",
             "let it subscribe to its own inbox (_INBOX.core.NAME.>)",
         )
     yield from _response_flaws(login, names)
@@ -237,7 +239,7 @@ def _response_flaws(login: Login, names: Names) -> Iterator[Flaw]:
             yield Flaw(
                 "warn",
                 where,
-                "hears pings and may not answer them: it will be taken for lost",
+                "receives pings and may not answer them: it will be declared lost",
                 'add allow_responses: {max: 1, expires: "30s"}',
             )
         return
@@ -247,8 +249,8 @@ def _response_flaws(login: Login, names: Names) -> Iterator[Flaw]:
         yield Flaw(
             "warn",
             where,
-            f"may answer each question {'without end' if most < 0 else f'{most} times'} "
-            "(allow_responses): who asked once can be flooded",
+            f"may answer each request {'without limit' if most < 0 else f'{most} times'} "
+            "(allow_responses): it can flood a requester",
             'write allow_responses: {max: 1, expires: "30s"}',
         )
     if find(permissions, "publish", "pub") is None:
@@ -269,7 +271,7 @@ def _reflection_flaws(login: Login) -> Iterator[Flaw]:
             _where(login),
             "is in an account with streams: by naming it as the reply of a request it can write "
             "any key, and delete any stream",
-            "let 'holdfast auth' write the accounts: its users live apart from the streams",
+            "let 'holdfast auth' write the accounts: it keeps users and streams in separate ones",
         )
 
 
@@ -287,7 +289,7 @@ def _agent_flaws(login: Login, names: Names) -> Iterator[Flaw]:
                 "fail",
                 where,
                 f"may publish {subject}: it can speak for other agents ({_with_id(hit)})",
-                "put its own id where the wildcard stands, as 'holdfast auth agent' does",
+                "replace the wildcard by its own id, as 'holdfast auth agent' does",
             )
         elif not any(covers(s, subject) for s in everyone):
             yield Flaw("fail", where, f"may publish {subject}, which no agent needs", "remove it")
@@ -299,8 +301,9 @@ def _agent_flaws(login: Login, names: Names) -> Iterator[Flaw]:
             yield Flaw(
                 "fail",
                 where,
-                f"may hear {subject}: it reads what is meant for other agents ({_with_id(hit)})",
-                "put its own id where the wildcard stands, as 'holdfast auth agent' does",
+                f"may subscribe to {subject}: it reads what is meant for other agents "
+                f"({_with_id(hit)})",
+                "replace the wildcard by its own id, as 'holdfast auth agent' does",
             )
     if login.streams:
         yield Flaw(
@@ -316,7 +319,7 @@ def _agent_flaws(login: Login, names: Names) -> Iterator[Flaw]:
             yield Flaw(
                 "fail",
                 where,
-                f"may ask $JS.API.{verb}.{secrets}: it reads the sealed secrets of all agents",
+                f"may request $JS.API.{verb}.{secrets}: it reads the sealed secrets of all agents",
                 "let it read its own key only, by DIRECT.GET with the key in the subject",
             )
 
@@ -336,7 +339,7 @@ def _exports(values: Mapping[str, Any]) -> Iterator[Flaw]:
                     "warn",
                     f"account {account}",
                     f"exports {subject} to every account of the server",
-                    "name the accounts that may import it",
+                    "list the accounts that may import it",
                 )
 
 

@@ -19,8 +19,8 @@ def network_flaws(values: Mapping[str, Any]) -> Iterator[Parts]:
         yield (
             "fail",
             "listen",
-            "clients reach it from other machines, and there is no TLS: logins and payloads travel "
-            "in the clear",
+            "clients reach it from other machines, and there is no TLS: logins and payloads are "
+            "sent in clear text",
             "add tls { cert_file, key_file }, or listen on 127.0.0.1",
         )
     yield from _tls_flaws(values, tls)
@@ -60,7 +60,7 @@ def _monitor_flaws(values: Mapping[str, Any]) -> Iterator[Parts]:
             yield (
                 "warn",
                 key,
-                "the monitor has no login and others can reach it",
+                "the monitor has no login, and other machines can reach it",
                 "listen on 127.0.0.1, or keep others away with a firewall or a NetworkPolicy",
             )
 
@@ -73,7 +73,7 @@ def _cluster_flaws(values: Mapping[str, Any]) -> Iterator[Parts]:
         yield (
             "fail",
             "cluster",
-            "nodes of other machines join without TLS: whoever joins sees everything",
+            "nodes on other machines join without TLS: whoever joins sees everything",
             "add tls { cert_file, key_file, ca_file } to the cluster",
         )
     elif not find(cluster, "authorization") and not find(find(cluster, "tls"), "verify"):

@@ -1,12 +1,12 @@
 """Renders the server's configuration from a list of users.
 
-The streams' account has the streams and no users except backups. Users are in four accounts
-without streams, by trust: workers, control services and operators; clients; agents; hosts that have
-only a token. They import the
-subjects that lead to the streams. A client may name any subject as the reply of a request, and the
-server publishes its response there regardless of permissions, including requests to the server
-itself. Across accounts a response stays in the requester's account: nothing is stored there,
-nothing reaches the server, and no core process takes it for a change of a bucket.
+The streams' account has the streams and no users except backups. Users are in four accounts without
+streams, by trust: workers, control services and operators; clients; agents; hosts that have only a
+token. They import the subjects of the streams that they need. A client may name any subject as the
+reply of a request, and the server publishes its response there regardless of permissions, including
+requests to the server itself. Across accounts a response stays in the requester's account: nothing
+is stored there, nothing reaches the server, and no core process mistakes it for a change of a
+bucket.
 
 The exports to agents are their grants with `*` as id, so the two cannot drift apart; each user's
 permissions say which agent may use which id.
@@ -28,7 +28,7 @@ from holdfast.names import Names
 if TYPE_CHECKING:
     from holdfast.identity.users import NatsUser
 
-RESPONSE_SECONDS: Final = 30  # how long a user may reply to a request it received
+RESPONSE_SECONDS: Final = 30  # how long a user may take to reply to a request
 IN_STREAMS: Final = frozenset({"snapshot", "backup"})
 """Roles that log in to the streams' account: the server sends snapshots only there."""
 IN_CLIENTS: Final = frozenset({"client"})
@@ -41,8 +41,8 @@ _STREAMED: Final = {
 pull gets a heartbeat every second, so a minute is plenty."""
 
 _HEAD: Final = """\
-# Made by 'holdfast auth'; changes made by hand are lost at the next one.
-# Check it with 'holdfast auth lint'; a running server takes it with 'nats-server --signal reload'.
+# Written by 'holdfast auth', which overwrites changes made by hand. Check it with 'holdfast auth
+# lint'; a running server takes it with 'nats-server --signal reload'.
 """
 
 _EXAMPLE: Final = """\
@@ -180,7 +180,8 @@ def _is_stored(names: Names, subject: str) -> bool:
 
 
 def _services(names: Names) -> list[str]:
-    """What the core requests from the streams' account. Must not overlap: both would receive it."""
+    """What the core requests from the streams' account. The subjects must not overlap, or a request
+    would arrive twice."""
     ns = names.namespace
     verbs = ("CREATE", "DELETE", "INFO", "LIST", "NAMES", "PAUSE")
     return [

@@ -3,11 +3,11 @@
 The agent makes the next login itself and asks for it in its own record: the request names both
 logins and is signed by both. Whoever has the folder of users lists the next one if the agent's
 valid login has signed (`UserFolder.renew_joined`); nobody has to decide, because the agent has
-proved that it is the same host. Both logins are good until the old one ends, so an agent can be
+proved that it is the same host. Both logins work until the old one ends, so an agent can be
 switched off at any moment.
 
 Guaranteed by `verify`: the holder of both private keys made this request for this agent and
-namespace. A repeated request asks for what it has asked for already.
+namespace. Repeating a request has no further effect.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Renewal(msgspec.Struct, frozen=True):
 
     agent: Name
     before: str
-    """The public half of the login that the agent has."""
+    """The public half of the current login."""
     nkey: str
     """The public half of the next one."""
     at: Instant

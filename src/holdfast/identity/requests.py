@@ -1,4 +1,4 @@
-"""Signed requests: proof of who asks a process to drain, cancel or dispatch.
+"""Signed requests: they prove who asks a process to drain, cancel or dispatch.
 
 Within an account anyone can have a server response delivered to any subject, so a subject does not
 identify the sender. A request that changes something therefore carries:
@@ -6,8 +6,8 @@ identify the sender. A request that changes something therefore carries:
 - the sender's login: user, role and public key, certified by the account seed for one namespace;
 - a signature by that login's key over the namespace, the subject, the expiry, a nonce and the body.
 
-The key is derived from the login's NATS key but is not that key: a server chooses what a client
-signs to log in, and could choose a request.
+The key is derived from the login's NATS key but is a different one: a server chooses the text that
+a client signs to log in, and could choose a request.
 
 The receiver needs only the account's public keys, which are in its credentials. `grants` decides
 which role may ask for what: a role that may publish the subject may ask.
@@ -51,7 +51,7 @@ log = logging.getLogger("holdfast.identity")
 GOOD_SECONDS: Final = 60.0
 """How long a request is valid: tolerates clocks that differ by seconds."""
 CLOSE_SECONDS: Final = 0.2
-"""How much two processes may differ about the server's time: half a round trip each."""
+"""How far two processes' ideas of the server's time may differ: half a round trip each."""
 REMEMBERED: Final = 8_192
 """Requests per login that a guard remembers: a minute of more than a hundred a second."""
 
@@ -61,11 +61,11 @@ _LOGIN: Final = b"holdfast.login.v1"
 
 
 _SENTENCES: Final = {
-    Refusal.UNSIGNED: "the request is not signed: the sender is of an earlier version, or its "
-    "credentials file is: run 'holdfast auth renew' and use the file again",
+    Refusal.UNSIGNED: "the request is not signed: the sender or its credentials file is of an "
+    "earlier version: run 'holdfast auth renew' and use the file again",
     Refusal.FOREIGN: "the request is signed with a login of another account or namespace, or its "
     "certificate is of keys that are no longer in use: run 'holdfast auth renew'",
-    Refusal.TAMPERED: "the request is not what was signed",
+    Refusal.TAMPERED: "the request differs from what was signed",
     Refusal.FORBIDDEN: "the sender's role may not ask this",
     Refusal.EXPIRED: "the request has expired, or the sender's clock is wrong by a minute",
     Refusal.REPLAYED: "the request was received before",
@@ -88,7 +88,7 @@ class Requester:
     role: str = ""
 
     def named(self, declared: str) -> str:
-        """For audits: the login, and whom it claims to act for."""
+        """For the audit: the login, and the person it claims to act for."""
         if not self.user or not declared:
             return self.user or declared
         return f"{self.user}: {declared}"
@@ -152,7 +152,8 @@ class RequestGuard:
         self._anchors = {str(g): VerifyKey(key) for g, key in anchors.items()}
         self.accept_unsigned = accept_unsigned
         self._seen: dict[str, ReplayCache] = {}
-        """By key, that is by login: a login that floods it is refused without affecting others."""
+        """By key, and so by login: one that floods the guard is refused without affecting
+        others."""
         self._monotonic = monotonic
         self._started = monotonic()
         self._may: dict[str, tuple[str, ...]] = {}

@@ -47,9 +47,9 @@ CONFIG: Final = "auth.conf"
 EXAMPLE: Final = "nats-server.conf"
 CREDENTIALS: Final = "credentials"
 KEPT_SECONDS: Final = 7 * 86_400.0
-"""How long ended logins and expired tokens stay in the list. Ten thousand agents whose logins last
-30 days renew about 600 a day, and every change reads and writes the whole list."""
-_TAKEN: Final = "the login that {} asks for is another user's, or revoked"
+"""How long ended logins and expired tokens stay in the list. It must not grow: ten thousand agents
+with logins of 30 days renew about 600 a day, and every change rewrites the whole list."""
+_TAKEN: Final = "the login that {} asks for belongs to another user or is revoked"
 
 
 class NatsUser(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,7 +67,7 @@ class NatsUser(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ends: float = 0.0
     """When it ends unless the agent renews it, in seconds since 1970; 0: never."""
     lasts: float = 0.0
-    """How long a renewed one is good."""
+    """How long a renewed login lasts."""
     renews: str = ""
     """The public half of the login that this one follows."""
 
@@ -78,13 +78,13 @@ class JoinedLogin(msgspec.Struct, frozen=True):
     agent: str
     nkey: str
     replace: bool = False
-    """Whether it may take the place of a host that is known."""
+    """Whether it may replace a known host."""
     ends: float = 0.0
     lasts: float = 0.0
 
 
 class IssuedToken(msgspec.Struct, frozen=True):
-    """A token that was made here; nobody can use what is known about it."""
+    """A token that was made here, without its secrets: nobody can join with this."""
 
     id: str
     pattern: str
@@ -179,7 +179,7 @@ class UserFolder:
     def add_joined(self, *hosts: JoinedLogin) -> dict[str, InvalidInput]:
         """List logins that hosts have made for themselves, with one change of the configuration.
 
-        Nothing changes for one that is listed. Returns what is wrong with which host.
+        Hosts that are listed already are skipped. Returns what is wrong, by host.
         """
         wrong: dict[str, InvalidInput] = {}
         with self._alone():
@@ -194,7 +194,7 @@ class UserFolder:
         return wrong
 
     def _changed(self, users: dict[str, NatsUser], host: JoinedLogin) -> dict[str, NatsUser]:
-        """What changes when a host joins: its login, and those of the host that it replaces."""
+        """The changes when a host joins: its login, and the logins of the host that it replaces."""
         known = users.get(host.nkey)
         if known and known.agent == host.agent and not known.revoked:
             return {}
@@ -220,7 +220,7 @@ class UserFolder:
         return msgspec.structs.replace(user, revoked=self._now or "yes")
 
     def _replace(self, found: _List, users: dict[str, NatsUser]) -> None:
-        """Write the list, unless it is as it was."""
+        """Write the list if it has changed."""
         changed = list(users.values())
         if changed != found.users:
             self._write(msgspec.structs.replace(found, users=changed))
@@ -230,7 +230,8 @@ class UserFolder:
     ) -> tuple[list[str], dict[str, InvalidInput]]:
         """List the next logins of agents beside their valid ones, with one change.
 
-        Returns who got one, and what is wrong with which; nothing for one that is listed already.
+        Returns who got one, and what is wrong, by agent; agents that are listed already are in
+        neither.
         """
         renewed: list[str] = []
         wrong: dict[str, InvalidInput] = {}
@@ -257,7 +258,9 @@ class UserFolder:
         """The next login; `followed` has those that were renewed before."""
         old = users.get(ask.before)
         if old is None or old.agent != ask.agent or old.revoked or not old.ends or old.ends < now:
-            raise InvalidInput(f"the login that {ask.agent} renews is not a valid one of its own")
+            raise InvalidInput(
+                f"{ask.agent} asks to renew a login that is not its own or not valid"
+            )
         if ask.nkey in users:
             raise InvalidInput(_TAKEN.format(ask.agent))
         if ask.before in followed:
@@ -266,7 +269,7 @@ class UserFolder:
                 "have been stolen. Revoke it with 'holdfast auth revoke', and let it join again"
             )
         if not old.ends - old.lasts - 1 <= ask.at <= now + 60:
-            raise InvalidInput(f"{ask.agent} asks for a login of another time")
+            raise InvalidInput(f"{ask.agent} repeats an old request for a login")
         return msgspec.structs.replace(
             old, nkey=ask.nkey, issued=self._now, ends=ask.at + old.lasts, renews=ask.before
         )

@@ -3,7 +3,7 @@
     PREFIX/20261118T031700Z/<stream>/backup.json, stream.tar.s2
     PREFIX/20261118T031700Z/complete.json       written last
 
-An address ends with the prefix, which means the newest backup, or with the name of one.
+An address ends with the prefix, meaning the newest backup, or with the name of a backup.
 
 Guaranteed: a backup without its last file is never restored and never counts as kept. Old backups
 are deleted only after a newer one is complete. Access: `OBJECTS_KEY` and `OBJECTS_SECRET`.
@@ -67,7 +67,8 @@ class BackupStore:
             return complete[-1]
 
     def keep(self, count: int) -> list[str]:
-        """Delete all but the newest complete ones, and unfinished ones older than these."""
+        """Delete all complete backups but the newest, and unfinished ones that are older than
+        those."""
         with self._reported():
             files = self._files()
             kept = self._complete(files)[-count:]
@@ -113,11 +114,11 @@ def _is_name(text: str) -> bool:
 
 
 def _last_first(paths: Iterable[str]) -> list[str]:
-    """The mark of completeness first: half a backup must not look whole."""
+    """Delete the mark of completeness first: half a backup must not look complete."""
     return sorted(paths, key=lambda path: path != COMPLETE)
 
 
 def check_place(text: str) -> None:
-    """Refuse what looks like an address but is none of ours."""
+    """Refuse an address that is not one of ours."""
     if "://" in text and not text.startswith(SCHEME):
         raise ConfigError(f"{text!r} must be a folder, or s3://BUCKET/PREFIX?endpoint=https://…")

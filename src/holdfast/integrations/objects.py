@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from obstore.store import S3Store
 
 TIMEOUT: Final = timedelta(seconds=60)
-"""Per request: enough for a file of 100 MB over a slow line."""
+"""Timeout of a request: enough for a file of 100 MB over a slow line."""
 RETRY_TIMEOUT: Final = timedelta(seconds=10)
-"""How long a failed request is retried before the run fails, which then retries by its policy."""
+"""How long a failed request is retried before the run fails; then the run's own policy applies."""
 
 
 class ObjectStore(Protocol):
@@ -86,7 +86,7 @@ class JetstreamObjects:
 def s3_store(
     bucket: str, endpoint: str, key: str, secret: str, *, region: str = "auto", prefix: str = ""
 ) -> S3Store:
-    """A connection to a bucket, or to what is below a prefix in it."""
+    """A connection to a bucket, or to a prefix in it."""
     scheme = urlsplit(endpoint).scheme
     if scheme not in ("http", "https") or not (bucket and key and secret):
         raise ConfigError(
@@ -111,7 +111,8 @@ def s3_store(
 
 
 def s3_place(url: str) -> dict[str, str]:
-    """What `s3://BUCKET/PREFIX?endpoint=…&region=…` and the environment say, for `s3_store`."""
+    """The arguments of `s3_store`, from `s3://BUCKET/PREFIX?endpoint=…&region=…` and the
+    environment."""
     parts = urlsplit(url)
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     return {

@@ -55,7 +55,7 @@ Call = Callable[[Callable[[Connection], Any]], Awaitable[Any]]
 
 TABLE: Final = "holdfast_outbox"
 KEY_CHARS: Final = 400
-"""As long as a run id may be."""
+"""The longest run id."""
 
 
 class _Base(DeclarativeBase):
@@ -115,8 +115,8 @@ def enqueue(
 ) -> str:
     """Send a run when the session commits; returns its id.
 
-    Takes what `job.enqueue` takes, but for `on_duplicate`. The run waits for a worker, whatever
-    `fallback` the job has.
+    Takes what `job.enqueue` takes, except `on_duplicate`. The run waits for a worker, whatever the
+    job's `fallback`.
 
         with Session(engine) as session, session.begin():
             session.add(Order(id=42))
@@ -128,7 +128,7 @@ def enqueue(
 class ordered:
     """`enqueue` for runs that go to the queue in the order in which they were written.
 
-    Each key has an order of its own:
+    The order holds per key:
 
         outbox.ordered("order-42").enqueue(session, ship, 42)
     """
@@ -179,7 +179,7 @@ class _Table:
     def __init__(self, engine: Engine | AsyncEngine) -> None:
         self._engine = engine
         self._thread = ThreadPoolExecutor(1, "holdfast-outbox")
-        """For an engine that blocks: whatever one transaction does, it does in one thread."""
+        """For an engine that blocks: everything that one transaction does happens in one thread."""
 
     @asynccontextmanager
     async def batch(self, most: int) -> AsyncIterator[_Batch]:
@@ -216,7 +216,7 @@ class _Table:
 
 
 async def _connected(connecting: Awaitable[T]) -> T:
-    """What this waits for; some drivers raise errors of their own while they connect."""
+    """Errors to wait out; some drivers raise errors of their own while they connect."""
     try:
         return await connecting
     except Exception as error:

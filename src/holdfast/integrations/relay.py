@@ -1,17 +1,17 @@
 """The relay of an outbox: moves runs from a table of your database to NATS.
 
-An outbox row is written in the transaction that needs the run, so there is a run exactly if that
-transaction commits. A relay takes rows in the order of their ids, sends them, and deletes them in
-the transaction that read them. Any number of relays may run: the rows that one has read are locked
-until it commits, so the others wait and take over when it ends.
+An outbox row is written in the transaction that needs the run, so the run exists if, and only if,
+that transaction commits. A relay takes rows in the order of their ids, sends them, and deletes them
+in the transaction that read them. Any number of relays may run: the rows that one has read are
+locked until it commits; the others wait, and take over when it ends.
 
 Guaranteed: each row becomes one run. A relay that dies between sending and deleting leaves rows
 that the next one sends again under the same run ids; the server and the run's record detect that
 for as long as keys are remembered (24 hours by default). A job with `delivery="at_least_once"` has
 no record, so there it may run again.
 
-Rows with the same order key are stored in the queue in the order in which they were written: of
-each key only one is under way at a time. What was written by concurrent transactions has no order.
+Rows with the same order key are stored in the queue in the order in which they were written: only
+one row of each key is in flight at a time. Rows of concurrent transactions have no order.
 
 A row that the server refuses stays in the table with the reason in its column `error`, and does not
 delay the others: one that is too large or damaged, or for a group that the relay's login may not
@@ -52,7 +52,7 @@ from holdfast.retrying import repeating
 log = logging.getLogger("holdfast.outbox")
 
 BATCH: Final = 500
-"""Rows of one transaction: as many as one batch of messages."""
+"""Rows sent in one transaction: as many as fit one batch of messages."""
 POLL_SECONDS: Final = 0.2
 """How often an empty table is read: a run waits half of that on average, and the query is an index
 look-up."""
@@ -60,8 +60,8 @@ STUCK_SECONDS: Final = 30
 """How long a silent relay keeps its rows locked on Postgres: longer than the election of a stream's
 leader, after which sending continues."""
 AFTER_ERROR_SECONDS: Final = 10
-"""Between a traceback in a worker's log and the next try: often enough to notice that the cause is
-gone, seldom enough not to fill the log."""
+"""The pause after an unexpected error inside a worker: short enough to notice soon that the cause
+is gone, long enough not to fill the log with tracebacks."""
 
 
 class OutboxEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -76,16 +76,16 @@ class OutboxEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     headers: Headers = {}
     cause: RunId = ""
     queue: Name = ""
-    """Which of the job's queues, for a run with a priority of its own."""
+    """The priority queue, for a run with a priority of its own."""
 
 
 REFUSED: Final = (InvalidInput, PermissionDenied)
-"""What the same row meets again, however often it is sent."""
+"""Errors that would repeat however often the row is sent."""
 ENTRY: Final = Codec[OutboxEntry](OutboxEntry, "an outbox row")
 
 
 class WaitingRow(NamedTuple):
-    """A row that waits to be sent."""
+    """A row and its key."""
 
     id: int
     order_key: str | None
@@ -117,8 +117,9 @@ class Table(Protocol):
 def entry_of(job: Sendable[..., Any], args: Any, kwargs: Any) -> OutboxEntry:
     """The row of a run; its id is made here, so that sending it twice is one run.
 
-    What needs an answer while sending is left out: a job's `fallback`, since the transaction has
-    ended by then, and `on_duplicate`, which would take a row that is sent twice for two runs.
+    Options that need an answer while sending are left out: a job's `fallback`, since the
+    transaction has ended by then, and `on_duplicate`, which would mistake a row that is sent twice
+    for two runs.
     """
     request = job.request(*args, **kwargs)
     if request.on_duplicate != "return":
@@ -195,7 +196,8 @@ class Relay:
         self._stopped.set()
 
     async def run(self) -> None:
-        """Send until `stop` is called, or until cancelled; raises what is no outage."""
+        """Send until `stop` is called or the task is cancelled; raises errors other than
+        outages."""
         sending = asyncio.create_task(self._send_forever(), name="holdfast-outbox")
         stopping = asyncio.create_task(self._stopped.wait())
         try:
@@ -213,7 +215,7 @@ class Relay:
             try:
                 await self._send_forever()
             except Exception:  # nobody waits for this task
-                log.exception("the outbox's relay failed; again in %d s", AFTER_ERROR_SECONDS)
+                log.exception("the outbox's relay failed; retrying in %d s", AFTER_ERROR_SECONDS)
                 await asyncio.sleep(AFTER_ERROR_SECONDS)
 
     async def _send_forever(self) -> None:
@@ -226,7 +228,7 @@ class Relay:
         )
 
     async def send_all(self) -> int:
-        """Send what is in the table now; returns how many runs that were."""
+        """Send what is in the table now; returns the number of runs sent."""
         total = 0
         while True:
             moved, full = await self._send_batch()
@@ -258,14 +260,16 @@ class Relay:
         return moved, full
 
     async def _send(self, rows: Sequence[WaitingRow], batch: Batch) -> Sequence[WaitingRow]:
-        """Send rows; returns those that are stored, without those that are refused for good."""
+        """Send rows; returns those that are stored. Those that are refused for good are missing."""
         requests: dict[int, Request] = {}
         for row in rows:
             try:
                 requests[row.id] = _request(ENTRY.decode(row.entry))
             except Unreadable as error:
                 await self._refuse(batch, row, error)
-        if await self._some_refused(requests.values()):  # find them: what is stored is recognised
+        if await self._some_refused(
+            requests.values()
+        ):  # send them one by one to find the refused ones; stored ones are recognised
             for row in rows:
                 if row.id not in requests:
                     continue

@@ -23,16 +23,17 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 CONNECT_SECONDS: Final = 2.0
-"""For connecting and logging in, also over TLS; after that the next server is tried."""
+"""Timeout of connecting and logging in, including TLS; then the next server is tried."""
 SEND_SECONDS: Final = 1.0
 """A server that accepts no data for this long is dropped: the owner must not be blocked."""
 PING_SECONDS: Final = 2.0
 """The same as the worker's: a frozen server is noticed after two to three of these."""
 RETRY_SECONDS: Final = 0.1
 RETRY_MOST_SECONDS: Final = 0.5
-"""First and longest wait between two attempts: short, as heartbeats wait for them."""
+"""First and longest wait between two attempts: short, because heartbeats wait for the
+connection."""
 PORT: Final = 4222
-"""Of a server whose address names none."""
+"""The port of a server whose address names none."""
 
 
 class LinkMessage(NamedTuple):

@@ -40,8 +40,8 @@ TICK_SECONDS: Final = 0.2
 EXTEND_TICK_SECONDS: Final = 0.25
 """How often extensions are checked: well within the quarter that `OVERDUE` leaves."""
 OVERDUE: Final = 1.5
-"""The keeper sends an extension that is late by half its interval. With an interval of at most half
-of `ack_wait`, a quarter of it is left."""
+"""The keeper sends an extension that is late by half its interval. The interval is at most half of
+`ack_wait`, so a quarter of `ack_wait` is left."""
 ANSWER_SECONDS: Final = 1.0
 """How long to wait for the server's answer before the next attempt."""
 TAKEN_SECONDS: Final = 1.0
@@ -49,7 +49,7 @@ TAKEN_SECONDS: Final = 1.0
 LAST_SECONDS: Final = 5.0
 """How long a keeper outlives its worker to report the death; also how long it waits to kill."""
 UNCLAIMED_MOST: Final = 500
-"""Most unclaimed messages in the index; the same as in the worker's own."""
+"""Most unclaimed messages in the index; the same as in the worker's own index."""
 LET_GO_SECONDS: Final = 2.0
 """How long the keeper stays after the control socket was closed. A worker that lives on wants no
 keeper; a dying one may close the socket just before its death is visible."""
@@ -90,7 +90,7 @@ class Keeper:
     # ---- the loop
 
     def run(self) -> None:
-        """Run until the worker has ended or let go."""
+        """Run until the worker has ended or closed the control socket."""
         while not self._over:
             self._wait()
             now = time.monotonic()
@@ -178,7 +178,7 @@ class Keeper:
     def ask(
         self, subject: str, body: bytes, headers: str, done: Callable[[LinkMessage | None], None]
     ) -> None:
-        """Send a request; `done` gets the answer, or None if there was none."""
+        """Send a request; `done` is called with the answer, or with None if there was none."""
         self._token += 1
         seconds = self._plan["request_seconds"]
         self._waiting[self._token] = (time.monotonic() + seconds, done)

@@ -70,7 +70,9 @@ class Vitals:
             try:
                 self.descriptor = os.pidfd_open(pid)
             except ProcessLookupError:
-                raise SystemExit(0) from None  # it died before its keeper began: nothing to watch
+                raise SystemExit(
+                    0
+                ) from None  # it died before its keeper started: there is nothing to watch
 
     def silence(self, now: float) -> float:
         """How long the loop has not moved."""

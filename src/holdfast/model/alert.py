@@ -1,4 +1,4 @@
-"""Alerts: rules, what fires, and what there is to tell. Pure: no clock, no I/O.
+"""Alerts: the rules, what fires, and the notices to send. Pure: no clock, no I/O.
 
 A rule is one line:
 
@@ -9,14 +9,14 @@ A rule is one line:
     schedule_missed              a slot is overdue, or was skipped because it was missed
     limit_saturated for 10m      runs wait for a place in a limit
 
-The board is one record, changed only by compare-and-swap. A notice is put into its outbox in the
-write that decides it, with the channels that have to be told, so it is decided once over any number
-of processes; a delivery is claimed by the same kind of write before it is tried
+The board is one record, changed only by compare-and-swap. The write that changes an alert also puts
+the notice into the board's outbox, with the channels to send it to. So each notice is created once,
+however many processes run. A delivery is claimed by the same kind of write before it is tried
 (`holdfast.notices`).
 
     true ──(for)──► firing: "opened" ──(absent for `clear`)──► over: "closed"
 
-If more than a few subjects of a rule change at the same time, one notice tells of all of them.
+If more than a few subjects of a rule change at the same time, one notice covers them all.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ KINDS: Final = {
     "schedule_missed": "",
     "limit_saturated": "",
 }
-"""What can be watched, and what its threshold is: runs, a time, a count, or nothing."""
+"""What can be watched, and the unit of its threshold: runs, a time, a count, or none."""
 EVENTS: Final = frozenset({"node_lost"})
-"""Kinds that happen and are not undone: nobody is told that they are over."""
+"""Kinds that are events and not states: no notice says that they are over."""
 MOST_FIRING: Final = 500
 """Alerts on the board at a time: it has to fit one message."""
 MOST_ALONE: Final = 5
-"""Notices of one rule in one round; more are told together."""
+"""Separate notices of one rule in one round; more subjects share one notice."""
 MOST_NAMED: Final = 10
 """Subjects named in a notice about many."""
 MOST_TOLD: Final = 100
@@ -55,7 +55,7 @@ MOST_TOLD: Final = 100
 MOST_OUTBOX: Final = 200
 """Notices that wait for a channel that fails; the oldest are given up first."""
 TRIES: Final = 15
-"""Deliveries of one notice to one channel, over about an hour."""
+"""Attempts to deliver one notice to one channel, over about an hour."""
 FIRST_PAUSE: Final = 5.0
 LONGEST_PAUSE: Final = 300.0
 
@@ -127,7 +127,7 @@ _SAMPLE: Final = {"runs": "1000", "count": "0", "time": "10m"}
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """Something that is true now of a rule."""
+    """A subject for which a rule is true now."""
 
     rule: str
     subject: str
@@ -138,7 +138,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Alert(msgspec.Struct, omit_defaults=True):
-    """A rule that is true of a subject."""
+    """A rule that is true for a subject."""
 
     rule: str
     subject: str
@@ -147,9 +147,9 @@ class Alert(msgspec.Struct, omit_defaults=True):
     since: Instant = 0.0
     """Since when it is true."""
     fired: Instant = 0.0
-    """When it was told; 0 while it has not been true for long enough."""
+    """When it fired; 0 while it has not been true for long enough."""
     gone: Instant = 0.0
-    """Since when it is no longer true; 0 while it is."""
+    """When it stopped being true; 0 while it is true."""
 
 
 class Delivery(msgspec.Struct, omit_defaults=True):
@@ -174,19 +174,19 @@ class Notice(msgspec.Struct, omit_defaults=True):
     path: str = ""
     subjects: tuple[str, ...] = ()
     left: dict[str, Delivery] = {}
-    """The channels that were not told yet."""
+    """The channels that have not got it yet."""
     failed: dict[str, str] = {}
-    """The channels that could not be told, and why."""
+    """The channels that could not be reached, and why."""
 
 
 class Board(msgspec.Struct, omit_defaults=True):
     """Everything about the alerts of a namespace."""
 
     by: str = ""
-    """The node that judges."""
+    """The node that evaluates the rules."""
     at: Instant = 0.0
     every: float = 0.0
-    """How often it judges, in seconds."""
+    """How often it does so, in seconds."""
     rules: tuple[str, ...] = ()
     channels: tuple[str, ...] = ()
     unread: dict[str, str] = {}
@@ -198,12 +198,12 @@ class Board(msgspec.Struct, omit_defaults=True):
 
     @property
     def firing(self) -> list[Alert]:
-        """What was told and is not over, the newest first."""
+        """Alerts that fire, the newest first."""
         return sorted((a for a in self.alerts.values() if a.fired), key=lambda a: -a.fired)
 
     @property
     def pending(self) -> list[Alert]:
-        """What is true, but not for long enough yet."""
+        """Alerts that are true, but not for long enough yet."""
         return [alert for alert in self.alerts.values() if not alert.fired]
 
 
@@ -223,7 +223,7 @@ def judge(
     clear: float = 0.0,
     unread: dict[str, str] | None = None,
 ) -> None:
-    """Move the alerts by what is true now; what there is to tell goes into the outbox.
+    """Update the alerts by what is true now; notices go into the outbox.
 
     Alerts of kinds in `unread` stay as they are; those of rules that are gone are dropped.
     """
@@ -287,7 +287,7 @@ def _put(board: Board, notices: Sequence[Notice], channels: Sequence[str]) -> No
     given_up, board.outbox = waiting[:-MOST_OUTBOX], waiting[-MOST_OUTBOX:]
     untold = [notice for notice in notices if not notice.left]
     for notice in given_up:
-        notice.failed |= dict.fromkeys(notice.left, "too many other notices waited")
+        notice.failed |= dict.fromkeys(notice.left, "dropped: too many other notices waited")
         notice.left = {}
     _remember(board, [*given_up, *untold])
 
@@ -313,7 +313,7 @@ def claim(board: Board, now: float) -> list[tuple[Notice, str]]:
 
 
 def record(board: Board, outcomes: Sequence[tuple[str, str, str]]) -> None:
-    """Write down what became of deliveries: notice id, channel, and the error or nothing."""
+    """Record the outcome of deliveries: notice id, channel, and the error or nothing."""
     by_id = {notice.id: notice for notice in board.outbox}
     for id_, channel, error in outcomes:
         notice = by_id.get(id_)
@@ -332,7 +332,7 @@ def record(board: Board, outcomes: Sequence[tuple[str, str, str]]) -> None:
 
 
 def drop_channels(board: Board, channels: Sequence[str]) -> None:
-    """Give up what waits for channels that are no longer configured."""
+    """Give up notices for channels that are no longer configured."""
     for notice in board.outbox:
         for channel in [c for c in notice.left if c not in channels]:
             del notice.left[channel]

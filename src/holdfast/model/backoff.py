@@ -4,9 +4,9 @@ A `Backoff` is a finished list of waits, one between each two attempts; `wait(fa
 retrying needs. It is pure: no clock, no randomness. The same run gets the same waits on every
 worker and after every restart, because jitter is derived from a seed text.
 
-The waits are what passes *between* attempts; the attempts' own time comes on top. Stated honestly:
-the default (linear, 1m to 24h, 15 attempts) has 14 waits and lasts about 7 days in all;
-`Backoff.exponential()` has 14 waits too (1s, 2s, 4s … 1h) and lasts about 3 hours 8 minutes.
+The waits are the time *between* attempts; the attempts' own time comes on top. The default (linear,
+1m to 24h, 15 attempts) has 14 waits and lasts about 7 days in all; `Backoff.exponential()` has 14
+waits too (1s, 2s, 4s … 1h) and lasts about 3 hours 8 minutes.
 
 It does not decide what counts as a failure, and it does not wait itself. A policy that cannot
 work is refused with `InvalidInput` when it is made, never later inside a worker.
@@ -34,7 +34,7 @@ class Backoff:
     waits: tuple[float, ...]
     """Seconds after the first, second, … failure."""
     shape: str = "list"
-    """`linear`, `exponential` or `list`; only `describe` looks at it."""
+    """`linear`, `exponential` or `list`; only used by `describe`."""
     jitter: float = 0.0
     """Fraction by which a wait may be shorter or longer, 0 to 1."""
 
@@ -71,7 +71,7 @@ class Backoff:
         """Waits that are multiplied by factor until they reach last, and stay there."""
         wait, high = _range(first, last)
         if wait == 0:
-            raise InvalidInput("first must be above 0: multiplying 0 never waits; write '1s'")
+            raise InvalidInput("first must be above 0, because multiples of 0 are 0; write '1s'")
         _check_number(factor, "factor", 1.0, 1000.0)
         waits = []
         for _ in range(_check_attempts(attempts) - 1):

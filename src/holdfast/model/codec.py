@@ -1,10 +1,9 @@
 """Decoding bytes that somebody else wrote: every record and message on the wire passes here.
 
 `Codec(T).decode` gives a T or raises `Unreadable`, whatever the bytes are: not UTF-8, nested a
-hundred thousand deep, of the wrong types, too large, with numbers that no clock or counter shows.
-It raises nothing else. What it gives is safe to use: names are single tokens of a subject, instants
-can be shown as dates, headers are one line each and no reserved ones, nested values can be walked
-recursively.
+hundred thousand deep, of the wrong types, too large, with impossible numbers. It raises nothing
+else. What it returns is safe to use: names are single tokens of a subject, instants can be shown as
+dates, headers are one line each and not reserved, nested values can be walked recursively.
 
 It does not check rules of the domain: whether a cron expression has a next instant, or liveness
 values fit together, is decided by the code that uses the record. States are open: a newer version
@@ -27,14 +26,15 @@ from holdfast.errors import Unreadable
 T = TypeVar("T")
 
 LARGEST_BYTES: Final = 8 * 1024 * 1024
-"""Of one record: eight times what a server accepts by default, as decoding multiplies its size."""
+"""Bytes of one record: eight times what a server accepts by default. A limit, because decoding
+multiplies the size."""
 DEEPEST: Final = 128
 """Levels of nesting: a recursive function with three frames for each stays under Python's limit of
 a thousand, on top of the frames of a web request."""
 LATEST: Final = 32_503_680_000.0
 """The year 3000. Sums and differences of two instants are still dates that `datetime` can show."""
 LONGEST_SECONDS: Final = 1e9
-"""Thirty years: longer than anything waits."""
+"""Thirty years, longer than anything waits."""
 MOST: Final = 2**53
 """Whole numbers up to here are the same in every JSON parser."""
 LONGEST_REASON: Final = 300
@@ -53,7 +53,7 @@ Number = Annotated[int, Meta(ge=-MOST, le=MOST)]
 Name = Annotated[str, Meta(pattern=r"^[\w=-]{0,128}$(?!\n)")]
 """A job, group, node or agent, or nothing: one token of a subject."""
 GivenName = Annotated[str, Meta(pattern=r"^[\w=-]{1,128}$(?!\n)")]
-"""The same where there must be one: what is made of it is a subject."""
+"""The same, but never empty: subjects are made of it."""
 ObjectName = Annotated[str, Meta(max_length=1024)]
 """A large value's name, or nothing. It travels in a header, and the server limits all headers of a
 message to 64 kB."""
@@ -62,9 +62,10 @@ RunId = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_=/-]{0,400}$(?!\n)")]
 Address = Annotated[str, Meta(pattern=r"^[!-)+-=?-~]{0,1024}$(?!\n)")]
 """A subject to publish to: printable ASCII without wildcards; line breaks would end the command."""
 Release = Annotated[str, Meta(pattern=r"^([0-9]{1,18}(\.[0-9]{1,18}){0,9})?$(?!\n)")]
-"""Numbers that can be compared, with dots between them; or nothing."""
+"""A release: numbers with dots between them, which can be compared; or nothing."""
 HeaderName = Annotated[str, Meta(pattern=r"^(?![Hh][Ff]-|[Nn][Aa][Tt][Ss]-)[!-9;-~]{1,128}$(?!\n)")]
-"""A user's own header; reserved ones would act on the server or pass for ours."""
+"""The name of a user's own header; reserved ones would act on the server or be mistaken for
+ours."""
 HeaderValue = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]*$(?!\n)")]
 Headers = dict[HeaderName, HeaderValue]
 
@@ -100,7 +101,7 @@ class Codec(Generic[T]):
             raise self.unreadable(f"it is larger than {self.largest:,} bytes")
         try:
             if not data.isascii():
-                data.decode()  # msgspec does not look into what it keeps raw or leaves out
+                data.decode()  # msgspec does not check members that it keeps raw or ignores
             found: T = self._decode(data)
             if self._nests and data.count(b"[") + data.count(b"{") > self.deepest:
                 self._check_depth(data)
@@ -155,7 +156,7 @@ def _nests(kind: Any) -> bool:
 
 
 def whole_number(text: str | None, default: int = 0, digits: int = 18) -> int:
-    """The number in a header; anything else, or more digits, counts as absent."""
+    """The number in a header; anything else, or a number with too many digits, counts as absent."""
     if text and text.isascii() and text.isdigit() and len(text) <= digits:
         return int(text)
     return default

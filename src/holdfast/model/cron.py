@@ -35,8 +35,8 @@ NICKNAMES = {
 _SOME_DAY = datetime(2026, 1, 1, tzinfo=UTC)
 """cronsim wants a start; each search sets its own."""
 _SHORTEST_STRETCH = 7 * 86_400
-"""Seconds between two looks at a zone's offset: shorter than any summer time, so none is missed.
-The shortest are Morocco's four weeks around Ramadan."""
+"""Seconds between two samples of a zone's offset: shorter than any period of another offset, so
+none is missed. The shortest is Morocco's four weeks around Ramadan."""
 
 
 def check_cron(expression: object) -> str:
@@ -94,7 +94,7 @@ def _parsed(expression: str) -> CronSim:
 
 
 def _once_a_day(parts: list[str]) -> bool:
-    """Whether it names its time of day, in seconds too where there are six fields."""
+    """Whether it names its time of day, including the second if it has six fields."""
     return not any(part.startswith("*") for part in parts[:3])
 
 

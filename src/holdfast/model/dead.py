@@ -28,8 +28,9 @@ TEXT: Final = Codec[str](str, "a text of the dead letter")
 ATTEMPTS: Final = Codec[tuple[Attempt, ...]](tuple[Attempt, ...], "the attempts of the dead letter")
 LONGEST_TEXT = 1_000
 LONGEST_TRACEBACK = 7_000
-"""Both in characters. In ASCII JSON each may take six bytes, and the server limits the headers of
-a message to 64 kB; the end of a traceback says most, so its beginning is cut."""
+"""Limits in characters. A character may take six bytes as ASCII JSON, and the server limits the
+headers of a message to 64 kB. The end of a traceback is the most useful part, so its beginning is
+cut."""
 
 
 def dead_headers(

@@ -1,16 +1,16 @@
 """Debouncing: of a burst of runs only the last one runs, once it is quiet.
 
-The runs of a key take each other's place in one scheduled message. An arriving run replaces the one
-that waits and moves its time: `quiet` seconds after its own acceptance, but at the latest `latest`
-seconds after the first of the burst was accepted. When the time has come the server delivers it,
-and the next run begins a new burst.
+The runs of a key share one scheduled message. An arriving run replaces the one that waits and moves
+its time: `quiet` seconds after its own acceptance, but at the latest `latest` seconds after the
+first of the burst was accepted. When it is due, the server delivers it, and the next run begins a
+new burst.
 
 `decide` says what an arriving message does to the one that waits; `worker.debouncing` writes it by
-compare-and-swap. The mark in a waiting message's headers says whom it replaced, so that a crash
-after the write can be made up for: the replaced run still has to be ended.
+compare-and-swap. The mark in a waiting message's headers names the run that it replaced. After a
+crash, that is how the replaced run can still be ended.
 
-Guaranteed: of two runs the one that the server stored later stays, in whichever order workers
-receive them. Each run either runs, or ends as cancelled.
+Guaranteed: of two runs, the one that the server stored later wins, in whichever order workers
+receive them. Each run is either executed or ends as cancelled.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _DIGITS: Final = 19
 
 @dataclass(frozen=True, slots=True)
 class Debounce:
-    """When the last of a burst runs."""
+    """The rule for when the last run of a burst starts."""
 
     quiet: float
-    """Seconds without another run."""
+    """Seconds that must pass without another run."""
     per: str = ""
     """A member of the payload: each of its values is debounced by itself."""
     latest: float = LONGEST
@@ -74,9 +74,9 @@ class BurstMark(NamedTuple):
     first: int
     """When the first of the burst was stored, in nanoseconds."""
     stored: int
-    """When this one was."""
+    """When this run was stored, in nanoseconds."""
     replaced: str = ""
-    """The run whose place it took."""
+    """The run that it replaced."""
 
     def __str__(self) -> str:
         return f"{self.first} {self.stored} {self.replaced}".rstrip()
@@ -92,10 +92,10 @@ def read_mark(headers: Mapping[str, str]) -> BurstMark | None:
 
 
 class BurstStep(NamedTuple):
-    """What an arriving run does."""
+    """The effect of an arriving run."""
 
     mark: BurstMark | None
-    """The mark of the message that shall wait; None: what waits stays."""
+    """The mark of the arriving message if it is to wait; None if the waiting one stays."""
     due: float = 0.0
     end: str = ""
     """The run that ends as replaced."""
@@ -104,12 +104,14 @@ class BurstStep(NamedTuple):
 def decide(
     rule: Debounce, run: str, stored: int, waiting: tuple[str, BurstMark] | None
 ) -> BurstStep:
-    """What a run that was stored at an instant does to the one that waits."""
+    """What happens to the run that waits when a run arrives that was stored at an instant."""
     if waiting is None:
         return BurstStep(BurstMark(stored, stored), stored / 1e9 + rule.quiet)
     other, mark = waiting
     if other == run:
-        return BurstStep(None, end=mark.replaced)  # delivered again: perhaps that was left undone
+        return BurstStep(
+            None, end=mark.replaced
+        )  # delivered again: the replaced run may not have been ended yet
     if mark.stored > stored:
         return BurstStep(None, end=run)
     first = min(mark.first, stored)

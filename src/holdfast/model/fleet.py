@@ -4,17 +4,17 @@
        │ owner lost: sent again      │ owner lost: adopted, with a higher epoch
        └──► claimed                  └──► running          the fourth time: failed
 
-`claimed` provably means that no agent has been sent anything: a dispatcher writes `running` before
-its first command leaves. Each change of owner is a compare-and-swap, and its revision is the epoch
-that the owner's commands carry.
+`claimed` proves that no agent has received a command: a dispatcher writes `running` before it sends
+the first one. Each change of owner is a compare-and-swap, and its revision is the epoch that the
+owner's commands carry.
 
 The final status looks at returns only: all returned and were fine → `complete`; all returned, some
 failed → `failed`; some returned → `partial`; none → `timeout`. A run that was cancelled before all
 had done their work is `cancelled`; one that stopped itself, or was given up, without any return is
 `failed`. An agent that could not be reached has not returned.
 
-`FanOut` is the owner's view of one run: whom to send to, whom to send to again, whom to give up.
-It has no clock and no I/O: its owner passes in each event with its time.
+`FanOut` is the owner's view of one run: which agents get the command, which get it again, and which
+are given up. It has no clock and no I/O: its owner passes in each event with its time.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ ENDED: Final = frozenset({"complete", "failed", "partial", "timeout", "cancelled
 MOST_ADOPTIONS: Final = 3
 """A run that has lost more owners than this probably kills them, and fails."""
 VERSION: Final = 1
-"""Of the record's format."""
+"""Version of the record's format."""
 REHEARSE: Final = "rehearse"
-"""The function that says what another would do. Agents of an earlier version do not have it, and so
-cannot take a rehearsal for the real thing."""
+"""The function that says what another would do. Agents of an earlier version lack it, so they
+cannot mistake a rehearsal for the real command."""
 OF_ANOTHER: Final = "the return cannot be read: it names another run or agent than its subject"
 MOST_REFUSALS: Final = 1_000
-"""Refusals listed in a record: it has to fit into one message."""
+"""Refusals listed in a record, which has to fit into one message."""
 
 Outcome = Literal[
     "ok", "failed", "timeout", "cancelled", "busy", "refused", "interrupted", "skipped"
@@ -48,10 +48,10 @@ Outcome = Literal[
 
 
 class FleetRequest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a client asks of a dispatcher. Unknown members of newer versions are ignored."""
+    """A client's request to a dispatcher. Unknown members of newer versions are ignored."""
 
     run: str
-    """Checked by the dispatcher, which answers what is wrong with it."""
+    """Checked by the dispatcher, so that its answer can say what is wrong."""
     target: str
     function: str
     args: tuple[Any, ...] = ()
@@ -66,12 +66,12 @@ class FleetRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     user: str = ""
 
     def order(self, deadline: float) -> Order:
-        """What agents are sent."""
+        """The part of the request that is sent to agents."""
         return Order(self.function, self.args, self.kwargs, self.raw, deadline, self.user)
 
     @property
     def intent(self) -> tuple[Any, ...]:
-        """What makes two requests with one id the same."""
+        """The parts that must be equal for two requests with one id to be the same."""
         return (
             self.target,
             self.function,
@@ -106,13 +106,13 @@ class FleetRun(msgspec.Struct, frozen=True, omit_defaults=True):
     owner: Name = ""
     """The dispatcher that sends and finishes it; empty: handed over, free to adopt."""
     token: str = ""
-    """One per write: tells after a lost answer whether it was ours."""
+    """Unique per write: tells after a lost answer whether the write was ours."""
     epoch: Count = 0
-    """The revision of the claim; known to the record from the second write of an owner on."""
+    """The revision of the claim; in the record from an owner's second write on."""
     created: Instant = 0.0
     updated: Instant = 0.0
     deadline: Instant = 0.0
-    """By the server's clock, counted from the claim."""
+    """The deadline by the server's clock, counted from the claim."""
     adoptions: Count = 0
     offline: tuple[str, ...] = ()
     """Targets without a heartbeat when it was sent. Commands were sent to them as well."""
@@ -124,7 +124,7 @@ class FleetRun(msgspec.Struct, frozen=True, omit_defaults=True):
     unsent: tuple[str, ...] = ()
     """Targets of waves that were not sent."""
     refused: dict[str, str] = {}
-    """Unreachable targets that refused, with the reason in a word; the first thousand."""
+    """Unreachable targets that refused, each with the reason in a word; at most a thousand."""
     ended: Instant = 0.0
     v: Count = VERSION
 
@@ -166,7 +166,7 @@ class Ack(msgspec.Struct, frozen=True, omit_defaults=True):
     status: str
     """accepted, known, stale, refused; an unknown one of a newer version counts as accepted."""
     epoch: Count
-    """Of the command that is answered."""
+    """The epoch of the command that is acknowledged."""
     newest: Count = 0
     """The highest epoch that the agent has seen of this run."""
     reason: str = ""
@@ -242,7 +242,7 @@ def adopted(record: FleetRun, *, owner: str, token: str, now: float, lost: bool)
 def exit_code(record: FleetRun) -> int:
     """0: all succeeded, 2: some failed, 3: some did not answer, 4: both; 1 is for other errors.
 
-    Agents that nothing was sent to count as not answering.
+    Agents that did not get the command count as not answering.
     """
     failed = record.succeeded < record.returned
     missing = record.returned < len(record.targets)
@@ -260,7 +260,7 @@ ACK: Final = Codec[Ack](Ack, "the acknowledgement")
 ORDER: Final = Codec[Order](Order, "the command")
 ACTIVE: Final = Codec[Active](Active, "an entry of the index of active runs")
 VALUE: Final = Codec[Any](Any, "what it returned", deepest=DEEPEST - 1)
-"""A return's value: one level is the return's own."""
+"""A return's value; the return itself adds one level."""
 FACTS: Final = Codec[dict[str, Any]](dict[str, Any], "the facts")
 LEDGER: Final = Codec[LedgerEntry](LedgerEntry, "an entry of the ledger")
 
@@ -274,7 +274,7 @@ decode_ledger = LEDGER.decode
 
 
 def return_of(run: str, agent: str, body: bytes) -> Return:
-    """An agent's return; the subject that it came on decides whose it is.
+    """An agent's return; the subject on which it arrived decides whose it is.
 
     One that cannot be read counts as failed: the run must end, and no better one will come. So does
     one that names another run or agent (`forged`), which anybody may send where nothing is signed.
@@ -302,13 +302,13 @@ def encode(record: FleetRun | FleetRequest | Return | Ack | Order | Active | Led
 
 
 class FanOut:
-    """Whom to send to, whom to send to again, whom to give up.
+    """Which agents get the command, which get it again, and which are given up.
 
     Waves: the next one is due when every target before it has returned or was given up, and at most
-    `max_failures` have failed. A target that does not acknowledge in time is sent to once more; if
-    it stays silent, or nobody listens on its subject, it is unreachable, unless it returns later.
-    After an outage (`start_over`) nobody is unreachable for a while: agents that lost the same
-    servers come back one by one, and are sent to until then.
+    `max_failures` have failed. A target that does not acknowledge in time gets the command once
+    more; if it stays silent, or nobody listens on its subject, it is unreachable, unless it returns
+    later. After an outage (`start_over`) no target is unreachable for a while: agents that lost the
+    same servers reconnect one by one, and commands are repeated until then.
     """
 
     def __init__(
@@ -328,16 +328,16 @@ class FanOut:
         self._ack_seconds = ack_seconds
         self._grace_seconds = grace_seconds
         self._patient_until = -math.inf
-        """Until then silence is no verdict."""
+        """Until then, silent agents are not given up."""
         self._next = 0
-        """How many of the targets have had their turn."""
+        """How many targets were processed."""
         self._silent: dict[str, tuple[float, int]] = {}
-        """Sent to, no answer yet: when to act next, and how often it was sent."""
+        """Targets that have not answered: when to act next, and how often the command was sent."""
         self._alarms: list[tuple[float, str]] = []
-        """The same by time, as a heap, with entries that have been answered or moved since: a run
-        with 10,000 targets must not look at all of them after each return."""
+        """The same as a heap by time, including stale entries: a run with 10,000 targets must not
+        scan all of them after each return."""
         self._open: set[str] = set()
-        """Sent to, neither returned nor given up."""
+        """Targets that got the command and have neither returned nor been given up."""
         self.returned: dict[str, bool] = {}
         """Who has returned, and whether it succeeded."""
         self.succeeded = 0
@@ -358,12 +358,12 @@ class FanOut:
 
     @property
     def all_sent(self) -> bool:
-        """Whether every target has had its turn."""
+        """Whether every target was processed."""
         return self._next >= len(self.targets)
 
     @property
     def unsent(self) -> tuple[str, ...]:
-        """Targets that nothing was sent to and that did not return to an earlier owner either."""
+        """Targets that got no command from this owner and did not return to an earlier one."""
         return tuple(t for t in self.targets[self._next :] if t not in self.returned)
 
     @property
@@ -373,11 +373,11 @@ class FanOut:
 
     @property
     def heard_all(self) -> bool:
-        """Whether every target that was sent to has acknowledged, returned or been given up."""
+        """Whether every target that got the command has acknowledged, returned or been given up."""
         return self.begun and not self._silent
 
     def pending(self) -> list[str]:
-        """Sent to and not returned: a cancel has to reach them."""
+        """Targets that got the command and have not returned: a cancel has to reach them."""
         return [t for t in self.targets[: self._next] if t not in self.returned]
 
     # ---- what happened
@@ -390,7 +390,7 @@ class FanOut:
             self._open.add(agent)
 
     def heard_return(self, agent: str, ok: bool) -> bool:
-        """A return arrived; False if it is no target's, or not the agent's first."""
+        """A return arrived; False if its agent is no target, or has returned before."""
         if agent not in self._known or agent in self.returned:
             return False
         self.returned[agent] = ok
@@ -418,11 +418,11 @@ class FanOut:
         return {agent: self.refusals[agent] for agent in found[:MOST_REFUSALS]}
 
     def stop(self) -> None:
-        """Send to nobody else."""
+        """Send the command to no further target."""
         self.stopped = True
 
     def start_over(self, now: float, patient_until: float) -> None:
-        """The owner was cut off: send to silent targets again, and judge nobody before a time."""
+        """The owner was cut off: send to silent targets again, and give up none before a time."""
         self._patient_until = patient_until
         for agent in self._silent:
             self._wait(agent, now, 1)
@@ -430,7 +430,7 @@ class FanOut:
     # ---- what to do
 
     def due(self, now: float) -> tuple[list[str], list[str]]:
-        """Whom to send to now: the next wave, and silent targets once more."""
+        """The targets to send to now: the next wave, and silent ones again."""
         again = []
         while (when := self.next_at()) is not None and when <= now:
             _, agent = heapq.heappop(self._alarms)

@@ -1,9 +1,9 @@
 """A line of history: how one run ended.
 
-A run's record is its claim and its guard against repeats; it expires soon after the end. What
-people look up later is appended to a stream, on `<namespace>.ended.<group>.<job>.<state>`. A
-message holds one line, or several that were appended at the same time; its header `Hf-Run` names
-their runs, so a reader can look for one without decoding the others.
+A run's record is its claim and its guard against repeats; it expires soon after the end. For later
+look-ups, a line is appended to a stream, on `<namespace>.ended.<group>.<job>.<state>`. A message
+holds one line, or several that were appended at the same time; its header `Hf-Run` names their
+runs, so a reader can look for one without decoding the others.
 
 Not guaranteed: one line for each end. A worker that dies between the line and its acknowledgement
 may cause a second, identical one; `Ended.identity` is the same for both, and readers keep one. A
@@ -22,7 +22,7 @@ from holdfast.model.codec import Codec, Count, Headers, RunId
 from holdfast.model.run import RunRecord
 
 SEPARATOR: Final = " "
-"""Between the runs in a header: no id contains one."""
+"""Separates the runs in a header; no id contains it."""
 
 
 class Ended(msgspec.Struct, omit_defaults=True, frozen=True):
@@ -32,7 +32,8 @@ class Ended(msgspec.Struct, omit_defaults=True, frozen=True):
     record: RunRecord
     """The record with which it ended."""
     payload: bytes | None = None
-    """The body of its message; None if it is not kept, or nobody had the message at the end."""
+    """The body of its message; None if payloads are not kept, or if nobody had the message when the
+    run ended."""
     headers: Headers = {}
     """The sender's own headers."""
     size: Count = 0
@@ -40,7 +41,7 @@ class Ended(msgspec.Struct, omit_defaults=True, frozen=True):
 
     @property
     def identity(self) -> tuple[str, float]:
-        """The same for two lines about one end."""
+        """An identity that two lines about the same end share."""
         return self.run, self.record.ended
 
 
@@ -73,7 +74,7 @@ def line(
 
 
 def _readable(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers that can be read back: a foreign sender may have sent any."""
+    """The headers that can be read back; other clients may send any."""
     try:
         return _HEADERS.decode(_HEADERS.encode(dict(headers)))
     except (Unreadable, ValueError):

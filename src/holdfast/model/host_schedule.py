@@ -1,4 +1,4 @@
-"""Schedules of hosts: what agents run by themselves at a time, as their settings say.
+"""Schedules of hosts: what agents run by themselves, according to their settings.
 
     schedules:
       nightly:
@@ -8,12 +8,12 @@
         splay: 10m
         target: G@role:db
 
-They are part of the settings, so an agent has them in its signed snapshot: it needs nobody to know
+They are part of the settings, so an agent has them in its signed snapshot and can tell on its own
 what is due. A slot has the same id on every host, made of the schedule's name and the instant, and
 each host delays it by its own part of the splay.
 
-Pure: the same settings, id and facts give the same schedules. Anything that is not understood is
-refused with its name, so that a mistake stops a canary and is not a schedule that never fires.
+Pure: the same settings, id and facts give the same schedules. Anything unknown is refused with its
+name, so that a mistake stops a canary instead of becoming a schedule that never fires.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from holdfast.model.target import parse
 from holdfast.names import check_name
 
 KEY: Final = "schedules"
-"""The member of the settings that has them."""
+"""The member of an agent's settings that contains its schedules."""
 MOST: Final = 1_000
-"""Schedules of one host: more are a mistake in a template."""
+"""Most schedules of one host; more are a mistake in a template."""
 TIMEOUT: Final = "1h"
-"""Long enough for a nightly job, and it ends before the next day's."""
+"""The default timeout: long enough for a nightly job, short enough to end before the next day's."""
 LONGEST_FUNCTION: Final = 200
 
 
 class _Written(msgspec.Struct, forbid_unknown_fields=True):
-    """A schedule as people write it."""
+    """A schedule as written in the settings."""
 
     function: str
     args: list[Any] = []
@@ -63,7 +63,7 @@ class HostSchedule(msgspec.Struct, frozen=True):
     """A schedule of one host."""
 
     timing: Schedule
-    """When; `since` is when this host began to count."""
+    """The rule; its `since` is when this host got the schedule."""
     function: str
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
@@ -75,11 +75,11 @@ class HostSchedule(msgspec.Struct, frozen=True):
         return f"HostSchedule({self.timing.name!r})"  # arguments may be secrets
 
     def meant_for(self, agent: str, facts: Mapping[str, Any]) -> bool:
-        """Whether this host is to run it."""
+        """Whether this host runs it."""
         return self.enabled and (not self.target or parse(self.target).matches(agent, facts))
 
     def counting_from(self, since: float) -> HostSchedule:
-        """The same, for a host that has had it since then."""
+        """The same schedule with that `since`."""
         timing = msgspec.structs.replace(self.timing, since=since)
         return msgspec.structs.replace(self, timing=timing)
 
@@ -89,7 +89,7 @@ def read(values: Any, agent: str) -> dict[str, HostSchedule]:
     if values is None:
         return {}
     if not isinstance(values, Mapping):
-        raise InvalidInput(f"{KEY!r} must have a schedule under each name: see the docs of fleets")
+        raise InvalidInput(f"{KEY!r} must be a table of schedules by name: see docs/fleet.md")
     if len(values) > MOST:
         raise InvalidInput(f"{len(values):,} schedules for one host: at most {MOST:,}")
     found = {}
@@ -138,8 +138,7 @@ def chosen(
     before: Mapping[str, HostSchedule],
     now: float,
 ) -> dict[str, HostSchedule]:
-    """The schedules that settings have for a host; unchanged ones keep counting from when it had
-    them first."""
+    """The schedules for a host from its settings; unchanged ones keep their `since`."""
     found = {}
     for name, schedule in read(values.get(KEY), agent).items():
         if schedule.meant_for(agent, facts):
@@ -152,6 +151,6 @@ def chosen(
 def restored(
     values: Mapping[str, Any], agent: str, since: Mapping[str, float]
 ) -> dict[str, HostSchedule]:
-    """The schedules of a stored snapshot: those that it lists, each since then."""
+    """The schedules of a stored snapshot: those that it lists, with the `since` of each."""
     found = read(values.get(KEY), agent)
     return {name: found[name].counting_from(at) for name, at in since.items() if name in found}

@@ -20,16 +20,17 @@ Fallback = Literal["wait", "fail", "cancel"]
 Execution = Literal["worker", "process"]
 Priority = Literal["high", "normal", "low"]
 Lane = Literal["loop", "thread", "process"]
-"""Where a handler runs; a worker has a number of places in each."""
+"""Where a handler runs; a worker has a number of places of each kind."""
 RestartSaid = Literal["", "group", "job"]
 """Who in the code chose a restart strategy."""
 MOST_LIMITS: Final = 2
-"""Each costs two writes per run, and what waits for one keeps a place in the others."""
+"""Most limits of a job: each costs two writes per run, and a run that waits for one keeps its
+places in the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """What the workers of a group have in common: a default for each of its jobs.
+    """Defaults for all jobs of a group.
 
     `fallback` says what happens to a run that is sent while no worker of the group is alive: it
     waits for one, sending it fails, or it is accepted as cancelled.
@@ -37,7 +38,7 @@ class GroupSpec:
 
     name: str
     restart: Restart | None = None
-    """None: configuration and the default decide."""
+    """None leaves it to the configuration and the default."""
     fallback: Fallback = "wait"
     profile: str = ""
 
@@ -78,15 +79,16 @@ class JobSpec:
     on: tuple[str, ...] = ()
     fallback: Fallback = "wait"
     restart_said: RestartSaid = ""
-    """Who in the code chose the restart strategy; nobody, where it is the default."""
+    """Where the restart strategy was chosen: by the job, by its group, or nowhere if it is the
+    default."""
     execution: Execution = "worker"
     """Where handlers run: in the worker's own process, or in a process of its pool."""
     keep_payload: bool = True
     """Whether the payloads of its runs are kept in the history."""
     limits: tuple[Limit, ...] = ()
-    """What limits its runs over all workers, in the order in which they are taken."""
+    """The limits on its runs over all workers, in the order in which they are taken."""
     debounce: Debounce | None = None
-    """Of a burst only the last run runs, once it is quiet."""
+    """The debounce rule: only the last run of a burst is executed."""
     priority: Priority = "normal"
     """Which of the waiting runs a worker starts first."""
     flow: bool = False
@@ -118,7 +120,7 @@ class JobSpec:
         return self.delivery != "at_least_once"
 
     def describe(self) -> dict[str, str]:
-        """What it promises, for people; what is not chosen is left out."""
+        """The contract for people, without options at their defaults."""
         found = {
             "delivery": self.delivery,
             "retry": self.retry.describe(),
@@ -164,7 +166,8 @@ class JobSpec:
         return bool(self.limits) and self.limits[0].ordered
 
     def queue_of(self, priority: str | None) -> str:
-        """The queue of a run with a priority; its job's own queue for its job's own priority."""
+        """The queue of a run with a priority; empty (the job's own queue) for the job's own
+        priority."""
         if priority is None or priority == self.priority:
             return ""
         if priority not in get_args(Priority):

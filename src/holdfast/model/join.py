@@ -1,4 +1,4 @@
-"""Hosts that ask to become agents: what they send, and what is kept about them.
+"""Hosts that ask to become agents: their requests, and the records about them.
 
 hf_joins   host.<agent>   the last host that asked under this id, and what became of it
            token.<id>     who has used a token, and whether it was revoked
@@ -20,7 +20,7 @@ from holdfast.model.codec import Codec, Count, Instant, Name, Seconds
 
 JoinState = Literal["pending", "approved", "issued", "rejected"]
 LARGEST_ASK: Final = 16 * 1024
-"""Bytes of one request: it has a token, three keys and a few names."""
+"""Bytes of one request, which contains a token, three keys and a few names."""
 
 
 def fingerprint(nkey: str) -> str:
@@ -38,13 +38,13 @@ class TokenClaims(msgspec.Struct, frozen=True):
     """A glob over agent ids."""
     expires: Instant
     key: bytes
-    """The public half of the token's own key: its private half never travels."""
+    """The public half of the token's own key; the private half is never sent."""
     uses: Count = 1
     """How many hosts may join with it; 0 for any number."""
     accept: bool = False
     """Whether hosts are accepted without an operator, unless they replace one."""
     lasts: Seconds = 0.0
-    """How long a login is good before it must be renewed; 0: it does not end."""
+    """How long a login lasts before it must be renewed; 0 if it does not end."""
 
     def allows(self, agent: str) -> bool:
         """Whether an agent of this id may join with it."""
@@ -78,7 +78,7 @@ class SignedAsk(msgspec.Struct, frozen=True):
 
 
 class JoinRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is kept about a host that asked."""
+    """The record of a host that asked to join."""
 
     signed: bytes
     """The request: whoever issues a login verifies it again."""
@@ -90,7 +90,7 @@ class JoinRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     host: str = ""
     version: str = ""
     replaces: bool = False
-    """It takes the place of another host with this id: only an operator may accept it."""
+    """It replaces another host with this id: only an operator may accept it."""
     by: str = ""
     """Who approved, issued or rejected it."""
     answer: bytes = b""
@@ -102,10 +102,10 @@ class JoinRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TokenRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is kept about a token."""
+    """The record of a token."""
 
     used: tuple[str, ...] = ()
-    """The id and login of each host that asked with it, where uses are counted."""
+    """The id and login of each host that asked with it, if its uses are limited."""
     revoked: str = ""
     """Who revoked it."""
 

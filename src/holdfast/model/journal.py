@@ -1,17 +1,17 @@
 """A flow's journal, and the rules by which a flow is replayed from it.
 
-A flow is a function that is called again from its beginning each time it wakes up. Whatever it does
-through its context is an **operation**, numbered in the order of the calls. The journal says what
-became of each: a replayed operation returns what is stored and does nothing; the first one that is
-not stored, the *frontier*, is executed.
+A flow is a function that is called again from its beginning each time it wakes up. Each call of its
+context is an **operation**; operations are numbered in the order of the calls. The journal holds
+the result of each: an operation that is stored returns its result and does nothing; the first one
+that is not stored, the *frontier*, is executed.
 
     start ──► open ──► step · tried · sleep · gather, sent · event, got · value · changed · publish
                 │                                                   │
                 └── one for each process that takes it over         └──► [unwind, undone …] ──► end
 
-Guaranteed by these rules: a result that is stored is what every later replay sees; a replay that
-asks for something else than what is stored raises `FlowMismatch`, which names both, and changes
-nothing; a process with a lower epoch than one that has opened the journal is refused.
+Guaranteed by these rules: every later replay sees the stored result; a replay that asks for another
+operation than the stored one raises `FlowMismatch`, which names both, and changes nothing; a
+process with a lower epoch than one that has opened the journal is refused.
 
 Not guaranteed: that a step runs only once. Its result is stored after it has run, so a crash in
 between runs it again. This module does no I/O: `ownership.journals` stores the entries, each fenced
@@ -31,16 +31,16 @@ from holdfast.model.run import NO_RESULT
 from holdfast.names import child_run
 
 MOST_OPERATIONS: Final = 10_000
-"""A replay reads the whole journal: this many take 0.3 s. A longer flow moves parts into child
-flows, each with its own journal."""
+"""A replay reads the whole journal, which takes 0.3 s for this many operations. A longer flow moves
+parts into child flows, each with its own journal."""
 MOST_CHILDREN: Final = 10_000
-"""Of one gather: their results are in memory together when the flow continues."""
+"""Children of one gather: all their results are in memory when the flow continues."""
 GENERATIONS: Final = 99_998
-"""A number in a `Parent` has at most nine digits: version 0.1.0 reads no longer ones."""
+"""A number in a `Parent` has at most nine digits: version 0.1.0 cannot read longer ones."""
 STORY_LINES: Final = 500
-"""Lines that are kept of an ended flow: its journal becomes one message."""
+"""Lines kept of an ended flow's journal, which is then folded into one message."""
 STORY_CHARS: Final = 300
-"""Of an error in one of these lines."""
+"""Characters kept of an error in one of these lines."""
 
 OPERATIONS: Final = frozenset({"step", "sleep", "gather", "event", "value", "changed", "publish"})
 """Entries that begin an operation."""
@@ -48,7 +48,7 @@ KINDS: Final = OPERATIONS | {"start", "open", "tried", "sent", "got", "unwind", 
 
 
 class StoryLine(msgspec.Struct, omit_defaults=True, frozen=True):
-    """One operation as people see it."""
+    """One operation, as the command line and the pages show it."""
 
     n: Count
     kind: str
@@ -69,7 +69,7 @@ class JournalEntry(msgspec.Struct, omit_defaults=True, frozen=True):
 
     kind: str
     n: Count = 0
-    """The operation's number, or that of the compensation."""
+    """The number of the operation or compensation."""
     name: str = ""
     at: Instant = 0.0
     since: Instant = 0.0
@@ -84,7 +84,7 @@ class JournalEntry(msgspec.Struct, omit_defaults=True, frozen=True):
     total: Count = 0
     """How many children; in the end of a flow, how often it was called."""
     sequence: Count = 0
-    """Of the event that was received."""
+    """The sequence of the event that was received."""
     missing: bool = False
     """The event did not come in time."""
     by: str = ""
@@ -261,12 +261,12 @@ class FlowJournal:
         return gather_number(n, self.generation)
 
     def leftovers(self) -> Sequence[JournalEntry]:
-        """The operations of which something is stored elsewhere: ends of children, a wake for
-        later, a large result."""
+        """The operations that left something outside the journal: ends of children, a scheduled
+        wake, a large result."""
         return [e for e in self.operations.values() if e.kind in ("gather", "event") or e.object]
 
     def story(self) -> tuple[StoryLine, ...]:
-        """Its operations as people see them; of very many the first and the last."""
+        """Its operations, to be shown; of very many, only the first and the last."""
         if self.end is not None and self.end.story:
             return self.end.story
         lines = [self._line(n) for n in sorted({*self.operations, *self.tried})]
@@ -323,7 +323,7 @@ class FlowReplay:
         return self.position in self.journal.operations
 
     def next(self, kind: str, name: str, total: int = 0) -> tuple[int, JournalEntry | None]:
-        """The number of the operation that is asked for, and what is stored of it."""
+        """The number of the requested operation, and its stored entry."""
         n = self.position = self._past_changes(self.position)
         stored = self.journal.operations.get(n)
         if stored is None and n in self.journal.tried:
@@ -352,7 +352,7 @@ class FlowReplay:
         )
 
     def changed(self, name: str) -> tuple[bool, bool]:
-        """Whether the flow runs the changed code, and whether that has to be stored.
+        """Whether the flow runs the changed code, and whether this answer has to be stored.
 
         A flow that had passed this place before the change keeps the old code.
         """
@@ -367,13 +367,15 @@ class FlowReplay:
         return self._changed[name], new and not places
 
     def _past_changes(self, n: int) -> int:
-        """The next operation that is no `changed`: code may stop asking for one at any time."""
+        """The next operation other than `changed`, which may be removed from the code at any
+        time."""
         while (stored := self.journal.operations.get(n)) is not None and stored.kind == "changed":
             n += 1
         return n
 
     def finish(self) -> None:
-        """The function has returned: everything that is stored must have been asked for."""
+        """Check, once the function has returned, that it has asked for everything that is
+        stored."""
         n = self._past_changes(self.position)
         stored = self.journal.operations.get(n)
         if stored is not None:

@@ -1,9 +1,9 @@
-"""A lease: a renewable, expiring right to a role, and for how long its holder may trust it.
+"""A lease: a renewable, expiring right to a role, and how long its holder may trust it.
 
 The trust window counts from *before* the last acknowledged renewal was sent, on the holder's own
-monotonic clock, and is a little shorter than the TTL: a slow answer cannot stretch it, a clock that
-runs a few per cent slow cannot either. The server counts from when it stored the renewal, which is
-later; so the holder has stopped trusting itself before anybody can see the lease expire.
+monotonic clock, and is a little shorter than the TTL: neither a slow answer nor a clock that runs a
+few per cent slow can stretch it. The server counts from when it stored the renewal, which is later;
+so the holder has stopped trusting itself before anybody can see the lease expire.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import msgspec
 from holdfast.model.codec import Codec, Count, Instant, Name
 
 TRUSTED_PART = 0.9
-"""Of the TTL: the holder's clock may run up to a tenth slow, far more than any real clock does."""
+"""Trusted fraction of the TTL: the holder's clock may run up to a tenth slow, far more than any
+real clock does."""
 
 
 class LeaseRecord(msgspec.Struct, omit_defaults=True, frozen=True):
-    """What the holder of a lease writes under its key."""
+    """The record of a lease, written by its holder."""
 
     holder: Name
     token: str
@@ -29,7 +30,7 @@ class LeaseRecord(msgspec.Struct, omit_defaults=True, frozen=True):
 
 
 class TermRecord(msgspec.Struct, omit_defaults=True, frozen=True):
-    """Whose term it is; the revision of this record is the epoch."""
+    """A leader's term; the revision of this record is the epoch."""
 
     holder: Name
     token: str

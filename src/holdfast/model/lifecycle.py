@@ -10,7 +10,7 @@
 
 Guaranteed: no history leads from DISCONNECTED back to RUNNING. A node that was declared lost can
 only end, because its runs may be running elsewhere already. A worker enters ERROR when its keeper
-is about to kill it, also while it shuts down; the next state is written after its death. A state
+is about to kill it, even while it shuts down; the next state is written after its death. A state
 may always follow itself: that is a heartbeat. Every move carries a reason that a person can read.
 
 The keeper writes states too and cannot import this module: `tests/unit/test_keeper_damage.py`
@@ -85,7 +85,7 @@ DEFAULT_REASONS: Final[dict[str, str]] = {
     "CREATED": "the process has started and is connecting",
     "RUNNING": "it is at work",
     "ERROR": "it was blocked for too long",
-    "DISCONNECTED": "it was not heard of in time",
+    "DISCONNECTED": "it was silent for too long",
     "TERMINATING": "it was asked to stop and finishes what it runs",
     "TERMINATED_GRACEFULLY": "everything it ran was finished",
     "TERMINATED_FORCED": "its grace period was over before everything was finished",

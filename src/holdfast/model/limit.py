@@ -1,8 +1,8 @@
 """Limits over all workers: how many runs at the same time, how many starts per second.
 
 A limit has one *gate* for each key, a record that is changed by compare-and-swap. It names the runs
-that hold a place and how far its *line* was served: the stored messages of the runs that wait, in
-the order of their sequences. Somebody waits exactly while `tail > head`.
+that hold a place, and how far its *line* was served. The line consists of the stored messages of
+the runs that wait, in the order of their sequences. Runs wait exactly while `tail > head`.
 
     take     a delivered message asks for a place: there is one, or its run must wait
     park     its message is stored in the line, and the gate counts it
@@ -11,11 +11,11 @@ the order of their sequences. Somebody waits exactly while `tail > head`.
 
 Each function here is one step on the value of a gate; `holdfast.ownership.gates` writes them. A
 place belongs to a run and carries the number of the message that holds it. `leave` with an older
-message's number does nothing, so a message that is delivered again late frees nothing of a newer
-one. Only a claim lets a handler start, and a claimed run always has its place.
+message's number does nothing, so a late redelivery cannot free the place of a newer message. Only a
+claim lets a handler start, and a claimed run always has its place.
 
-A limit of `starts` gives tokens instead of places: `held` then has only runs whose message was sent
-and has not arrived yet.
+A limit of `starts` gives out tokens instead of places: `held` then contains only runs whose message
+is on its way to a worker.
 
 Guaranteed: places never exceed `running`, unless an operator lowers it. Tokens taken between two
 instants are at most `rate` times the seconds between them, plus `burst`; each is taken at the
@@ -41,14 +41,15 @@ from holdfast.names import check_name, encode, release_order
 WhenFull = Literal["wait", "drop"]
 
 MOST_RUNNING: Final = 10_000
-"""The gate names each holder, and every change writes all of them: about 40 bytes each."""
+"""Most places of a limit: the gate names each holder in about 40 bytes, and every change writes all
+of them."""
 FASTEST: Final = 100_000.0
-"""Starts per second: more than one server can store."""
+"""The highest rate, in starts per second: more than one server can store."""
 BURST_SECONDS: Final = 0.1
-"""The default burst is what the rate gives in this time: a gate that is served a little late loses
-nothing by it."""
+"""The default burst is the tokens of this time, so that a gate that is served a little late loses
+none."""
 EVERYBODY: Final = "=all"
-"""The key of a limit that has none. `encode` never makes it, so it is nobody's key."""
+"""The key of a limit without keys. `encode` never produces it, so no user's key can equal it."""
 IDLE_SECONDS: Final = 3_600.0
 """How long an unused gate is kept, at least: there may be one for each customer."""
 
@@ -65,7 +66,7 @@ class Numbers(msgspec.Struct, frozen=True, omit_defaults=True):
     rate: Rate = 0.0
     """Starts per second; 0: any number."""
     burst: Count = 0
-    """Starts that may follow each other at once after a quiet time."""
+    """Starts that may happen at once after a quiet time."""
 
     def __str__(self) -> str:
         if self.running:
@@ -121,9 +122,9 @@ class Limit:
     starts: str | None = None
     """At most this many starts in a time: `"100/s"`, `"30/m"`."""
     burst: int | None = None
-    """How many starts may follow each other at once; by default a tenth of a second's."""
+    """How many starts may happen at once; by default the starts of a tenth of a second."""
     per: str = ""
-    """A member of the payload: each of its values has the whole limit for itself."""
+    """A member of the payload: the limit applies to each of its values separately."""
     when_full: WhenFull = "wait"
     """`wait`: a run that finds no place waits for one. `drop`: it ends as cancelled, unless it has
     begun before or the limit is paused."""
@@ -153,8 +154,8 @@ class Limit:
 
     @property
     def order(self) -> tuple[bool, bool, bool, str]:
-        """The one order in which limits are taken: ordered ones first, then keyed before shared,
-        start tokens last."""
+        """The order in which every job takes its limits: ordered ones first, then keyed before
+        shared, start tokens last."""
         return not self.ordered, self.starts is not None, not self.per, self.name
 
     def named(self, name: str) -> Limit:
@@ -167,7 +168,7 @@ class Limit:
 
 
 def key_of(per: str, body: bytes, parameters: tuple[str, ...]) -> str:
-    """The key in a payload; nothing can be read from a body that is no JSON object."""
+    """The key in a payload; a body that is no JSON object has none."""
     if not per:
         return EVERYBODY
     try:
@@ -190,7 +191,7 @@ class Rule(msgspec.Struct, frozen=True, omit_defaults=True):
     code: Numbers = Numbers()
     """As the code says."""
     chosen: Numbers | None = None
-    """As an operator said; it stays until the code says something else."""
+    """As set by an operator; valid until the code changes."""
     paused: bool = False
     per: str = ""
     app: Name = ""
@@ -239,13 +240,13 @@ class Gate(msgspec.Struct, frozen=True, omit_defaults=True):
     allowed: Numbers = Numbers()
     paused: bool = False
     rule: Count = 0
-    """The revision of the rule that said so; an older one changes nothing."""
+    """The revision of the rule that these numbers come from; an older rule changes nothing."""
     held: dict[RunId, Count] = {}
     """The runs that hold a place, each with the number of the message that holds it."""
     head: Count = 0
     """The sequence of the last message of the line that got a place."""
     tail: Count = 0
-    """The sequence of the last message of the line that is known."""
+    """The sequence of the last known message of the line."""
     tokens: Annotated[float, Meta(ge=0, le=MOST_RUNNING)] = 0.0
     at: Instant = 0.0
     """When the tokens were counted, by the server's clock; 0: never."""
@@ -258,7 +259,7 @@ class Gate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def has_room(self) -> bool:
-        """Whether the next run could have a place."""
+        """Whether there is a place for the next run."""
         if self.paused:
             return False
         if self.allowed.rate:
@@ -282,14 +283,14 @@ change = msgspec.structs.replace
 
 
 def ruled(gate: Gate, rule: Rule | None, revision: int) -> Gate:
-    """The gate under a rule, unless it knows a newer one."""
+    """The gate with a rule's numbers, unless it has those of a newer one."""
     if rule is None or (gate.rule >= revision and (gate.rule or gate.allowed == rule.numbers)):
         return gate
     return change(gate, allowed=rule.numbers, paused=rule.paused, rule=revision)
 
 
 def credited(gate: Gate, now: float) -> Gate:
-    """The gate with the tokens of the time that has passed."""
+    """The gate with the tokens that have accrued."""
     allowed = gate.allowed
     if not allowed.rate:
         return gate
@@ -302,9 +303,9 @@ def credited(gate: Gate, now: float) -> Gate:
 def stamped(gate: Gate, stored: float) -> Gate:
     """The gate with its tokens counted at the instant when it was stored.
 
-    Its writer counted them a little earlier, or much earlier if it was frozen. What exceeds `burst`
-    at the time of the write is lost: else a late write could be followed at once by as many tokens
-    again.
+    Its writer counted them a little earlier, or much earlier if it was frozen. Tokens above `burst`
+    at the time of the write are lost; otherwise as many tokens again could be taken right after a
+    late write.
     """
     if not gate.allowed.rate or not gate.at or stored <= gate.at:
         return gate
@@ -333,7 +334,7 @@ def take(gate: Gate, run: str, number: int) -> tuple[Gate, bool]:
 
 
 def restore(gate: Gate, run: str, number: int) -> Gate:
-    """A run that is running and whose gate was deleted has its place, full or not."""
+    """A running run whose gate was deleted gets its place back, even if the gate is full."""
     return gate if gate.allowed.rate else _with(gate, run, max(number, gate.held.get(run, 0)))
 
 

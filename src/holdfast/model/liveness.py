@@ -13,11 +13,11 @@ the right numbers depend on the network and not on the job:
 process, a cut network without a reset); four heartbeats, so that a stream's election (4–8 s) kills
 nobody. `initial delay`: how long a new node is not judged at all. `ping`: how often a coordinator
 asks the node's own subject, which answers "no responders" at once after a crash. `confirm`: how
-long the absence of a node must be proved before it counts; a dropped connection is back sooner.
-`misses`: how many rounds of pings with such a proof are tolerated where the server cannot be asked
-which connections it has; three at 0.4 s outlast a reconnect of a second. `grace`:
-how long a node may finish what it runs after SIGTERM, and how long `after_grace` waits before what
-a lost node ran is started again. `wan` has Kestra's numbers.
+long proof of a node's absence must last before it counts; a dropped connection is restored sooner.
+`misses`: how many rounds of pings with such a proof are tolerated if the server cannot be asked
+which connections it has; three at 0.4 s outlast a reconnect of a second. `grace`: how long a node
+may finish its runs after SIGTERM, and how long `after_grace` waits before it restarts a lost node's
+runs. `wan` has Kestra's numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from holdfast.errors import ConfigError
 from holdfast.model.codec import Count, Seconds
 
 LEAST_CONFIRM_SECONDS: Final = 0.1
-"""A reconnect on one machine takes about 20 ms; two looks have to fit in as well."""
+"""The least `confirm`: a reconnect on one machine takes about 20 ms, and two checks have to fit in
+as well."""
 
 
 class Liveness(msgspec.Struct, frozen=True, omit_defaults=False):
@@ -54,7 +55,7 @@ class Liveness(msgspec.Struct, frozen=True, omit_defaults=False):
         if self.timeout_seconds < 2 * self.heartbeat_seconds:
             raise ConfigError(
                 f"timeout ({text(self.timeout_seconds)}) must be at least twice the heartbeat "
-                f"({text(self.heartbeat_seconds)}): else one late heartbeat is a death"
+                f"({text(self.heartbeat_seconds)}): otherwise one late heartbeat counts as a death"
             )
         if self.timeout_seconds < 2:
             raise ConfigError("timeout must be at least 2 s: the server's own expiry needs 1 s")

@@ -47,9 +47,10 @@ from holdfast.names import (
 )
 
 LARGEST_COUNT: Final = 1_000_000
-"""No run fails or crashes this often: a larger number in a header was made up."""
+"""No run fails or crashes this often: a larger number in a header is forged."""
 NUMBER_DIGITS: Final = 15
-"""A JSON parser keeps every number of this length exactly, so it survives the run's record."""
+"""The most digits of a number: every JSON parser keeps that many exactly, so it survives the run's
+record."""
 MADE_UP_CHARS: Final = 18
 """Ids that `IdMaker` makes start with `r` and have at least this many characters."""
 
@@ -154,7 +155,7 @@ def next_message(
 
 @lru_cache(maxsize=64)
 def _slot_text(slot: float) -> str:
-    """Many schedules are due at the same instant."""
+    """Cached, because many schedules are due at the same instant."""
     return rfc3339(slot)
 
 
@@ -202,7 +203,7 @@ def read_heading(
 
 
 def queue_of(names: Names, subject: str, headers: Mapping[str, str]) -> str:
-    """Which of its job's queues a message is in, will be moved to, or came from."""
+    """The queue of its job that a message is in, will be moved to, or came from."""
     if names.parse_job(subject) is None:
         subject = headers.get(H_SCHEDULE_TARGET) or headers.get(H_SUBJECT, "")
     return names.parse_queue(subject)

@@ -23,18 +23,18 @@ from holdfast.model.liveness import Liveness
 
 
 class HeldRun(msgspec.Struct, frozen=True, array_like=True):
-    """One entry of a node's index: where to look it up, and where to give it back."""
+    """One message in a node's index: where its claim is, and how to give it back."""
 
     run: RunId
     revision: Count
-    """Of its claim; 0 for a message that is held without one."""
+    """The revision of its claim; 0 for a message that is held without one."""
     reply: Address
 
 
 MOST_RUNS: Final = 100
 """Fan-out runs that a heartbeat names."""
 LONGEST_SILENCE_SECONDS: Final = 3_600.0
-"""An agent whose record is an hour old is offline, whatever the record says."""
+"""An agent whose record is this old is offline, whatever timeout the record states."""
 
 
 class NodeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
@@ -64,9 +64,10 @@ class NodeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     server: str = ""
     """The server of the node's own connection; the worker's, not its keeper's."""
     client: Count = 0
-    """That connection's number there: a coordinator asks the server whether it is open."""
+    """The number of that connection at the server, which a coordinator asks whether it is open."""
     inbox: Address = ""
-    """Where a worker receives what it pulls; a coordinator listens there once it is lost."""
+    """The subject where a worker receives what it pulls; once it is lost, a coordinator listens
+    there."""
     trouble: str = ""
     """What is wrong with a live node, in words, e.g. that its event loop is blocked."""
     culprits: tuple[str, ...] = ()
@@ -79,7 +80,7 @@ class NodeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     def online(self, age: float) -> bool:
         """Whether an agent counts as online, `age` seconds after the server stored its record.
 
-        The server's timestamp decides: an agent may write anything, also a record without a TTL.
+        The server's timestamp decides: an agent may write anything, even a record without a TTL.
         """
         return self.alive and age < min(self.liveness.timeout_seconds, LONGEST_SILENCE_SECONDS)
 

@@ -1,17 +1,18 @@
 """The planner: which slots are due, and what the policies make of those that are late.
 
-It keeps, for every active schedule, the first slot that is not recorded yet, in a heap by the time
-it is due: a tick costs as much as there is to do, however many schedules there are. It decides and
-never writes; `put_back` undoes a `take` whose decisions could not be written.
+It keeps the first unrecorded slot of every active schedule in a heap by due time, so the cost of a
+tick depends on the slots that are due, not on the number of schedules. It decides and never writes;
+`put_back` undoes a `take` whose decisions could not be written.
 
 The rule of the watermark. Slots of a schedule are taken in the order of their instants, so the
 recorded ones have no gap. A watermark W says that every slot due until W is recorded: the next one
-of a schedule is then the first whose due time is after W. A schedule that is newer than what the
-watermark took into account begins at its own `since` instead; looking at a slot twice is harmless,
-because a record can be created only once.
+of a schedule is then the first whose due time is after W. A schedule that the watermark did not yet
+include begins at its own `since` instead; considering a slot twice is harmless, because a record
+can be created only once.
 
-Late and missed. A slot taken within `missed_after` of its time is late, and fires. What is older
-was missed: `catch_up` says whether all of them fire (the newest `limit`), the last one or none.
+Late and missed. A slot taken within `missed_after` of its time is late, and fires. Older ones were
+missed: `catch_up` says whether all of them fire (at most the newest `limit`), the last one, or
+none.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ weeks of a rule that fires every minute."""
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to record about one slot, or about a series of slots that are skipped together."""
+    """The decision about one slot, or about a series of slots that are skipped together."""
 
     schedule: Schedule
     moment: int
@@ -71,7 +72,7 @@ class Planner:
     # ---- what there is
 
     def add(self, schedule: Schedule, watermark: float, *, seen: bool = True) -> None:
-        """Take in a new or changed schedule. `seen`: the watermark took it into account."""
+        """Add or update a schedule. `seen`: the watermark includes it."""
         if not schedule.active:
             self.remove(schedule.name)
             return
@@ -206,11 +207,14 @@ def _missed_until(schedule: Schedule, first: int, cut: float) -> _Missed:
             dropped = jumped or number > len(kept)
             count = 0 if jumped else number - len(kept)
             return _Missed(first, newest, tuple(kept), dropped, count)
-        start, jumped = nearer, True  # too many to compute one by one: continue nearer to the end
+        start, jumped = (
+            nearer,
+            True,
+        )  # too many to compute one by one: skip ahead, nearer to the end
 
 
 def _missed_regular(schedule: Schedule, first: int, cut: float, keep: int) -> _Missed:
-    """The same by arithmetic: an interval of one second has 86,400 instants a day."""
+    """For a fixed interval, computed directly: one second makes 86,400 instants a day."""
     until = min(cut, schedule.end) if schedule.end else cut
     number = max(0, int((until - first) // schedule.every) + 1)
     while number and due_at(schedule, first + (number - 1) * schedule.every) > cut:

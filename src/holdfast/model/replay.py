@@ -3,9 +3,9 @@
     none, dead, lost, cancelled ──► failed, next message number ──► publish ──► (a worker claims it)
 
 The arrow to `failed` is a compare-and-swap on the record, made before the publish, so of any number
-of operators one wins. It marks the record with a replay token; a record that still has that mark
-was not claimed yet, so the same message may be published again: that repairs a crash between the
-two steps, and the server drops the repeat by its message id.
+of operators one wins. It marks the record with a replay token. While the record has that token,
+nobody has claimed the run, so the same message may be published again. That repairs a crash between
+the two steps; the server drops a repeat by its message id.
 
 A letter that is older than the message its record expects has been replayed before: it is refused,
 as is anything for a run that is running, waiting for a retry of its own, or done.
@@ -39,7 +39,7 @@ class Replay:
 
 
 def decide_replay(record: RunRecord | None, attempt: int) -> Replay | Refused:
-    """The rule for a dead letter that was stamped `attempt`."""
+    """The rule for a dead letter with this attempt number."""
     attempt = runs.believed(record, attempt)
     if record is None:
         return Replay(attempt + 1, write=True)
@@ -59,8 +59,8 @@ def _decide_waiting(record: RunRecord, attempt: int) -> Replay | Refused:
         return Refused("the run waits for its next attempt")
     if attempt < record.message:
         return Replay(record.message, write=False)
-    # The replayed message itself was dead-lettered without touching the record, as at_least_once
-    # does: the mark is that of the replay before.
+    # The replayed message itself became a dead letter without a change of the record, as
+    # at_least_once does; so the mark is from the previous replay.
     return Replay(attempt + 1, write=True)
 
 

@@ -12,10 +12,10 @@ a worker must do with a delivered message; it never writes.
 
 Guaranteed by these rules: one holder at a time; a terminal record never moves again except by an
 operator's replay, or by a new send of a run whose message was gone (`vacant`); a message older than
-the one the record expects is superseded, as long as that one exists; a holder that is alive is
-never robbed. An older message of a run that nobody holds may carry it as well as the newest: the
-payload is the same, and the record lets one of them win. Failures (the handler raised) and crashes
-(the holder vanished) are counted apart, and neither a snooze nor a give-back counts as either.
+the one the record expects is superseded, as long as that one exists; a live holder never loses its
+run. An older message of a run that nobody holds may carry it as well as the newest: the payload is
+the same, and the record lets one of them win. Failures (the handler raised) and crashes (the holder
+vanished) are counted apart, and neither a snooze nor a give-back counts as either.
 """
 
 from __future__ import annotations
@@ -37,16 +37,18 @@ Restart = Literal["immediately", "after_grace", "never"]
 TERMINAL: frozenset[str] = frozenset({"done", "cancelled", "dead", "lost"})
 RESTARTS: frozenset[str] = frozenset(get_args(Restart))
 KEPT_ATTEMPTS = 30
-"""The first and the newest: twice the attempts of the default retry policy, and the record stays
-far below the server's message limit even with errors of `ERROR_CHARS`."""
+"""Attempts kept in a record, the first and the newest ones: twice as many as the default retry
+policy makes. The record stays far below the server's message limit even if each has an error of
+`ERROR_CHARS`."""
 ERROR_CHARS = 2_000
-"""Of one error in a record: enough for the message; the traceback is in the dead letter."""
+"""Characters kept of an error in a record: enough for the message; the traceback is in the dead
+letter."""
 NO_RESULT = msgspec.Raw(b"null")
 REPLAY_MARK = "replay."
-"""How the token of an operator's replay begins."""
+"""Prefix of the token of an operator's replay."""
 DOUBTFUL_CRASHES = 3
-"""A run whose crashes beside others reach this many times the limit is given up: one that never
-gets to run alone would otherwise kill its workers forever."""
+"""Crashes beside other runs count only against this multiple of the limit. Without any limit, a run
+that never gets to run alone would kill its workers forever."""
 LARGEST_LEAP = 1_000_000
 """More than the attempts of any run: a message's number so far ahead of its record is forged."""
 
@@ -80,7 +82,7 @@ class RunRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     group: GivenName
     job: GivenName
     message: Count = 1
-    """The attempt stamped on the message that carries the run; older messages are superseded."""
+    """The number of the message that carries the run; older messages are superseded."""
     failures: Count = 0
     crashes: Count = 0
     node: Name = ""
@@ -88,7 +90,7 @@ class RunRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     token: str = ""
     """Unique per write of a holder: tells after a lost answer whether the write was ours."""
     reply: Address = ""
-    """Where the message that it came with can be given back."""
+    """The reply subject with which its message can be given back."""
     keyed: bool = False
     created: Instant = 0.0
     """When it was accepted, by the server's clock."""
@@ -104,7 +106,7 @@ class RunRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     result_object: ObjectName = ""
     progress: Progress | None = None
     once: bool = False
-    """Its message is gone before it starts (`at_most_once`)."""
+    """Its message is acknowledged before it starts (`at_most_once`)."""
     body: bytes = b""
     """The payload of such a run, while it is running."""
     body_object: ObjectName = ""
@@ -116,16 +118,16 @@ class RunRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     alias: str = ""
     """The id by its first message, where the worker computed the run's key from the payload."""
     alone: bool = False
-    """Its holder executes nothing else: if the holder dies, this run is to blame."""
+    """Its holder executes nothing else: if the holder dies, this run caused it."""
     flow: bool = False
     """It has a journal."""
     waits: str = ""
     """What a parked flow waits for, in words."""
     parent: str = ""
-    """Whose child it is (`model.journal.Parent`): the flow that waits for its end."""
+    """The flow that waits for its end, if it is a child (`model.journal.Parent`)."""
     generation: Count = 0
-    """Of a flow: another one each time its id is used again, by a replay or for a key; 0 for an id
-    that was never used before."""
+    """Of a flow: differs each time its id is used again, by a replay or for a key; 0 the first
+    time."""
 
     @property
     def terminal(self) -> bool:
@@ -149,12 +151,12 @@ _ENDED: Final = tuple(b'{"state":"%s"' % state.encode() for state in sorted(TERM
 
 
 def may_be_open(encoded: bytes) -> bool:
-    """Whether a record may be of a run that has not ended; the others need no decoding."""
+    """Whether a record may belong to a run that has not ended; other records need no decoding."""
     return not encoded.startswith(_ENDED)
 
 
 def may_be_parked(encoded: bytes) -> bool:
-    """Whether a record may be of a flow that waits."""
+    """Whether a record may belong to a flow that waits."""
     return b'"state":"parked"' in encoded
 
 
@@ -240,7 +242,7 @@ def believed(record: RunRecord | None, message: int) -> int:
 
 
 def is_suspect(record: RunRecord, crash_limit: int) -> bool:
-    """Whether one more crash could be a run's last; it is then executed alone."""
+    """Whether a run has only one crash left; it is then executed alone."""
     crashes = record.crashes + (record.state == "running" and record.node != "")
     return crashes >= max(1, crash_limit - 1)
 
@@ -274,7 +276,7 @@ def claimed(
 
 
 def close_crashed(record: RunRecord, now: float) -> RunRecord:
-    """Write down that the holder vanished during its attempt."""
+    """Record that the holder vanished during its attempt."""
     attempt = Attempt(
         record.attempt, record.node, started=record.started, ended=now, outcome="crashed"
     )
@@ -303,7 +305,7 @@ def ended(record: RunRecord, state: State, *, error: str, token: str, now: float
 def cancelled(
     record: RunRecord | None, run: str, group: str, job: str, *, now: float, why: str = "cancelled"
 ) -> RunRecord:
-    """The record of a run that nobody holds and that is cancelled; None: it never had one."""
+    """The record of a cancelled run that nobody holds; None if it never had one."""
     base = record or RunRecord("cancelled", group, job, keyed=True, created=now)
     return ended(base, "cancelled", error=why, token=f"cancel.{run}", now=now)
 
@@ -326,7 +328,7 @@ def settled(
 ) -> RunRecord:
     """The record after its holder has finished the attempt; one that never began is not listed.
 
-    A flow that parks has got on: crashes before that do not count against it.
+    A flow that parks has made progress: earlier crashes no longer count against it.
     """
     attempt = Attempt(
         record.attempt, record.node, epoch, record.started, now, outcome, error[:ERROR_CHARS]
@@ -376,6 +378,6 @@ def _add(attempts: tuple[Attempt, ...], attempt: Attempt) -> tuple[Attempt, ...]
 
 
 def fingerprint(error: str) -> str:
-    """Errors of one kind get one text: numbers and quoted parts are blanked."""
+    """A text that errors of the same kind share: numbers and quoted parts are blanked."""
     head = error.split("\n", 1)[0]
     return re.sub(r"\d+", "N", re.sub(r"'[^']*'|\"[^\"]*\"", "'…'", head))[:200]

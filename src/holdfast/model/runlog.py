@@ -52,9 +52,9 @@ class LogLine(msgspec.Struct, frozen=True):
     attempt: int
     node: str
     extra: dict[str, Any] = {}
-    """What was given as `extra=`."""
+    """The values of `extra=`."""
     position: int = 0
-    """Its message's place in the stream; lines read later have the same or a higher one."""
+    """The sequence of its message; lines read later have the same or a higher one."""
 
 
 def lines_of(message: LogMessage, position: int) -> list[LogLine]:

@@ -2,9 +2,9 @@
 
 The record is what is stored, one key per schedule. It has exactly one of three rules: `cron`,
 `every` (whole seconds, counted from `start` or from 1970, so that any scheduler finds the same
-instants) or `at` (once). Instants lie between `start` and `end` and after `since`, which is when
-the rule began to count: set when the schedule is new, its rule changes or it is resumed. With
-`run_on_start` there is one instant more, `first`: the second after the schedule was added.
+instants) or `at` (once). Instants lie between `start` and `end` and after `since`, the time from
+which the rule applies: it is set when the schedule is new, its rule changes or it is resumed.
+`run_on_start` adds one instant, `first`: the second after the schedule was added.
 
 Everything here is pure: the same record and the same time give the same instants on every machine.
 Jitter is derived from the slot's id for the same reason.
@@ -35,12 +35,13 @@ Overlap = Literal["allow", "skip", "queue", "cancel"]
 Source = Literal["code", "api"]
 
 KEPT_PAUSES = 20
-"""Enough to explain recent slots; the record stays small however often somebody pauses."""
+"""Pauses kept in the record: enough to explain recent slots, and the record stays small however
+often somebody pauses."""
 LARGEST_PAYLOAD = 256 * 1024
 """A quarter of the server's default message limit: each slot's record repeats the payload."""
 NO_BODY = msgspec.Raw(b"")
 _GAPS_LOOKED_AT = 50
-"""Gaps between instants that are compared with the jitter: most rules repeat long before that."""
+"""How many gaps between instants are compared with the jitter: most rules repeat sooner."""
 LONGEST_JITTER = 366 * 86_400
 """A year: a longer delay is a mistake in the unit."""
 SOME_DAY = 1_767_225_600
@@ -100,7 +101,7 @@ class Schedule(msgspec.Struct, omit_defaults=True, frozen=True):
 
     @property
     def timing(self) -> tuple[object, ...]:
-        """What decides its instants: a change of it resets `since`."""
+        """The fields that decide its instants; a change of one resets `since`."""
         return (self.cron, self.every, self.at, self.tz, self.jitter, self.start, self.end)
 
     @property
@@ -237,7 +238,7 @@ def _limit(limit: object) -> int:
 
 
 def check_release(release: object) -> str:
-    """Releases are compared number by number: `41`, `1.10.2`, `20261116.3`."""
+    """Check a release; releases are compared number by number: `41`, `1.10.2`, `20261116.3`."""
     text = str(release)
     if text and not all(part.isascii() and part.isdigit() for part in text.split(".")):
         raise InvalidInput(
@@ -260,7 +261,7 @@ def _check_bounds(schedule: Schedule) -> None:
 
 
 def _check_jitter(schedule: Schedule) -> None:
-    """A slot must not overtake the next one."""
+    """Refuse a jitter with which a slot could overtake the next one."""
     if not schedule.jitter or schedule.at:
         return
     found = []
@@ -310,7 +311,7 @@ def instants(schedule: Schedule, after: float, until: float = LATEST) -> Iterato
 
 
 def due_at(schedule: Schedule, moment: int) -> float:
-    """When a slot is to be sent: its instant, plus a jitter that its id decides (and its host)."""
+    """When a slot is to be sent: its instant plus a jitter derived from its id (and its host)."""
     if not schedule.jitter or moment == schedule.first:
         return float(moment)
     text = f"{schedule.name}/{moment}" + (f"/{schedule.salt}" if schedule.salt else "")

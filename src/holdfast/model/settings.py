@@ -45,7 +45,7 @@ class Settings(Mapping[str, Any]):
         return [str(_at(self._values, position)) for position in self._secrets]
 
     def masked(self) -> dict[str, Any]:
-        """The values, with a note in place of each secret: what may be shown."""
+        """The values with a placeholder for each secret, safe to show."""
         values: dict[str, Any] = copy.deepcopy(dict(self._values))
         for position in self._secrets:
             place = _at(values, position[:-1])
@@ -54,7 +54,7 @@ class Settings(Mapping[str, Any]):
 
 
 def find(values: Any, path: str) -> Any:
-    """The value at a dotted path; a key that has dots itself is found as it is."""
+    """The value at a dotted path; keys that contain dots are found too."""
     if isinstance(values, Mapping) and path in values:
         return values[path]
     head, _, rest = path.partition(".")

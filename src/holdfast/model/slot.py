@@ -1,4 +1,4 @@
-"""A slot: one due instant of a schedule, and what became of it.
+"""A slot: one due instant of a schedule, and its state.
 
     (none) ──► planned ──► dispatched
       │           ▲
@@ -7,10 +7,10 @@
 
 A planned slot also becomes skipped when its run is too large for the server.
 
-A slot's id is its run's id and its message's id. It is made of the schedule's name and the instant
-in UTC, so every scheduler makes the same one, and a second attempt at the same slot is refused
-three times over: by the bucket (the record exists), by the stream (the message id is known) and by
-the worker's claim (the run id is known).
+A slot's id is its run's id and its message's id. It consists of the schedule's name and the instant
+in UTC, so every scheduler makes the same one, and sending the same slot again is prevented three
+times: by the bucket (the record exists), by the stream (the message id is known) and by the
+worker's claim (the run id is known).
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ Reason = Literal["", "catch_up", "limit", "overlap", "removed", "too_large"]
 
 PENDING: frozenset[str] = frozenset({"planned", "waiting"})
 ROOM_BYTES = 4_096
-"""More than a schedule's record, a slot's and its message need beside payload and headers."""
+"""Bytes reserved beside payload and headers: more than the record of a schedule or slot, or a
+message, needs."""
 
 
 class Slot(msgspec.Struct, omit_defaults=True, frozen=True):
-    """What is written down about a slot. Unknown members of newer versions are ignored."""
+    """The record of a slot. Unknown members of newer versions are ignored."""
 
     state: str
     """One of `State`; a newer version may know more."""
@@ -52,13 +53,13 @@ class Slot(msgspec.Struct, omit_defaults=True, frozen=True):
     """It was missed at its time and fired later."""
     backfill: bool = False
     duplicate: bool = False
-    """The stream knew its message already: an earlier leader had sent it and not recorded that."""
+    """The stream knew its message already: an earlier leader had sent it without recording that."""
     sequence: Count = 0
-    """Where in the jobs stream its run was stored."""
+    """The sequence of its run in the jobs stream."""
     reason: str = ""
     """Why it was skipped: one of `Reason`."""
     last: Moment = 0
-    """The last instant that this record stands for, when it stands for a series."""
+    """The last instant of the series, if this record stands for one."""
     count: Count = 0
     """How many instants that series has; 0 if they were not counted."""
     previous: Moment = 0
@@ -77,7 +78,7 @@ class SchedulerProgress(msgspec.Struct, omit_defaults=True, frozen=True):
     """How far the schedulers have come; written in one batch with the slots that it covers."""
 
     watermark: Instant = 0.0
-    """Every slot due until then is recorded."""
+    """Every slot due up to this instant is recorded."""
     settled: Count = 0
     """No slot recorded up to this revision still waits to be sent."""
     seen: Count = 0

@@ -2,20 +2,20 @@
 
 A coordinator pings each node. A ping that nobody received, or that is not answered soon, makes the
 node a *suspect*; it is then pinged more often, and its server is asked about its connection. Two
-statements are *proof*: "nobody listens on its subject", and its server's word that its
-connection is gone. The second one holds even while somebody listens to every subject.
+statements are *proof*: "nobody listens on its subject", and its server's statement that its
+connection is gone. The second one works even while somebody listens to every subject.
 
     suspect ──► proof after proof for `confirm_seconds` ─────────► gone
             ──► a sign of life, or its connection stands ────────► not suspect
 
-A node that was slow to answer before gets more time, for its machine is busy.
+A node that was slow to answer before gets more time, because its machine is busy.
 
-Besides this quick way there is a slow one, for a node whose server does not say which connections
-it has (an older login, a leaf node): more than `ping_misses` rounds of pings in a row, each with
+Beside this quick way there is a slow one, for a node whose server does not say which connections it
+has (an older login, a leaf node): more than `ping_misses` rounds of pings in a row, each with
 proof.
 
-What is *not* proof: a ping without an answer, for the process may be busy; and a server that falls
-silent, for its clients are on their way to another. Both leave the node to its timeout.
+*Not* proof are a ping without an answer, since the process may be busy, and a server that falls
+silent, since its clients are reconnecting to another. In both cases only the timeout counts.
 
 `Hold` suspends both while there is proof against more than a few nodes at the same time: then a
 server or a network was lost, and all nodes reconnect at once, which takes an unknown time. Until
@@ -39,14 +39,15 @@ ANSWER: Final = 0.5
 FRESH: Final = 1.2
 """A server's statement counts for this part of `confirm_seconds`: until the check after next."""
 SLOW: Final = 6.0
-"""A node that is dropped and comes back waits for its turn about this often (connecting, a
-handshake, its login, its subscriptions), each time for about as long as its answers took before: on
-a machine with a load of 28 on two cores, nodes were lost that were dropped alone."""
+"""Round trips of a node that reconnects (connecting, a handshake, its login, its subscriptions),
+each of which takes about as long as its answers took before. Without this allowance, single nodes
+whose connection was dropped were declared lost on a machine with a load of 28 on two cores."""
 SLOW_FADES: Final = 0.9
-"""What is left of the slowest answer with each later one: half after three seconds in `lan`."""
+"""The slowest answer decays by this factor with each later one: to half after three seconds in
+`lan`."""
 OUTLIVED: Final = 0.5
-"""The part of `confirm_seconds` by which another node must outlive a suspect: early enough that its
-answer is there when the suspect's time is over, so no verdict has to wait for it."""
+"""The fraction of `confirm_seconds` by which another node must outlive a suspect: small enough that
+its answer has arrived when the suspect's time is over, so that no verdict has to wait for it."""
 HOLD_NODES: Final = 3
 HOLD_SHARE: Final = 0.05
 """Proof against more nodes than both of these is a disturbance: without this, dropping 200
@@ -54,8 +55,8 @@ connections at once cost 238 live nodes in 18 tries."""
 HOLD_WINDOW_SECONDS: Final = 1.0
 """Proofs within this time count as one disturbance; each suspect is checked several times in it."""
 HOLD_SECONDS: Final = 3.0
-"""For the last ones to come back; when the hold ended after this although most were still missing,
-a machine with eight times more work than cores lost 148 of 160 live nodes at once."""
+"""How long the hold continues for the last ones to come back. It must not end while most are still
+missing: with eight times more work than cores, 148 of 160 live nodes were then lost at once."""
 
 _NEVER: Final = float("-inf")
 
@@ -72,7 +73,7 @@ class Suspicion:
         self.misses = 0
         """Rounds of pings in a row that brought proof."""
         self.missed = False
-        """This round has."""
+        """Whether this round brought proof."""
         self.asked: float | None = None
         """When the oldest ping without an answer was sent."""
         self.absent = _NEVER
@@ -92,7 +93,7 @@ class Suspicion:
         self.misses, self.missed, self.absent = 0, False, _NEVER
 
     def forget(self) -> None:
-        """Start the quick way over: this coordinator was late and may have missed answers."""
+        """Restart the quick way: this coordinator was late and may have missed answers."""
         self.since, self.proofs, self.asked = None, 0, None
 
     def took(self, seconds: float) -> None:

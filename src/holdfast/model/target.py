@@ -1,4 +1,4 @@
-"""Target expressions: which agents a command, or a set of settings, is meant for.
+"""Target expressions: which agents a command or a set of settings is for.
 
     word        web*  db?  web[0-9]       a glob over agent ids
                 E@web\\d+                  a regular expression, matched from the start of the id
@@ -11,14 +11,13 @@
 spaces in them. An expression is parsed once, into plain functions, and then asked for each agent:
 a hundred thousand fact sets take about a tenth of a second.
 
-Facts. Nested ones are reached by dots. Two sides that both read as numbers are compared as
-numbers, else as text without regard to case; `:` also takes a glob. A fact that is a list matches
-when one of its members does (`!=`: when none is equal). A fact that is missing matches nothing,
-not even `!=`: facts are what a host says of itself, and silence selects nobody. Write
-`not G@os:windows` for "everything but".
+Facts. Nested ones are reached by dots. Two sides that both read as numbers are compared as numbers,
+else as text without regard to case; `:` also takes a glob. A fact that is a list matches when one
+of its members does (`!=`: when none is equal). A missing fact matches nothing, not even `!=`: a
+host that reports nothing is not selected. Write `not G@os:windows` for "everything but".
 
-Regular expressions come from operators and may still be slow by mistake. What would need more than
-a bounded number of steps on the longest id is refused when it is parsed.
+Regular expressions come from operators and may still be slow by mistake. An expression that could
+take more than a bounded number of steps on the longest id is refused when it is parsed.
 """
 
 from __future__ import annotations
@@ -36,20 +35,22 @@ from typing import Any, Final
 from holdfast.errors import InvalidInput
 
 LONGEST_EXPRESSION: Final = 512 * 1024
-"""A list of thousands of ids is usual; half of the server's default message limit is left."""
+"""Characters of an expression: enough for a list of thousands of ids, at half of the server's
+default message limit."""
 MOST_WORDS: Final = 500
-"""Each word is a call for each agent."""
+"""Most words of an expression: each one is a call for each agent."""
 DEEPEST: Final = 50
-"""Each level is four frames of the parser: far below Python's limit of a thousand."""
+"""Most nested parentheses: each level is four frames of the parser, so this stays far below
+Python's limit of a thousand."""
 LONGEST_PATTERN: Final = 500
-"""Characters; far longer than people write."""
+"""Characters of a pattern, far more than people write."""
 LONGEST_ID: Final = 64
 """As `names.check_name` allows."""
 MOST_STEPS: Final = 200_000
-"""Ways in which one pattern may try to match one id: a few milliseconds at most."""
+"""Most ways in which one pattern may try to match one id, which take a few milliseconds."""
 
 MOST_REMEMBERED: Final = 1_000
-"""Answers kept for each comparison: facts have few different values, but agents may send any."""
+"""Answers cached for each comparison: facts have few different values, but agents may send any."""
 Facts = Mapping[str, Any]
 Matcher = Callable[[str, Facts], bool]
 
@@ -126,7 +127,7 @@ def _words(text: str) -> list[str]:
 
 
 def _end_of_word(text: str, at: int) -> int:
-    """Where a word ends: at a space, or at a parenthesis that it did not open."""
+    """The end of a word: a space, or a parenthesis that it did not open."""
     regex = text.startswith("E@", at)
     depth, in_class, skip = 0, False, False
     for here in range(at, len(text)):
@@ -217,7 +218,7 @@ class _ExpressionParser:
             raise InvalidTarget(f"target: something is missing at its end; {_HOW_TO}")
         word = self._words[self._at]
         if word.lower() in _OPERATORS or word == ")":
-            raise InvalidTarget(f"target: {_shown(word)} stands where a word is wanted; {_HOW_TO}")
+            raise InvalidTarget(f"target: {_shown(word)} is where a word is expected; {_HOW_TO}")
         self._at += 1
         self._count += 1
         if self._count > MOST_WORDS:
@@ -321,7 +322,7 @@ def lookup(facts: Facts, key: str, parts: list[str] | None = None) -> Any:
 
 
 def _test(sign: str, wanted: str) -> Callable[[Any], bool]:
-    """The comparison of a fact's value with what is wanted."""
+    """The comparison of a fact's value with the wanted one."""
     if sign in ("=", "==", ":"):
         glob = sign == ":" and _WILD.search(wanted)
         return _for_any(_like(wanted) if glob else _equal(wanted))
@@ -435,10 +436,10 @@ def _regex(source: str) -> Matcher:
 
 
 def _steps(tree: Any) -> float:
-    """How many ways the engine may try on the longest id; infinite for what cannot be bounded.
+    """How many ways the engine may try on the longest id; infinite if there is no bound.
 
-    Repeats without a limit share the characters of one id, which bounds k of them by the ways to
-    cut it into k + 1 parts.
+    Unlimited repeats share the characters of one id, so k of them have at most as many ways as
+    there are to cut it into k + 1 parts.
     """
     ways, unlimited = _ways(tree)
     return ways * math.comb(LONGEST_ID + unlimited, unlimited)
@@ -465,7 +466,7 @@ def _ways_of(node: str, value: Any) -> tuple[float, int]:
         return sum(ways for ways, _ in found), max(unlimited for _, unlimited in found)
     if node in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
         return _ways_of_repeat(*value)
-    return math.inf, 0  # back references, looking around, conditions
+    return math.inf, 0  # back references, look-around, conditions
 
 
 def _ways_of_repeat(least: int, most: int, body: Any) -> tuple[float, int]:

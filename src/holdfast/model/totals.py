@@ -1,8 +1,8 @@
-"""What the history adds up to: for each job and minute, how many runs ended how, and how long they
-took and waited.
+"""Totals of the history: for each job and minute, how many runs ended in each state, and how long
+they took and waited.
 
-Durations are counted in steps of a fifth, so that a percentile is exact to a tenth whatever the
-range, and two records can be added: an hour is the sum of its minutes.
+Durations are counted in buckets, each a fifth longer than the one before. So a percentile is exact
+to a tenth whatever the range, and records can be added: an hour is the sum of its minutes.
 
 The index of the history says in which message a run's line is: blocks of (checksum of the run,
 offset of its message), in `PARTS` parts, of which a look-up reads one.
@@ -23,7 +23,7 @@ from holdfast.model.codec import Codec, Count, Instant, Moment, Name
 PARTS: Final = 64
 """A look-up reads one of these parts of the index: 8 bytes for every 64th run of the history."""
 SHORTEST: Final = 0.001
-"""Seconds; shorter durations count as this."""
+"""The first bucket in seconds; shorter durations count as this."""
 STEP: Final = math.log(1.2)
 LAST_STEP: Final = 130
 """More than a year."""
@@ -35,14 +35,14 @@ _ENTRY: Final = Struct(">II")
 
 
 def step_of(seconds: float) -> int:
-    """The step in which a duration is counted."""
+    """The bucket of a duration."""
     if seconds <= SHORTEST:
         return 0
     return min(LAST_STEP, math.ceil(math.log(seconds / SHORTEST) / STEP))
 
 
 class Spread(msgspec.Struct, omit_defaults=True):
-    """How many durations there were in each step."""
+    """The number of durations in each bucket."""
 
     steps: dict[str, Count] = {}
 
@@ -108,7 +108,7 @@ class Totals(msgspec.Struct, omit_defaults=True):
     at: Moment = 0
     """When it began."""
     sampled: Count = 0
-    """How often the lag was looked up: a period without it and without jobs was not counted."""
+    """How often the lag was sampled; a period without samples and jobs was not counted at all."""
     every: JobTotals | None = None
     """The sum of all jobs, once the period is over: spares readers from adding them up."""
     jobs: dict[str, JobTotals] = {}
@@ -146,7 +146,7 @@ TOTALS: Final = Codec[Totals](Totals, "totals of the history")
 
 
 class StoredTotals(msgspec.Struct, frozen=True):
-    """The same for a reader of some jobs: those are decoded one by one, as `JOB`."""
+    """The same for a reader of single jobs, which are decoded one by one, as `JOB`."""
 
     at: Moment = 0
     every: msgspec.Raw = msgspec.Raw()
@@ -210,7 +210,7 @@ BLOCK: Final = Codec[IndexBlock](IndexBlock, "a block of the history's index")
 
 
 def names_of(run: str) -> tuple[str, ...]:
-    """What a run is found by: its id, and its key if it has one."""
+    """The checksums by which a run is found: of its id, and of its key if it has one."""
     home, slash, key = run.rpartition("/")
     return (run, key) if slash and key and home else (run,)
 

@@ -69,11 +69,12 @@ class LeaderElection:
         telemetry: Telemetry | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`term_bucket` is where the fenced writes go; by default the bucket of the leases."""
+        """`term_bucket` is the bucket of the term, which fenced writes go to; by default that of
+        the leases."""
         if ttl_seconds < 2 * renew_seconds or ttl_seconds < 1:
             raise ConfigError(
                 f"a lease of {ttl_seconds:g} s renewed every {renew_seconds:g} s would lapse by "
-                "one late renewal: let the TTL be at least a second and twice the renewal"
+                "one late renewal: the TTL must be at least a second and twice the renewal"
             )
         self.role = role
         self.node = node
@@ -97,7 +98,7 @@ class LeaderElection:
         """The newest known revision of the lease."""
         self._looked = False
         self._vacant = False
-        """A notification said that nobody holds the lease, at revision `_seen`."""
+        """Whether a notification said that nobody holds the lease, at revision `_seen`."""
         self._held_off_until = 0.0
         self._wake = asyncio.Event()
         self._busy = asyncio.Lock()
@@ -150,7 +151,7 @@ class LeaderElection:
             async with asyncio.timeout(RELEASE_SECONDS):
                 await self._lease.release()
         except (BrokerError, TimeoutError):
-            log.debug("the lease of %s was not given back: it will expire", self.role)
+            log.debug("the lease of %s was not released: it will expire", self.role)
 
     def hold_off(self) -> None:
         """Do not become leader for `HOLD_OFF_SECONDS`."""
@@ -308,7 +309,7 @@ class LeaderElection:
 
     async def _is_gone(self, node: str) -> bool:
         try:
-            # a ping in flight when the process dies is never answered: ask again soon
+            # a ping in flight when the process dies is never answered: ping again soon
             await self._ping(node, 2 * self._probe_seconds)
         except Unavailable:
             return self._broker.connected

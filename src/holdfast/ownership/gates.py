@@ -1,18 +1,18 @@
-"""Gates on the wire: who holds a place of a limit, and who is next (`model.limit`).
+"""Gates on NATS: who holds a place of a limit, and who is next (`model.limit`).
 
-Every change of a gate is one compare-and-swap. A process folds the changes that arrive while one is
-being written into the next write, so that a shared limit costs little. What it wrote last is
-remembered: most changes need no read, and a conflict tells when it is outdated.
+Every change of a gate is one compare-and-swap. Changes that arrive while one is being written are
+combined into the next write, so that a shared limit costs little. A process remembers what it wrote
+last: most changes need no read, and a conflict shows when its memory is outdated.
 
-The one loop, `_apply`, is the same for parking, leaving, pacing and repair. It applies the changes,
-reads the next of the line for each free place, writes the gate, and only then sends the messages of
-those that got a place and removes them from the line. A crash in between leaves an entry at or
-below `head` whose run is in `held`: `look` sends it again, with the same message id. It is called
-for every message that is delivered again, and by coordinators and the doctor.
+One loop, `_apply`, serves parking, leaving, pacing and repair. It applies the changes, reads the
+next of the line for each free place, writes the gate, and only then sends the messages of those
+that got a place and removes them from the line. A crash in between leaves an entry at or below
+`head` whose run is in `held`: `look` sends it again, with the same message id. It is called for
+every message that is delivered again, and by coordinators and the doctor.
 
-Nobody is forgotten: whoever parks writes `tail` into the same record from which leavers read it, so
-one of the two sees the other. "Nobody left in the line" is written only over the revision from
-which it was read.
+No run is forgotten: parking writes `tail` into the same record from which leaving reads it, so one
+of the two sees the other. "The line is empty" is written only over the revision at which it was
+found empty.
 
 A limit of starts needs a clock: each process that has seen its line waits for the next token. The
 one that serves the line keeps doing so; those that lost a race to it only check on it now and then.
@@ -39,18 +39,18 @@ from holdfast.names import gate_key
 log = logging.getLogger("holdfast.limits")
 
 MOST_GRANTED: Final = 64
-"""Places given away in one write: each needs a read, and others wait for the write."""
+"""Places granted in one write: each needs a read, and other changes wait for the write."""
 AHEAD_SECONDS: Final = 10.0
-"""How long what was read of a line is used: far shorter than the record of a cancelled run is kept,
-and that record stops a run that was read before it was cancelled."""
+"""How long a read part of a line is used. The record of a cancelled run, which stops a run that was
+read before its cancellation, is kept far longer."""
 REMEMBERED: Final = 20_000
 """Gates whose last revision is remembered: bounds memory."""
 PASSIVE_SECONDS: Final = 0.2
 """How often a process checks on the one that serves a limit of starts."""
 SOONEST_SECONDS: Final = 0.002
-"""Tokens of a fast limit are given away several at a time."""
+"""The shortest pause between tokens: those of a fast limit are granted several at a time."""
 CONFLICT_SECONDS: Final = 0.002
-"""Two processes that change one gate all the time back off by up to this much per conflict."""
+"""Backoff per conflict, at most, for processes that change the same gate all the time."""
 
 Change = Callable[[Gate], tuple[Gate, bool]]
 
@@ -67,15 +67,15 @@ class Waiter(NamedTuple):
 
     entry: Entry
     message: RunMessage
-    """As it is sent when its run gets a place."""
+    """The message to send when its run gets a place."""
     stored: float = 0.0
 
 
 class Line(Protocol):
-    """The stored messages of those that wait."""
+    """The stored messages of the runs that wait."""
 
     async def add(self, gate: GateKey, run: str, message: RunMessage) -> Entry:
-        """Store a message, unless the run has one in the line: the entry that is there then."""
+        """Store a message unless the line has one of the run; returns the entry in the line."""
         ...
 
     async def next(self, gate: GateKey, start: int) -> Waiter | None:
@@ -84,7 +84,7 @@ class Line(Protocol):
 
     async def some(self, gate: GateKey, start: int) -> Sequence[Waiter]:
         """Some of the first messages of a gate's line from a sequence on, in order and without a
-        gap; none is no proof that there is none."""
+        gap; an empty answer is no proof that there are none."""
         ...
 
     async def last(self, gate: GateKey) -> int:
@@ -116,11 +116,11 @@ class _Asked(NamedTuple):
     """Whether an answer that changes nothing must not come from memory."""
     done: asyncio.Future[bool]
     trusts: bool = False
-    """Whether `True` may come from memory all the same."""
+    """Whether the answer `True` may still come from memory."""
 
 
 class _Ahead(NamedTuple):
-    """The first of a line after `head`, as they were read lately."""
+    """The first messages of a line after `head`, as read recently."""
 
     head: int
     waiters: Sequence[Waiter]
@@ -136,7 +136,7 @@ _NOBODY: Final = _Ahead(0, (), 0.0)
 
 
 class _State:
-    """What this process knows of a gate."""
+    """What this process remembers of a gate."""
 
     __slots__ = (
         "ahead",
@@ -158,16 +158,16 @@ class _State:
         self.busy = False
         self.ahead = _NOBODY
         self.deep = False
-        """Whether the line probably has more than one."""
+        """Whether the line probably has more than one message."""
         self.seen = False
         """Whether this process has looked at it before."""
         self.passive = False
-        """Another process serves it in time."""
+        """Whether another process serves it in time."""
         self.timer: asyncio.TimerHandle | None = None
 
 
 def no_rules(_: str) -> tuple[Rule | None, int]:
-    """The gates know their numbers."""
+    """Sends nothing; for gates that take their numbers from elsewhere."""
     return None, 0
 
 
@@ -192,16 +192,16 @@ class Gates:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._expects_new = True
-        """Whether the last gate that this process did not know did not exist: then the next one
-        is written without a read, and read only if that is refused."""
+        """Whether the last gate that was new to this process did not exist yet. Then the next new
+        one is written without a read, and read only if the write is refused."""
 
     # ---- steps
 
     async def take(self, key: GateKey, run: str, number: int, *, again: bool = False) -> bool:
-        """Ask for a place; `again`: the message may have been granted one before.
+        """Ask for a place; `again`: the message may have one already.
 
-        A message that is delivered for the first time still has the place that it was granted:
-        only its own end, or the end of its run, can free it. So that may come from memory.
+        If memory says that a first delivery has a place, that is still true: only the end of the
+        message or of its run can free the place.
         """
         sure = again or number > 1
         return await self._do(key, lambda gate: limits.take(gate, run, number), sure, not again)
@@ -209,7 +209,7 @@ class Gates:
     async def wait(
         self, key: GateKey, run: str, number: int, message: RunMessage, *, again: bool = False
     ) -> None:
-        """Put a run into the line; it is there, or has a place, when this returns.
+        """Put a run into the line; when this returns, it is there or has a place.
 
         `number` is that of the message that will carry it. `again`: it may be there already.
         """
@@ -220,14 +220,15 @@ class Gates:
             served = entry.sequence <= gate.head and run not in gate.held
             if entry.number > number or (entry.number == number and (again or not served)):
                 return
-            await self.line.remove(key, entry)  # left over: a crash kept it from being removed
+            await self.line.remove(key, entry)  # left over: a crash prevented its removal
 
     async def line_up(
         self, key: GateKey, run: str, number: int, message: RunMessage, *, again: bool = False
     ) -> None:
-        """Put a run into the line even if there is a place; who has one is sent on at once."""
+        """Put a run into the line even if there is a free place; a run that has a place is sent on
+        at once."""
         held = 0
-        if again or number > 2:  # only a first message cannot have a place yet
+        if again or number > 2:  # only a run's first message cannot have a place yet
 
             def look(gate: Gate) -> tuple[Gate, bool]:
                 nonlocal held
@@ -259,7 +260,7 @@ class Gates:
         await self._do(key, lambda gate: (limits.restore(gate, run, number), True), False)
 
     async def look(self, key: GateKey) -> Gate:
-        """Finish what another process left half done, and give away what is free."""
+        """Finish what another process left half done, and grant free places."""
         last = await self.line.last(key)
         self._state(key).revision = None
         await self._park(key, last, True)
@@ -286,10 +287,10 @@ class Gates:
         return await asked.done
 
     async def _serve(self, key: GateKey, state: _State) -> None:
-        """Apply what was asked; what is asked meanwhile, and free places, are left to a task."""
+        """Apply the changes; a task handles those that arrive meanwhile, and free places."""
         state.busy = True
         asked, state.asked = state.asked, []
-        error: BaseException = OutcomeUnknown("the change of a limit was interrupted")
+        error: BaseException = OutcomeUnknown("a change of a limit was interrupted")
         answers: list[bool] = []
         try:
             answers = await self._apply(key, state, asked)
@@ -310,12 +311,14 @@ class Gates:
             more = bool(answers) and gate.waiting and gate.has_room
             state.busy = more or bool(state.asked)
             if state.busy:
-                self._spawn(self._serve(key, state))  # it stays busy: only one writes at a time
+                self._spawn(
+                    self._serve(key, state)
+                )  # it stays busy: only one task writes at a time
             else:
                 self._pace(key, state)
 
     async def _apply(self, key: GateKey, state: _State, asked: list[_Asked]) -> list[bool]:
-        """Apply changes in one write, and give away what is free; one answer for each."""
+        """Apply changes in one write, and grant free places; returns an answer for each."""
         conflicts = 0
         while True:
             known = await self._know(key, state)
@@ -340,8 +343,8 @@ class Gates:
             return answers
 
     async def _know(self, key: GateKey, state: _State) -> bool:
-        """Know the gate; False if it had to be read. One that may be new is first taken for empty:
-        the write of one that is not is refused."""
+        """Make sure that the gate is known; False if it had to be read. One that may be new is
+        assumed to be empty at first: if it is not, the write is refused."""
         if state.revision is not None:
             return True
         if state.seen or not self._expects_new:
@@ -387,8 +390,8 @@ class Gates:
         return gate, granted
 
     async def _next(self, key: GateKey, state: _State, head: int) -> Waiter | None:
-        """The next of the line. Sequences only grow, so nobody gets in between those that were read
-        before; that nobody is left, only the stream's leader knows."""
+        """The next message of the line. Sequences only grow, so nothing gets in between messages
+        that were read before. Only the stream's leader can say that none are left."""
         if state.deep and not (found := state.ahead.after(head, self._clock.monotonic())):
             some = await self.line.some(key, head + 1)
             state.ahead = _Ahead(head, some, self._clock.monotonic() + AHEAD_SECONDS)
@@ -399,7 +402,7 @@ class Gates:
         return found
 
     async def _send(self, key: GateKey, granted: list[Waiter]) -> None:
-        """Send what got a place, and remove it from the line."""
+        """Send the messages that got a place, and remove them from the line."""
         sent = await asyncio.gather(*map(self.line.send, granted), return_exceptions=True)
         for waiter, failed in zip(granted, sent, strict=True):
             if failed is None:
@@ -410,7 +413,7 @@ class Gates:
     # ---- limits of starts
 
     def _pace(self, key: GateKey, state: _State) -> None:
-        """Wait for the next token, if somebody waits for one."""
+        """Wait for the next token, if a run waits for one."""
         gate = state.gate
         if state.timer is not None or not (gate.allowed.rate and gate.waiting and not gate.paused):
             return
@@ -423,7 +426,7 @@ class Gates:
     def _ring(self, key: GateKey, state: _State) -> None:
         state.timer = None
         if self._closed or state.busy:
-            return  # whoever is busy waits for the next one
+            return  # the busy task waits for the next token
         if state.passive:
             state.revision = None
         state.busy = True  # taken over by `_serve`
@@ -460,7 +463,7 @@ class Gates:
             log.debug("a limit could not be served: %s", error)
 
     async def close(self) -> None:
-        """Stop waiting for tokens; let what was begun end."""
+        """Stop waiting for tokens; let changes in progress finish."""
         self._closed = True
         for state in self._states.values():
             if state.timer is not None:
@@ -470,7 +473,7 @@ class Gates:
 
 
 def _changed(gate: Gate, asked: list[_Asked]) -> tuple[Gate, list[bool]]:
-    """The gate after all changes, and their answers; one answer if nothing was asked."""
+    """The gate after all changes, and their answers; one answer if there were no changes."""
     answers = []
     for one in asked:
         gate, answer = one.change(gate)
@@ -485,6 +488,6 @@ def _unsure(asked: list[_Asked], answers: list[bool]) -> bool:
 
 
 def _same(gate: Gate, before: Gate) -> bool:
-    """Whether nothing but the time has passed."""
+    """Whether the gates differ in nothing but accrued tokens."""
     timeless = limits.change(gate, tokens=before.tokens, at=before.at, taken=before.taken)
     return timeless == before

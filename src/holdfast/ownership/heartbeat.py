@@ -48,13 +48,14 @@ steady."""
 FROZEN_SECONDS = 1.0
 """A tick this late means that the process did not run: a busy event loop is late by less."""
 LEAP_SECONDS = 1.0
-"""Wall and monotonic clock apart by this much within one tick: NTP slews far more slowly."""
+"""A difference between wall and monotonic clock within one tick that means a jump: NTP slews far
+more slowly."""
 ENDED_TTL_SECONDS = 86_400.0
 """How long the record of an ended node is kept; its history is in the ledger."""
 
 FORGOTTEN_SECONDS = 1_800.0
-"""A node silent for longer ends, because it cannot know whether it was judged: the record of a
-verdict expires after an hour at the earliest."""
+"""A node that was silent for longer ends, because it cannot know whether it was declared lost: the
+record of a verdict may have expired, after an hour at the earliest."""
 LEAVE_SECONDS = 2.0
 """How long recording its end may delay a node; after that its record expires."""
 AGAIN_SECONDS = 0.5
@@ -305,14 +306,14 @@ class Heartbeat:
                     "DISCONNECTED",
                     by="itself",
                     at=self._now(),
-                    reason="it was silent for so long that a verdict on it may be forgotten",
+                    reason="it was silent for so long that a verdict on it may have expired",
                 )
             )
         self._revision = await self._put(body, 0, ttl)
         self._steady_since = self._clock.monotonic()  # a new bucket lacks the records of others too
         log.warning(
-            "this node's record had lapsed, or was deleted, and nobody had judged it: registered "
-            "again"
+            "this node's record had lapsed or was deleted, and nobody had declared it lost: "
+            "registered again"
         )
         if self._on_gap:
             await self._on_gap()
@@ -380,7 +381,7 @@ class Heartbeat:
                 msgspec.structs.replace(self.record, state="DISCONNECTED", by="its keeper")
             )
         if deputy.gap:
-            log.warning("this node's heartbeat had lapsed and nobody had judged it")
+            log.warning("this node's heartbeat had lapsed and nobody had declared it lost")
             if self._on_gap:
                 await self._on_gap()
             deputy.verified()
@@ -391,7 +392,7 @@ class Heartbeat:
         passed = self._clock.monotonic() - ticked
         leap = (self._clock.utc() - wall) - passed
         if abs(leap) > LEAP_SECONDS:
-            log.warning("the clock of this machine leapt by %+.1f s", leap)
+            log.warning("the clock of this machine jumped by %+.1f s", leap)
         told = self.deputy is not None and self.deputy.blocked
         if passed - delay > max(FROZEN_SECONDS, 0.1 * self.timeout):
             self._failing_since = None
@@ -404,7 +405,8 @@ class Heartbeat:
         if not self._unreachable and self._acknowledged > 0 and silent > self.timeout:
             self._unreachable = True
             log.warning(
-                "NATS could not be reached for %s: if others can, this node counts as lost",
+                "NATS could not be reached for %s: if other nodes can reach it, this node counts "
+                "as lost",
                 text(silent),
             )
 
@@ -459,4 +461,4 @@ class Heartbeat:
                     await self.move("TERMINATING")
                 await self.move("TERMINATED_FORCED" if forced else "TERMINATED_GRACEFULLY")
         except (BrokerError, TimeoutError):
-            log.debug("the end of this node was not written down: its record will expire")
+            log.debug("the end of this node was not recorded: its record will expire")

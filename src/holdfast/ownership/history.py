@@ -2,8 +2,8 @@
 
 `append` returns when the server has stored the line, so that the run's message can be acknowledged
 after it. Never append before the end is confirmed in the run's record: a holder that was replaced
-would write history. Lines that arrive while others are on their way are stored together, in one
-message for each subject: the faster runs end, the less a line costs.
+would write history. Lines that arrive while others are being sent are stored together, in one
+message per subject: the faster runs end, the less a line costs.
 
 `find` looks for one run: in the index, which coordinators write, and in the part of the history
 that is not indexed yet. Without a coordinator that part grows, and looking takes longer; nothing is
@@ -38,23 +38,23 @@ from holdfast.retrying import retrying
 log = logging.getLogger("holdfast.history")
 
 FLIGHTS: Final = 2
-"""Messages under way for one subject: one is in transit while the next is stored."""
+"""Messages in flight per subject: one is in transit while another is being stored."""
 MOST_FLIGHTS: Final = 16
-"""Messages under way for all subjects: with many jobs, and 2 ms to three replicas, still 8,000 a
-second. More would only make messages of fewer lines."""
+"""Messages in flight over all subjects: with many jobs and 2 ms to three replicas, 8,000 a second.
+More would only make messages of fewer lines."""
 MOST_LINES: Final = 64
-"""In one message: a reader that wants one line reads them all."""
+"""Lines in one message: a reader that wants one line reads them all."""
 MOST_BYTES: Final = 128 * 1024
-"""In one message of several lines: far below what a server accepts."""
+"""Bytes of a message with several lines: far below what a server accepts."""
 LARGEST: Final = 4
-"""A payload is kept if it has at most this part of what the server accepts in one message: together
-with the record's result and errors the line must fit."""
+"""A payload is kept up to this fraction of what the server accepts in one message, because the line
+must fit together with the record's result and errors."""
 CLOCKS_SECONDS: Final = 5.0
-"""How far the time of an end may lie before the server's time of its line."""
+"""How much earlier than the server's time of its line an end may be."""
 LOOK_AGAIN_SECONDS: Final = 0.05
-"""A line follows the end within milliseconds."""
+"""How long to wait for a line, which follows the end within milliseconds."""
 TRY_SECONDS: Final = 5.0
-"""How long a caller that cannot do anything about it tries to append."""
+"""How long callers try that cannot do anything about a failure."""
 
 
 class _Waiting(NamedTuple):
@@ -71,9 +71,10 @@ class History:
         self._names = broker.names
         self._journals = NatsJournals(broker)
         self._denied = set[str]()
-        """What this login may not do; asked again after a reconnect, as a login may be renewed."""
+        """What this login may not do; checked again after a reconnect, as a login may be
+        renewed."""
         self._flying: dict[str, int] = {}
-        """How many messages are under way for each subject that has any."""
+        """The number of messages in flight, by subject."""
         self._gathering: dict[str, list[_Waiting]] = {}
         broker.on_reconnect(self._denied.clear)
 
@@ -121,7 +122,7 @@ class History:
         )
 
     async def tell(self, run: str, record: RunRecord, seconds: float = math.inf) -> None:
-        """Tell the flow whose child has ended; every end passes here, and a repeat is harmless."""
+        """Tell a flow that its child has ended. Every end passes here; a repeat is harmless."""
         parent = parent_of(record.parent)
         if parent is not None:
             await retrying(
@@ -155,7 +156,7 @@ class History:
         return done
 
     def _send(self, subject: str) -> None:
-        """Send what has gathered for a subject, as far as messages may be under way."""
+        """Send gathered lines of a subject, up to the limit of messages in flight."""
         while subject in self._gathering and self._flying.get(subject, 0) < FLIGHTS:
             if sum(self._flying.values()) >= MOST_FLIGHTS:
                 return

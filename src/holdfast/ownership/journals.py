@@ -1,4 +1,4 @@
-"""Flows on the wire: their journals, the ends of their children, the events they wait for.
+"""Flows on NATS: their journals, the ends of their children, the events they wait for.
 
     hf.flow.<run>               the journal; each message expects the sequence of the one before
     hf.flow.<run>.<number>      one message for each child of an operation that has ended
@@ -13,17 +13,18 @@ holder appends `open` with its epoch first; the next append of the old one is re
 so a repeated or early one is harmless: the flow is replayed and parks again. Its message id names
 who sends it.
 
-**Children.** Whoever ends a run with a parent stores that end beside the parent's journal and then
-counts: if all are there, it sends the wake. A crash before the run's message is acknowledged
-repeats both. An operation's number differs between the generations of a flow, and the ends are
-removed with its journal. Those that come later, of children that nobody waited for, are removed by
+**Children.** Whoever ends a child stores that end beside the parent's journal and then counts the
+ends: if all are there, it sends the wake. A crash before the run's message is acknowledged repeats
+both. An operation's number differs between the generations of a flow, and the ends are removed with
+its journal. Ends that arrive later, of children that nobody waited for, are removed by
 `forget_ends`.
 
-**Events.** A wait is stored only if the newest event is still the one that the flow has seen, so an
-event is either seen by the flow or comes after the wait, where the watcher of events finds it.
+**Events.** A wait is stored only if the newest event is still the one that the flow has seen. So
+each event is either seen by the flow or stored after the wait, where the watcher of events finds
+it.
 
-Not guaranteed: that a wake is sent at once where a process died between the last end and its wake
-and nothing is redelivered (an `at_most_once` child): coordinators look for such flows.
+Not guaranteed: that a wake is sent at once. If a process dies between the last end and its wake,
+and nothing is redelivered (an `at_most_once` child), coordinators find the flow later.
 """
 
 from __future__ import annotations
@@ -77,9 +78,10 @@ from holdfast.retrying import retrying
 log = logging.getLogger("holdfast.flows")
 
 STOP_SECONDS: Final = DAY
-"""How long it is kept that a flow was cancelled: it ends within seconds of its next wake."""
+"""How long a cancellation is kept: the flow ends within seconds of its next wake."""
 READ_TRIES: Final = 3
-"""Reads of a journal that is being written; the one who reads holds the claim, so it calms down."""
+"""Reads of a journal that changes meanwhile: the reader holds the claim, so the changes soon
+stop."""
 
 Found = dict[str, Any]
 
@@ -100,8 +102,8 @@ class Journals(Protocol):
         epoch: int,
         ttl: float | None = None,
     ) -> int:
-        """Append, if nobody else has; else `Conflict`. `ttl`: fold the journal into these entries,
-        which expire."""
+        """Append if nobody else has, otherwise raise `Conflict`. `ttl`: fold the journal into these
+        entries, which expire."""
         ...
 
     async def ends(self, run: str, number: int, total: int) -> dict[int, ChildEnd]:
@@ -109,7 +111,8 @@ class Journals(Protocol):
         ...
 
     async def forget(self, run: str) -> None:
-        """The flow has ended: remove what its children and a cancellation left. Best effort."""
+        """Once the flow has ended, remove what its children and a cancellation left. Best
+        effort."""
         ...
 
     async def stop(self, run: str, why: str) -> None:
@@ -117,11 +120,12 @@ class Journals(Protocol):
         ...
 
     async def stopped(self, run: str) -> str:
-        """Why a flow is cancelled; empty: it is not."""
+        """Why the flow was cancelled; empty if it was not."""
         ...
 
     async def unstop(self, run: str) -> None:
-        """A cancellation came too late: a replay of the flow is not cancelled. Best effort."""
+        """Remove a cancellation that came too late, so that it does not cancel a replay. Best
+        effort."""
         ...
 
     async def wake(
@@ -131,7 +135,7 @@ class Journals(Protocol):
         ...
 
     async def unwake(self, group: str, job: str, run: str, mark: str) -> None:
-        """Take a later wake back. Best effort."""
+        """Remove a scheduled wake. Best effort."""
         ...
 
     async def newest(self, event: str, key: str) -> KeyedEvent | None:
@@ -139,7 +143,7 @@ class Journals(Protocol):
         ...
 
     async def wait(self, event: str, key: str, wake: RunMessage, run: str, after: int) -> bool:
-        """Store that a flow waits for an event after that one; False: a newer one is there."""
+        """Store that a flow waits for an event after that one; False if a newer one is stored."""
         ...
 
     async def unwait(self, event: str, key: str, run: str) -> None:
@@ -235,7 +239,7 @@ class NatsJournals:
         try:
             return (await self._broker.store(subject, body, headers)).seq
         except Conflict:
-            # Perhaps an earlier copy of this very write, whose answer was lost.
+            # The conflict may be an earlier copy of this write, whose answer was lost.
             last = await self._last(subject)
             if last is not None and int(last["seq"]) > expected:
                 same = base64.b64decode(last.get("data", "")) == body
@@ -261,7 +265,7 @@ class NatsJournals:
         """Read the ends of children.
 
         A replica that lags may answer. If some seem to be missing, the leader is asked how many
-        there are: the wake of the last one must not be taken for an early one.
+        there are: the wake of the last one must not be mistaken for an early one.
         """
         subject = self._names.flow_children(run, number)
         for _ in range(READ_TRIES):
@@ -287,10 +291,11 @@ class NatsJournals:
         await self._purge(self._names.flows, self._names.flow_children(run, "*"))
 
     async def forget_ends(self) -> int:
-        """Remove ends of children that no flow waits for; returns of how many operations.
+        """Remove ends of children that no flow waits for; returns the number of operations they
+        belonged to.
 
-        A journal is read after the subject was found, so one that is not there, has ended or is of
-        another generation will never ask for it.
+        The journal is read after the subject was found. So if it is missing, has ended or belongs
+        to another generation, no flow will ever ask for these ends.
         """
         removed = 0
         async for subject in self._subjects(self._names.flow_children("*", "*")):
@@ -322,7 +327,7 @@ class NatsJournals:
     async def _count(self, subject: str) -> tuple[int, bool]:
         """How many children have ended, at some time after this call began.
 
-        Children that end together share a look; True for one of those that share it.
+        Children that end together share one count; returns True to only one of them.
         """
         if subject in self._later_looks:
             return await asyncio.shield(self._later_looks[subject]), False
@@ -430,8 +435,8 @@ class NatsJournals:
     async def forget_events(self, before: float) -> None:
         """Remove events that were stored before an instant.
 
-        Those that our client published have expired by then; others have no TTL. Nothing newer is
-        removed: where no event is newer, the purge ends at the sequence that was the last before.
+        Events from our client have expired by then; those of others have no TTL. Newer events stay:
+        if there are none, the purge ends at the sequence that was the last one before it began.
         """
         subject, stream = self._names.signal_any, self._names.flows
         end = int((await self._broker.api(f"STREAM.INFO.{stream}", {}))["state"]["last_seq"]) + 1
@@ -448,7 +453,7 @@ class NatsJournals:
         try:
             await self._broker.api(f"STREAM.PURGE.{stream}", {"filter": subject})
         except BrokerError as error:
-            log.debug("%s is left to itself: %s", subject, error)
+            log.debug("%s could not be cleaned up: %s", subject, error)
 
 
 def _headers(found: Found) -> dict[str, str]:
@@ -466,7 +471,7 @@ class Writer:
         clock: Clock,
         lost: Callable[[], bool],
     ) -> None:
-        """`lost` says whether the claim is known to be lost."""
+        """`lost` returns whether the claim is known to be lost."""
         self._journals = journals
         self.journal = journal
         self.epoch = epoch
@@ -474,7 +479,8 @@ class Writer:
         self._lost = lost
 
     async def append(self, *entries: JournalEntry, ttl: float | None = None) -> None:
-        """Store entries, however long that takes; `ClaimLost` if somebody else has opened it."""
+        """Store entries, however long that takes; `ClaimLost` if another holder has opened the
+        journal."""
         journal = self.journal
 
         async def store() -> int:

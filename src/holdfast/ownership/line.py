@@ -1,9 +1,9 @@
 """The line of a limit on NATS: one stored message for each run that waits, in the jobs' stream.
 
-An entry has its own subject, `hf.later.<limit>.<key>.<run>`, without a consumer: it is nobody's
-backlog, and the server refuses a second one of the same run. It carries the whole message that is
-sent when the run gets a place. Anyone who may send runs may also write here, so what cannot be a
-run's message is removed when its turn comes.
+An entry has its own subject, `hf.later.<limit>.<key>.<run>`, without a consumer. So it does not
+count as lag, and the server refuses a second entry for the same run. It contains the whole message
+to send when the run gets a place. Anyone who may send runs may also write here, so a message that
+cannot be a run's is removed when its turn comes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from holdfast.ownership.gates import GateKey, Waiter
 log = logging.getLogger("holdfast.limits")
 
 AHEAD: Final = 16
-"""Messages of a line that are read together: a request costs more than a message, and a process
+"""Messages of a line that are read together: a request costs more than a message, but a process
 keeps them for each busy gate."""
 
 
@@ -38,7 +38,7 @@ class NatsLine:
         self._get = f"STREAM.MSG.GET.{broker.names.jobs}"
 
     async def add(self, gate: GateKey, run: str, message: RunMessage) -> Entry:
-        """Store a message, unless the run has one in the line: the entry that is there then."""
+        """Store a message unless the line has one of the run; returns the entry in the line."""
         subject = self._names.line(*gate, run)
         headers = {k: v for k, v in message.headers.items() if k != H_MSG_ID}
         headers |= {H_EXPECTED: "0", H_SUBJECT: message.subject}
@@ -65,7 +65,7 @@ class NatsLine:
             if waiter is not None:
                 return waiter
             start = int(found["seq"]) + 1
-            log.warning("%s is no run that waits: removed", found["subject"][:200])
+            log.warning("%s is not a waiting run: removed", found["subject"][:200])
             await self._delete(start - 1)
 
     async def some(self, gate: GateKey, start: int) -> Sequence[Waiter]:

@@ -2,8 +2,8 @@
 
 Every role uses it: worker, scheduler, dispatcher, coordinator, agent, web. A node answers pings on
 its own subject, so a crash shows at once as "no responders"; the answer includes the index of what
-it holds, unless the asker has it already. Each transition is also written to the ledger, where the
-history outlives the node.
+it holds, unless the sender of the ping has it already. Each transition is also written to the
+ledger, where the history outlives the node.
 
 Whether another node is alive is read from its record; only the server's expiry and the verdicts of
 coordinators decide, no local clock. Without a coordinator, a node that needs to know declares a
@@ -114,9 +114,12 @@ class Membership:
         if not self.heartbeat.record.liveness.enabled:
             log.warning(
                 "liveness.enabled = no: no coordinator notices when this node dies or hangs, and "
-                "what it holds then waits. For debugging only"
+                "its runs then wait. For debugging only"
             )
-        names, _ = self._broker.names, self._broker.guard  # says at once what it cannot verify
+        names, _ = (
+            self._broker.names,
+            self._broker.guard,
+        )  # warns at once if it cannot verify requests
         await self._broker.subscribe(names.node(self.node, "ping"), self._on_ping)
         await self._broker.subscribe(names.node(self.node, "drain"), self._on_drain)
         await self.heartbeat.start()
@@ -186,7 +189,7 @@ class Membership:
         return False
 
     def to_blame(self, node: str, run: str) -> bool:
-        """Whether a run may have brought down a node that is known to be gone."""
+        """Whether a run may have caused the death of a node that is known to be gone."""
         culprits = self._culprits.get(node)
         return culprits is None or run in culprits
 
@@ -216,10 +219,10 @@ class Membership:
             node,
             node.split("-")[0],
             state="DISCONNECTED",
-            reason="its heartbeat had lapsed when its runs were looked at",
+            reason="its heartbeat had lapsed when its runs were checked",
             since=now,
             by=self.node,
-            liveness=self.heartbeat.record.liveness,  # its own is gone; its peers use the same
+            liveness=self.heartbeat.record.liveness,  # its own are gone; its peers use the same
         )
         try:
             await self.nodes.put(node, nodes.encode(record), expected=0, ttl=ENDED_TTL_SECONDS)

@@ -2,9 +2,9 @@
 
 A limit's rule is one record. Workers register the limits of their code when they start: a lower
 release changes nothing, and an operator's numbers stay until the code itself changes
-(`model.limit.registered`). A worker reads the rules again when one changes, and now and then in
-case it missed that; its gates carry the newest rule that anybody has applied, so one that is behind
-cannot bring back old numbers.
+(`model.limit.registered`). A worker reads the rules again when one changes, and periodically in
+case it missed that. Gates contain the newest rule that any process has applied, so a worker that is
+behind cannot bring back old numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from holdfast.retrying import repeating
 LOOK_SECONDS: Final = 5.0
 """How often rules are read again, in case a change was missed."""
 TRIES: Final = 20
-"""Each try lets one writer through; rules are changed by few at once."""
+"""In each round one writer wins; few change rules at once."""
 
 
 class Rules:

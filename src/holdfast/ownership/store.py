@@ -56,12 +56,12 @@ class MemoryEntry(NamedTuple):
     revision: int
     expires: float | None = None
     stored: float = 0.0
-    """When, by the server's clock; 0: at the instant its writer knew."""
+    """When it was stored, by the server's clock; 0 if only its writer knows."""
 
 
 SWEEP_LEAST = 1_000
-"""Entries before the first sweep. Later ones come when their number has doubled, so that a write
-costs the same however many there are."""
+"""Entries before the first sweep of expired ones. Each later sweep comes when their number has
+doubled, so that the cost of a write does not depend on their number."""
 
 
 class MemoryStore:

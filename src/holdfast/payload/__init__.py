@@ -10,8 +10,8 @@ Parameters annotated with a context class, or called `ctx` without an annotation
 the payload. An empty body means "no arguments", and null where a value is needed.
 
 JSON as it is read and written here: numbers, dates, UUIDs and enums as keys become texts, other
-keys are refused; of a member that occurs twice the last one counts; datetime, UUID, Decimal, Enum
-and bytes (base64) travel as msgspec writes them.
+keys are refused; if a member occurs twice, the last one counts; datetime, UUID, Decimal, Enum and
+bytes (base64) travel as msgspec writes them.
 """
 
 from holdfast.payload.keys import KeyRule

@@ -4,9 +4,9 @@
     @app.job(key="order.id")                       a member of a parameter
     @app.job(key=lambda order: f"{order.id}:ocr")  called with the payload's arguments
 
-Both sides compute it from the decoded body, so that a default, or a number written as text, gives
-the same key wherever it is filled in. What has no key raises `InvalidPayload`: an empty text, None,
-or a value that is neither a text nor a number, a date, an enum or a UUID.
+Both sides compute it from the decoded body, so that defaults, and numbers written as text, give the
+same key on both. An empty text, None, or a value that is neither text, number, date, enum nor UUID
+raises `InvalidPayload`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _is_plain(path: tuple[str, ...], signature: Signature) -> bool:
 
 
 def _check_member(job: str, path: tuple[str, ...], annotation: Any) -> None:
-    """Refuse a member that the type does not have, where its members are known."""
+    """Refuse a member that the type does not have, if its members are known."""
     if not path or not isinstance(annotation, type):
         return
     fields = getattr(annotation, "model_fields", None) or getattr(

@@ -1,8 +1,8 @@
-"""What is wrong with a payload, told before it is sent to workers that would refuse it.
+"""Finds out what is wrong with a payload before it is sent to workers that would refuse it.
 
-For people who mistype, with what workers publish about their jobs (`holdfast.payload.published`).
-Guaranteed: nothing is refused that a worker of the job would take. Types that a schema does not
-describe pass, and so does everything when nothing is published, or the label makes no sense.
+It catches typing mistakes by what workers publish about their jobs (`holdfast.payload.published`).
+Guaranteed: nothing is refused that a worker of the job would accept. Types that a schema does not
+describe pass, and so does everything if nothing is published or the label makes no sense.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SCALARS: Final = frozenset({"string", "number", "integer", "boolean"})
 _BOOLEANS: Final = frozenset(
     {"0", "1", "f", "false", "n", "no", "off", "on", "t", "true", "y", "yes"}
 )
-"""The texts that pydantic takes for a bool."""
+"""The texts that pydantic accepts as a bool."""
 
 
 def misfit(job: Published, body: bytes) -> str:
@@ -27,7 +27,7 @@ def misfit(job: Published, body: bytes) -> str:
 
 
 def ignored(job: Published, body: bytes) -> list[str]:
-    """Members that the job ignores although they look like misspelt ones, as sentences."""
+    """Members that the job ignores but that look like misspelt ones, as sentences."""
     return _judged(job, body)[1]
 
 
@@ -57,7 +57,7 @@ class _Check:
         wrong = self._several(value)
         first = job.parameters[:1]
         if wrong and first and not empty and set(job.required) <= set(first):
-            # A bare value, from when the first parameter was the only one.
+            # A bare value, sent when the first parameter was the only one.
             return self._value(first[0], value) and wrong
         return wrong
 
@@ -80,7 +80,7 @@ class _Check:
         return self._value(name, value)
 
     def _takes_objects(self, schema: Any) -> bool:
-        """Whether a value may be an object: then the payload is not the value with its name."""
+        """Whether a value may be an object, in which case the payload is the bare value."""
         found = resolved(schema, self._job.types)
         options = found.get("anyOf") or found.get("oneOf")
         if options:
@@ -178,7 +178,7 @@ def _is_kind(value: Any, kinds: list[str]) -> bool:
 
 
 def _becomes(value: Any, kinds: list[str], schema: dict[str, Any]) -> bool:
-    """Whether pydantic takes a value, or makes one of these kinds of it."""
+    """Whether pydantic accepts a value as one of these kinds, or converts it to one."""
     kind, wanted = _kind(value), _SCALARS & set(kinds)
     if _is_kind(value, kinds):
         return True

@@ -37,15 +37,17 @@ class Published(msgspec.Struct, frozen=True, omit_defaults=True):
     rest: bool = False
     """It takes members of any name (`**kwargs`)."""
     schemas: dict[str, Any] = {}
-    """JSON Schemas by parameter; one that is missing takes anything."""
+    """JSON Schemas by parameter; a parameter without one accepts anything."""
     types: dict[str, Any] = {}
     """Schemas that these refer to."""
     key: str = ""
-    """How the job computes its key: the path to a text or whole number, or `*`: only it can."""
+    """How the job computes its key: the path to a text or whole number, or `*` if only the job
+    can."""
     lax: tuple[str, ...] = ()
-    """Parameters of pydantic types, which turn texts into numbers and the like."""
+    """Parameters of pydantic types, which convert texts to numbers and the like."""
     plain: tuple[str, ...] = ()
-    """Those of them that take nothing else: no validators before pydantic's, no second names."""
+    """Those of them that accept nothing else: they have no validators before pydantic's and no
+    aliases."""
     defaults: dict[str, Any] = {}
     """Defaults by parameter, as far as they are JSON and not secret."""
     options: dict[str, str] = {}
@@ -125,7 +127,7 @@ def read_label(text: str | None) -> Published | None:
 
 
 def key_in(job: Published, body: bytes) -> str:
-    """The key that the job computes from a payload; empty if that cannot be told from outside."""
+    """The key that the job computes from a payload; empty if only the job can compute it."""
     path = job.key.split(".")
     try:
         value = json.loads(body)
@@ -159,7 +161,7 @@ def resolved(schema: Any, types: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_bare(job: Published, value: Any) -> bool:
-    """Whether a body is the value of the first parameter, without its name."""
+    """Whether a body is the bare value of the first parameter."""
     if len(job.parameters) == 1:
         return not (isinstance(value, dict) and job.parameters[0] in value)
     return not isinstance(value, dict) and set(job.required) <= set(job.parameters[:1])
@@ -169,7 +171,7 @@ def _is_bare(job: Published, value: Any) -> bool:
 
 _SAMPLES: Final = {"integer": 0, "number": 0, "boolean": False, "array": [], "null": None}
 _DEEPEST: Final = 5
-"""Objects in objects that a sample fills in; types may contain themselves."""
+"""Levels of objects that a sample fills in; types may contain themselves."""
 
 
 def sample(job: Published, text: str = "") -> Any:

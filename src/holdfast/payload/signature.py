@@ -327,7 +327,7 @@ class _Several:
         return InvalidPayload(text)
 
     def _decode_alone(self, body: bytes, refusal: InvalidPayload) -> dict[str, Any]:
-        """Read a bare value, from when the first parameter was the only one.
+        """Read a bare value, sent when the first parameter was the only one.
 
         An object counts as one only if the parameter's type does not accept every object.
         """

@@ -46,7 +46,7 @@ class Reader(Protocol):
     """Reads and writes values of one annotation."""
 
     prepares: bool
-    """Whether `plain` does anything to a value before it is written."""
+    """Whether `plain` changes a value before it is written."""
 
     def read(self, body: bytes | msgspec.Raw) -> Any: ...
 
@@ -169,7 +169,7 @@ def _check_readable(body: bytes) -> None:
 
 
 def _own(value: Any) -> Any:
-    """A value at the top: what pydantic made is written by pydantic, the rest by msgspec."""
+    """A top-level value: pydantic writes what it made, msgspec everything else."""
     return _foreign(value) if _dumps_itself(value) else value
 
 
@@ -253,8 +253,8 @@ _CHANGED_TEXT = frozenset({"strip_whitespace", "to_lower", "to_upper"})
 
 
 def pydantic_extras(annotation: Any) -> tuple[bool, bool]:
-    """Whether pydantic takes more of this type than its JSON Schema says (validators that come
-    first, second names), and whether what it takes may become another value."""
+    """Whether pydantic accepts more for this type than its JSON Schema says (validators that run
+    first, aliases), and whether it may change an accepted value."""
     from pydantic import TypeAdapter
 
     takes_more = changes = False

@@ -2,7 +2,7 @@
 
     begin   read the progress, send what the leader before had planned and not marked
     tick    take what is due ──► plan (atomic, fenced) ──► send ──► mark (atomic, fenced)
-            marks wait while more is due: what is late comes first
+            marks wait while more is due: late slots come first
 
 A crash between any two steps loses and duplicates nothing. What is not planned is still due for the
 next leader, since the watermark moves in the same batch as the slots. What is planned but not
@@ -36,8 +36,8 @@ log = logging.getLogger("holdfast.scheduler")
 MOST_TAKEN = 20_000
 """Slots decided in one tick: bounds its duration; the rest follow in later ticks."""
 MOST_UNMARKED = 200_000
-"""Slots that are sent and not marked while more are due: bounds what a successor of a leader that
-dies looks through."""
+"""Slots that may be sent but not marked while more are due: if the leader dies, its successor has
+to check all of them."""
 
 
 class Leader:
@@ -169,7 +169,7 @@ class Leader:
         """Record slots; returns those to send."""
         wanted = [self._planned(d) for d in decisions]
         wanted = await self._overlaps.judge(wanted, [d.schedule.overlap for d in decisions])
-        few = len(self._unmarked) <= MOST_PLANNED  # else looking through them would cost too much
+        few = len(self._unmarked) <= MOST_PLANNED  # otherwise checking them would cost too much
         settled = self._settled(frozenset()) if few else self.progress.settled
         progress = self._progress(settled, watermark)
         recorded = await self._store.plan(wanted, progress, self.epoch)
@@ -206,7 +206,7 @@ class Leader:
         if planned.schedule not in self._told:
             self._told.add(planned.schedule)
             log.error(
-                "schedule %s: its payload is larger than the server takes, so that its slots are "
+                "schedule %s: its payload is larger than the server accepts, so its slots are "
                 "skipped: put the data into an object store and send its key, or raise max_payload",
                 planned.schedule,
             )

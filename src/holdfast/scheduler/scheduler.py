@@ -69,7 +69,8 @@ SILENT_SECONDS = 30.0
 PAUSES_SECONDS = 5.0
 """How often the consumers of paused jobs are checked, while there are any."""
 MEASURE_SECONDS = 5.0
-"""Twelve measurements in the window of `broker.time`: at least one has a fast answer."""
+"""How often the server's time is measured: twelve times in the window of `broker.time`, so that at
+least one answer is fast."""
 
 
 class Scheduler(Role):
@@ -350,7 +351,7 @@ class Scheduler(Role):
         if not self._is_clock_right:
             found.append(f"the clock is off by {self.broker.time.offset:+.1f} s")
         if not self._election.established:
-            found.append("neither leader nor behind one")
+            found.append("neither leading nor following a leader")
         if self._leader is not None and self._leader.unsent:
             found.append(f"{self._leader.unsent} slots are recorded and could not be sent yet")
         if self._overdue() > SILENT_SECONDS:

@@ -1,4 +1,4 @@
-"""The leader's store of slots: plan, send, mark, and find what was left undone.
+"""The leader's store of slots: plan, send, mark, and find unfinished ones.
 
 `plan` writes slots and progress in one atomic batch. Each slot must be new (expected revision 0),
 and the progress record expects the term to be at the leader's epoch: the server rejects a slot that
@@ -7,8 +7,8 @@ the term is read; if it still holds, existing slots are left out of the batch an
 their own revisions, to be sent like the rest if they are not marked as sent.
 
 `send` publishes runs with the slot's id as message id: a repeat within the stream's window is
-dropped and reported as a duplicate. A run too large for the server is `TOO_LARGE`: no retry could
-send it. `mark` is fenced like `plan`.
+dropped and reported as a duplicate. A run that is too large for the server gives `TOO_LARGE`:
+retrying would not help. `mark` is fenced like `plan`.
 
 Without an answer the outcome is unknown (`OutcomeUnknown`): the caller repeats the call, and every
 call is idempotent.
@@ -99,7 +99,7 @@ class TooLarge(enum.Enum):
 
 TOO_LARGE = TooLarge.TOO_LARGE
 Answer = Sent | TooLarge | None
-"""None if there was no answer or nothing could be sent: try again."""
+"""None if there was no answer or nothing could be sent; try again."""
 
 
 class SlotStore(Protocol):
@@ -185,7 +185,7 @@ class NatsSlots:
     async def mark(
         self, planned: Sequence[Planned], progress: SchedulerProgress, epoch: int
     ) -> int:
-        """Record what became of slots; returns the newest revision."""
+        """Record the state of slots; returns the newest revision."""
         try:
             return await self._commit(planned, progress, epoch)
         except Conflict:

@@ -71,7 +71,7 @@ class ScheduleView(Mirror):
         """The bucket was deleted and recreated: write its records back."""
         known = {schedule_key(n): schedules.encode(s) for n, s in self.schedules.items()}
         known |= self._others
-        log.warning("putting %d records back into %s", len(known), self._bucket.name)
+        log.warning("restoring %d records of %s", len(known), self._bucket.name)
         for key, body in known.items():
             with contextlib.suppress(Conflict):  # another scheduler was faster
                 await self._bucket.put(key, body, expected=0)

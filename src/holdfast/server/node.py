@@ -27,19 +27,20 @@ from holdfast.server.process import (
 MAX_PAYLOAD = 1024 * 1024
 """The official server's default."""
 READY_SECONDS = 20.0
-"""A start takes a tenth of a second, and five where a cluster waits out an election."""
+"""Timeout of a start, which takes a tenth of a second, or five seconds if a cluster waits out an
+election."""
 STOP_SECONDS = 10.0
-"""For an orderly shutdown, which writes its state; then it is killed."""
+"""Timeout of an orderly shutdown, which writes its state; then it is killed."""
 RELOAD_SECONDS = 10.0
-"""Many times what it takes, for machines under load."""
-ATTEMPTS = 5  # starts, when others keep taking the port that we chose
+"""Timeout of a reload: many times what it takes, for machines under load."""
+ATTEMPTS = 5  # attempts to start if other programs take the port that we chose
 
 ROOMY = "1PB"
-"""Storage of a fast server, for tests: each of their many namespaces reserves some."""
+"""Storage of a fast server. It is for tests, and each of their many namespaces reserves some."""
 _PACE_SECONDS = 0.005
-"""Between two checks: short against a start, which tests wait for often."""
+"""Pause between two checks: short compared to a start, which tests wait for often."""
 _LOG_LINES = 12
-"""Shown in an error: the reason for a failed start is among the last few."""
+"""Log lines shown in an error: the reason for a failed start is among the last few."""
 _RELOADED = "Reloaded server configuration"
 _NOT_RELOADED = "Failed to reload server configuration"
 _IN_USE = re.compile(r"listen tcp \S*:(\d+): bind: address already in use")
@@ -72,7 +73,7 @@ class Server:
         self.includes = tuple(includes)
         self._wanted = (port, monitor_port)
         self._ports = (port, monitor_port)
-        self._settled = False  # was ready once: from now on the ports stay
+        self._settled = False  # was ready once: from now on the ports are fixed
         self._cluster_config = ""  # see join
         self._store = store
         self._own_store: tempfile.TemporaryDirectory[str] | None = None
@@ -151,7 +152,7 @@ class Server:
         )
 
     def start(self) -> None:
-        """Spawn the process and return at once; `wait_ready` tells how it went."""
+        """Spawn the process and return at once; `wait_ready` reports the result."""
         if self.running:
             raise ServerError(f"the nats-server {self.name!r} is already running: stop it first")
         if self._store is None:
@@ -197,7 +198,7 @@ class Server:
             )
 
     def _reloads(self) -> tuple[int, int]:
-        """How often it has taken a new configuration, and refused one."""
+        """How often it has loaded a new configuration, and refused one."""
         text = self.log_path.read_text(encoding="utf-8", errors="replace")
         return text.count(_RELOADED), text.count(_NOT_RELOADED)
 

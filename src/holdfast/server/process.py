@@ -1,4 +1,4 @@
-"""The nats-server process: its binary, its ports, and how it is held.
+"""The nats-server process: its binary, its ports, and the lock on its store.
 
 The store is locked with `flock` on a file descriptor that only the child keeps: the lock is gone
 exactly when the child is. nats-server itself would open one store twice and corrupt it.
@@ -24,8 +24,8 @@ _EXECUTABLE = "nats-server.exe" if sys.platform == "win32" else "nats-server"
 _LOWEST_PORT = 10_240
 """Above the ports of well-known services, and 4222, 6222 and 8222 of other nats-servers."""
 MEMORY_BYTES = 1_536 * 2**20
-"""The server collects garbage before it uses more; what it really needs it still gets. Without a
-limit it keeps up to as much garbage as it has data."""
+"""The server collects garbage before it uses more than this; it still gets what it really needs.
+Without a limit it keeps up to as much garbage as data."""
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -101,8 +101,8 @@ def temporary_store() -> tempfile.TemporaryDirectory[str]:
 class Process(Child):
     """One running nats-server. Nothing in the store is touched before it is locked.
 
-    Another server that runs on it would find our configuration at its next reload and refuse it: a
-    revoked user would stay.
+    If another server ran on it, that one would find our configuration at its next reload and refuse
+    it: a revoked user could stay logged in.
     """
 
     def __init__(self, config: str, store: Path, log: Path) -> None:
@@ -125,7 +125,7 @@ class Process(Child):
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with a limit of memory unless there is one: at most half of what the machine has."""
+    """Our environment, with a memory limit if it has none: at most half of the machine's memory."""
     limit = MEMORY_BYTES
     if hasattr(os, "sysconf"):  # not on Windows
         limit = min(limit, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)

@@ -1,4 +1,5 @@
-"""A canary: a push goes to a few agents, is watched for a while, then goes to all or back.
+"""A canary: a push goes to a few agents, is watched for a while, then goes to all agents or is
+rolled back.
 
     push to the wave ─► every agent of it has it in force ─► soak ─► checks ─► promoted to all
                             │ one refuses, is silent,          │ one fails
@@ -7,7 +8,7 @@
 
 Guaranteed: agents outside the wave keep their snapshot until the promotion. If the process that
 watches is killed or cut off, nothing is promoted, and the wave's agents go back by themselves when
-the canary's time runs out. Not guaranteed: that what the checks do not look at is in order.
+the canary's time runs out. Not guaranteed: anything that the checks do not cover.
 """
 
 from __future__ import annotations
@@ -30,17 +31,18 @@ from holdfast.settings.tree import Tree
 log = logging.getLogger("holdfast.settings")
 
 APPLY_SECONDS: Final = 90.0
-"""For the wave to have it in force, which takes about two seconds; else it is taken back."""
+"""How long the wave may take to have it in force, usually two seconds; then the push is rolled
+back."""
 CHECK_SECONDS: Final = 60.0
-"""For the checks and the decision together, beyond the soak."""
+"""Time for the checks and the decision together, on top of the soak."""
 LOOK_SECONDS: Final = 0.5
 """A fraction of the two seconds that a wave takes."""
 NOT_YET: Final = "does not have it in force"
 BACK_SECONDS: Final = 30.0
-"""How long to watch the wave go back; it takes about two seconds."""
+"""How long to wait for the wave to go back, which takes about two seconds."""
 
 Check = Callable[[Sequence[str]], Awaitable[str]]
-"""Looks at the agents of the wave; returns what is wrong, or nothing."""
+"""Checks the agents of the wave; returns what is wrong, or nothing."""
 
 
 @dataclass
@@ -50,11 +52,11 @@ class CanaryVerdict:
     trial: int
     """The revision that was tried."""
     final: Plan
-    """What decided it."""
+    """The revision that decided it."""
     failure: str = ""
-    """Why it was taken back; empty when it was promoted."""
+    """Why it was rolled back; empty when it was promoted."""
     not_back: Sequence[str] = ()
-    """Agents of the wave that have not confirmed that they are back."""
+    """Agents of the wave that have not confirmed the return to the previous snapshot."""
 
 
 class Trial:
@@ -71,7 +73,7 @@ class Trial:
         self._records = Bucket(broker, broker.names.agents)
 
     async def push(self, folder: Path, **options: Any) -> tuple[Tree, Plan, CanaryVerdict | None]:
-        """Push to the wave, watch, and decide; no verdict when nothing would change."""
+        """Push to the wave, watch, and decide; returns None if nothing would change."""
         now = self._broker.server_now()
         until = now + APPLY_SECONDS + self._soak + CHECK_SECONDS
         tree, plan = await self._publisher.push(folder, wave=(self.wave, until), **options)
@@ -139,7 +141,8 @@ class Trial:
         }
 
     async def _not_back(self, trial: Revision) -> list[str]:
-        """Wait for the wave to be back; returns the agents that are not."""
+        """Wait for the wave to return to the previous snapshot; returns the agents that have
+        not."""
         clock = self._broker.clock
         begun = clock.monotonic()
         while True:

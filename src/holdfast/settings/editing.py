@@ -87,7 +87,7 @@ def put(file: str, text: str, path: str, value: str) -> str:
     found = [s for s in document.secrets(file, changed) if s.path == path]
     if [s.value for s in found] != [value]:
         raise SettingsError(
-            f"{path} cannot be written into {file}.yaml by itself: put '{TAG} x' there with an "
+            f"{path} cannot be added to {file}.yaml automatically: put '{TAG} x' there with an "
             "editor, and set it again"
         )
     return changed
@@ -99,7 +99,7 @@ def _replaced(file: str, text: str, path: str, value: str) -> str:
         if where != path:
             continue
         if not isinstance(node, yaml.ScalarNode):
-            raise SettingsError(f"{path} of {file}.yaml is not one value: name one inside it")
+            raise SettingsError(f"{path} of {file}.yaml is not a single value: name one inside it")
         start, end = node.start_mark.index, node.end_mark.index
         before = " " if text[start - 1 : start] == ":" else ""
         after = "\n" if text[start:end].endswith("\n") else ""
@@ -111,8 +111,8 @@ def _added(file: str, text: str, path: str, value: str) -> str:
     """The text with a new key added."""
     if "{%" in text:
         raise SettingsError(
-            f"{file}.yaml has no {path}, and statements between which it could stand: add it with "
-            f"an editor as '{TAG} x', and set it again"
+            f"{file}.yaml has no {path}, and template statements leave no clear place for it: add "
+            f"it with an editor as '{TAG} x', and set it again"
         )
     parent, rest = _parent(file, text, path)
     if parent is None:

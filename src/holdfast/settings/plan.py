@@ -4,9 +4,10 @@ Unchanged items are not written: files compare by hash, secrets by fingerprint, 
 them. A changed secret gets a new version, `<revision>-<random>`, unique to this push; so boxes of
 two versions coexist, and each manifest finds the ones it names.
 
-Boxes of the snapshot in force, and of a push that may still be in progress, are kept until the new
-snapshot is in force. Files, manifests and revisions of the last `KEPT` pushes stay, and so do their
-secrets, sealed to the account: `plan_return` brings any of them back as a new revision.
+A *box* is a secret sealed for one agent. Boxes of the snapshot in force, and of a push that may
+still be in progress, are kept until the new snapshot is in force. Files, manifests and revisions of
+the last `KEPT` pushes stay, and so do their secrets, sealed to the account: `plan_return` brings
+any of them back as a new revision.
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ from holdfast.settings.top import Top
 from holdfast.settings.tree import Tree
 
 LARGEST_SEALED: Final = 512 * 1024
-"""Per agent; as one message it must fit NATS's default limit of 1 MiB."""
+"""Bytes of an agent's sealed secrets: as one message they must fit NATS's default limit of 1
+MiB."""
 
 MOST_CANARIES: Final = 1_000
-"""Their ids are in the revision, which every agent receives."""
+"""Most agents of a canary: their ids are in the revision, which every agent receives."""
 KEPT: Final = 10
-"""Revisions that can be gone back to. Only what differs between them takes space."""
+"""Revisions that 'rollback' can return to. Only their differences take space."""
 
 Boxes = dict[str, dict[str, dict[int, bytes]]]
 Needs = dict[str, set[tuple[str, str]]]
@@ -85,7 +87,7 @@ def plan_push(
     now: float,
     wave: tuple[Sequence[str], float] | None = None,
 ) -> Plan:
-    """What it takes to make the server match a tree; `wave`: on these agents, until that time."""
+    """The plan to make the server match a tree; `wave`: only for these agents, until that time."""
     check_undecided(there, now)
     plan = _begun(there)
     number = there.revision.number + 1 if there.revision else 1
@@ -116,9 +118,10 @@ def plan_push(
 def plan_return(
     there: Published, sealer: Sealer, agents: Iterable[str], number: int, now: float
 ) -> Plan:
-    """What it takes to make an earlier revision's content current again, as a new revision.
+    """The plan to make an earlier revision's content current again, as a new revision.
 
-    Number 0 takes back the last change: a canary in progress, else the snapshot before this one.
+    Number 0 undoes the last change: it ends a canary in progress, or returns to the previous
+    snapshot.
     """
     current = there.kept()
     if number == 0:
@@ -130,7 +133,7 @@ def plan_return(
 def plan_decision(
     there: Published, sealer: Sealer, agents: Iterable[str], now: float, promote: bool
 ) -> Plan:
-    """What it takes to give a canary's snapshot to every agent, or to take it back."""
+    """The plan to give a canary's snapshot to every agent, or to roll it back."""
     tried = there.kept()
     if promote and tried.canary:
         return plan_kept(there, sealer, agents, tried.canary.manifest, now)
@@ -147,7 +150,7 @@ def plan_kept(
     back_to: int = 0,
     generations: list[int] | None = None,
 ) -> Plan:
-    """What it takes to publish a manifest that is kept, for these generations of keys."""
+    """The plan to publish a kept manifest, for these generations of keys."""
     plan = _begun(there)
     plan.generations = generations or plan.generations
     manifest = there.snapshot(hash)
@@ -177,12 +180,12 @@ def _before(there: Published, current: Revision, now: float) -> int:
 
 
 def check_undecided(there: Published, now: float) -> None:
-    """Refuse to publish over a canary that is being tried."""
+    """Refuse to publish while a canary is in progress."""
     canary = there.revision.on_trial(now) if there.revision else None
     if canary is not None:
         raise SettingsError(
             f"revision {there.kept().number} is being tried on {len(canary.agents)} agents for "
-            f"{canary.until - now:.0f} more seconds: wait for its end, or take it back with "
+            f"{canary.until - now:.0f} more seconds: wait for its end, or roll it back with "
             "'holdfast settings rollback'",
             reason="conflict",
         )
@@ -191,7 +194,8 @@ def check_undecided(there: Published, now: float) -> None:
 def _checked_wave(there: Published, agents: Sequence[str], until: float) -> tuple[list[str], float]:
     if there.revision is None:
         raise SettingsError(
-            "nothing is published yet: a canary needs a snapshot to go back to. Push without it"
+            "nothing is published yet, and a canary needs a snapshot to go back to: push without "
+            "--canary"
         )
     if not 1 <= len(agents) <= MOST_CANARIES:
         raise SettingsError(
@@ -240,7 +244,8 @@ def _plan_snapshot(
 
 
 def _keys(there: Published, number: int) -> set[str]:
-    """The keys of the last snapshots: those to go back to, and the one agents may be reading."""
+    """The keys of the last snapshots: those that can be restored, and the one that agents may be
+    reading."""
     found: set[str] = set()
     for revision in there.history.values():
         if revision.number <= number - KEPT:

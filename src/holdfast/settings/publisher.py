@@ -37,9 +37,8 @@ log = logging.getLogger("holdfast.settings")
 BATCH_WRITES: Final = 500  # well below the 1,000 messages a server accepts in a batch
 BATCH_BYTES: Final = 4 * 1024 * 1024  # bounds what the server stages at once
 MARKER_SECONDS: Final = 60  # how long delete markers stay
-_BUSY: Final = "somebody else published settings at the same moment: look at it and push again"
-
-_DECIDED: Final = "somebody else published settings while revision {} was being tried: look at it"
+_BUSY: Final = "somebody else published settings at the same moment: check it and push again"
+_DECIDED: Final = "somebody else published settings while revision {} was being tried: check it"
 
 
 class Publisher:
@@ -61,7 +60,8 @@ class Publisher:
         force: bool = False,
         wave: tuple[Sequence[str], float] | None = None,
     ) -> tuple[Tree, Plan]:
-        """What a push of a folder would change; `agents` are sealed for even if unknown.
+        """What a push of a folder would change; secrets are sealed for `agents` even if they are
+        unknown.
 
         With a `wave`, only these agents get it, until that time.
         """
@@ -101,7 +101,7 @@ class Publisher:
         return plan
 
     async def end_trial(self, number: int, *, promote: bool) -> Plan:
-        """Decide a canary: give its snapshot to every agent, or take it back."""
+        """End a canary: give its snapshot to every agent, or roll it back."""
         there = await self.store.published(self._sealer)
         if there.kept().number != number:
             raise SettingsError(_DECIDED.format(number), reason="conflict")
@@ -205,15 +205,15 @@ class Publisher:
         try:
             await self._write_sealed(left)
         except SettingsError:
-            log.info("settings: old secrets are left for the next push to drop")
+            log.info("settings: the next push will drop old secrets")
 
 
 def _empty(folder: Path, published: int) -> str:
     """Why a folder without settings is not pushed."""
     if published:
         return (
-            f"{folder} has no settings and {published} files are published: this would take them "
-            "from every agent. Say --allow-empty if you mean it"
+            f"{folder} has no settings and {published} files are published: this would remove them "
+            "from every agent. If that is intended, pass --allow-empty"
         )
     return (
         f"{folder} has no settings, not even a top.yaml: there is nothing to publish. Name the "

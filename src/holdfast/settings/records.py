@@ -62,7 +62,7 @@ class SettingsCanary(msgspec.Struct, frozen=True):
     manifest: str
     agents: list[str]
     until: Instant
-    """When they return to the previous snapshot, unless a later revision has decided."""
+    """When they return to the previous snapshot, unless a later revision ends the canary first."""
 
 
 class Revision(msgspec.Struct, frozen=True):
@@ -78,10 +78,11 @@ class Revision(msgspec.Struct, frozen=True):
     back_to: Count = 0
     """The revision whose content this one brings back; 0 if none."""
     canary: SettingsCanary | None = None
-    """Agents of an earlier version do not know it, and stay with `manifest`."""
+    """The canary, if one is in progress. Agents of an earlier version ignore it and use
+    `manifest`."""
 
     def manifest_for(self, agent: str, now: float) -> str:
-        """The manifest that an agent is to have in force."""
+        """The manifest that an agent should have in force."""
         trial = self.canary
         return (
             trial.manifest
@@ -90,12 +91,12 @@ class Revision(msgspec.Struct, frozen=True):
         )
 
     def on_trial(self, now: float) -> SettingsCanary | None:
-        """The canary that has not been decided and has not run out."""
+        """The canary that is in progress: neither ended nor expired."""
         return self.canary if self.canary and now < self.canary.until else None
 
     @property
     def order(self) -> tuple[int, int]:
-        """Only grows: a smaller one is an old revision put back."""
+        """A number that only grows: a smaller one means that somebody restored an old revision."""
         return self.born, self.number
 
 
@@ -125,9 +126,9 @@ class Report(msgspec.Struct, frozen=True):
     refused: Count = 0
     """Rejections since the agent started."""
     manifest: str = ""
-    """The manifest in force: it tells a canary from the others."""
+    """The manifest in force, which differs on a canary's agents."""
     schedules: list[Schedule] = []
-    """What the agent runs by itself, and since when."""
+    """The schedules that the agent runs, and since when it has each."""
 
 
 class _Signed(msgspec.Struct, frozen=True):

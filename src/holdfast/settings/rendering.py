@@ -49,7 +49,7 @@ class _Strict(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  
                 continue
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, "a key stands twice", key.start_mark
+                    None, None, "a key occurs twice", key.start_mark
                 )
             seen.add(key.value)
         found: dict[Hashable, Any] = super().construct_mapping(node, deep)

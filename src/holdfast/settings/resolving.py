@@ -27,7 +27,7 @@ log = logging.getLogger("holdfast.settings")
 
 FILE: Final = "settings.json"
 BEFORE: Final = "settings.before.json"
-"""What an agent goes back to when a canary's snapshot runs out and no server can be reached."""
+"""The snapshot to go back to when a canary's expires and no server can be reached."""
 _WHAT: Final = "settings snapshot"
 
 
@@ -43,7 +43,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     """The positions of secrets."""
     manifest: str = ""
     until: Instant = 0.0
-    """When a canary's snapshot runs out; 0 for one that stays."""
+    """When a canary's snapshot expires; 0 for any other."""
     schedules: dict[str, Instant] = {}
     """The schedules that this host runs, and since when it has had each."""
 
@@ -69,8 +69,8 @@ def placeholders(values: Any, position: Position = ()) -> Iterator[tuple[Positio
             yield position, found[1]
         elif MARK in values:
             raise SettingsError(
-                f"{_shown(position)} has a secret inside a longer text: a secret is a whole value, "
-                "and templates cannot use it",
+                f"{_shown(position)} has a secret inside a longer text: a secret must be a whole "
+                "value, and templates cannot use it",
                 reason="unresolved",
             )
     elif isinstance(values, dict):
@@ -122,7 +122,7 @@ def load(path: Path) -> Snapshot | None:
     try:
         raw = path.read_bytes()
         if path.stat().st_mode & 0o077:
-            log.warning("%s could be read by others: made private again", path.name)
+            log.warning("others could read %s: it is private again", path.name)
             path.chmod(0o600)
         return SNAPSHOT.decode(raw)
     except FileNotFoundError:

@@ -1,10 +1,10 @@
-"""Rotates keys to the next generation without an interval in which an agent cannot read.
+"""Rotates keys to the next generation; agents can read their secrets throughout.
 
     begin    seals every secret to the old keys and the new ones, sends every agent its new keys,
              sealed to its old ones; the revision is signed with both
     finish   once every agent holds the new keys: signs with the new ones only, drops old boxes
 
-Needs no tree: the account can open what it has sealed. It does not lock out a thief who holds an
+Needs no tree: the account can open what it has sealed. It does not lock out a thief who has an
 agent's old keys when it begins: issue new credentials for that agent instead. A leaked seed is
 replaced, not rotated.
 """
@@ -56,7 +56,7 @@ def _begun(current: list[int]) -> list[int]:
 
 def _finished(current: list[int]) -> list[int]:
     if len(current) < 2:
-        raise SettingsError("no rotation is under way: 'holdfast secrets rotate' begins one")
+        raise SettingsError("no rotation is in progress: 'holdfast secrets rotate' begins one")
     return [current[1]]
 
 

@@ -2,8 +2,8 @@
 
 For an agent: an X25519 box from the account's key to the agent's, both of one generation and
 derived from the account seed (the account's is the curve form of its signing key, whose public half
-every agent has). The plaintext carries agent, secret and version, so a box that was moved to
-another agent, renamed or replayed is rejected although it opens.
+every agent has). The plaintext includes agent, secret and version. So a box that was moved to
+another agent, renamed or replayed is rejected although it can be opened.
 
 At rest, in the publisher's tree: `hf1:…` is sealed together with its file and path by a key that
 only holders of the seed can derive, so a tree can live in git.
@@ -83,7 +83,7 @@ class Sealer:
         return self.seal(agent, before, KEYS, str(generation), keys)
 
     def fingerprint(self, secret: str, value: str) -> str:
-        """Identifies a value; meaningless without the seed."""
+        """A fingerprint of a value; meaningless without the seed."""
         message = framed(b"holdfast.fingerprint.v1", secret, value)
         key = self._fingerprint_key
         return hashlib.blake2b(message, key=key, digest_size=16).hexdigest()
@@ -108,8 +108,8 @@ class Sealer:
             ) from None
         if content.secret != secret:
             raise SettingsError(
-                f"what stands at {secret} was sealed for {content.secret}: a sealed value cannot "
-                "be moved; 'holdfast secrets set' writes it again",
+                f"the value of {secret} was sealed for {content.secret}: a sealed value cannot be "
+                "moved; 'holdfast secrets set' writes it again",
                 reason="secret",
             )
         return content.value
@@ -190,8 +190,8 @@ def _open(box: Box, data: bytes, agent: str, secret: str, version: str) -> str:
         ) from None
     if (content.agent, content.secret, content.version) != (agent, secret, version):
         raise SettingsError(
-            f"what lies under secret {secret} was sealed as another secret or in another version: "
-            "it was moved, or brought back from the past",
+            f"the box of secret {secret} was sealed as another secret or version: it was moved, or "
+            "an old one was restored",
             reason="secret",
         )
     return content.value

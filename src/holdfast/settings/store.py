@@ -54,7 +54,7 @@ class Published:
     stray: set[str] = field(default_factory=set)
     """Keys whose content does not match."""
     sealed: dict[str, tuple[int, Sealed]] = field(default_factory=dict)
-    """By agent, with the KV revision of its record."""
+    """Sealed secrets by agent, with the KV revision of each record."""
 
     def snapshot(self, hash: str) -> Manifest:
         """A manifest that is kept."""
@@ -74,7 +74,7 @@ class Published:
         return found
 
     def source(self, manifest: Manifest, name: str) -> str:
-        """A file as it can be pushed again: its secrets as sealed to the account."""
+        """A file in a form that can be pushed again, with secrets sealed to the account."""
         text = self.texts(Manifest({name: manifest.files[name]}))[name]
         for path, entry in manifest.files[name].secrets.items():
             if sealed := self.contents.get(settings_secret_key(entry.version)):
@@ -149,7 +149,7 @@ class SettingsStore:
             raise SettingsError(f"{what} of the settings is missing", reason="torn")
         if sha256(entry.value) != hash:
             raise SettingsError(
-                f"{what} of the settings is not what was published: its hash is another",
+                f"{what} of the settings is not what was published: its hash differs",
                 reason="hash",
             )
         return entry.value
@@ -203,7 +203,7 @@ class SettingsStore:
             found.manifest = decode(Manifest, data, "the manifest") if data else Manifest()
 
     def _remember(self, found: Published, key: str, data: bytes, sealer: Sealer | None) -> None:
-        """Note a kept revision; one that this account has not signed is as good as none."""
+        """Note a kept revision; one that this account has not signed is ignored."""
         try:
             revision = self._verified(data, sealer, force=False)
         except SettingsError:

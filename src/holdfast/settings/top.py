@@ -45,7 +45,7 @@ class Top:
     def parse(cls, text: str) -> Top:
         """Parse a top; it has no templates and no secrets."""
         if TAG in text:
-            raise SettingsError(f"top.yaml has {TAG}: secrets belong into the files that it names")
+            raise SettingsError(f"top.yaml has {TAG}: secrets belong in the files that it names")
         found = load(NAME, text)
         if found is None:
             return cls(())
@@ -56,7 +56,7 @@ class Top:
             )
         rules = found[_BASE] or {}
         if not isinstance(rules, dict):
-            raise SettingsError("top.yaml: below 'base' stand expressions, each with its files")
+            raise SettingsError("top.yaml: 'base' must map expressions to lists of files")
         return cls(_rule(expression, files) for expression, files in rules.items())
 
     @property
@@ -78,13 +78,15 @@ class Top:
             if file in rule.files and rule.target.needs_facts:
                 raise SettingsError(
                     f"{file}.yaml has secrets and top.yaml gives it to {rule.target.text!r}, which "
-                    "goes by facts: a host could claim them. Name the agents by their ids (web*, "
+                    "selects by facts, and a host could claim any facts. Name the agents by their "
+                    "ids (web*, "
                     "E@web[0-9]+, L@web1,web2), or move the secrets to another file",
                     reason="entitlement",
                 )
 
     def entitled(self, file: str, agents: Iterable[str]) -> set[str]:
-        """Agents that get a file, of these and of those named literally; only ids decide."""
+        """Agents that get a file, among the given ones and those named literally; only ids
+        decide."""
         known, found = set(agents), set()
         for rule in self.rules:
             if file in rule.files and not rule.target.needs_facts:

@@ -142,6 +142,6 @@ def _check(tree: Tree) -> None:
         for name, source in tree.files.items():
             if value in source.text:
                 raise SettingsError(
-                    f"the value of secret {id} also stands in {name}.yaml without !encrypted: it "
-                    "would be published in plain"
+                    f"the value of secret {id} is also in {name}.yaml without !encrypted: it would "
+                    "be published as plain text"
                 )

@@ -82,8 +82,8 @@ async def _(by: Operator, run: str) -> Preview:
 
 @action("runs", "retry", "operator", "Run it again")
 async def retry_run(by: Operator, line: Line, run: str, edited: bytes | None = None) -> str:
-    """Send a dead or lost run again, start the next attempt of a failed one now, or run one that
-    has ended once more, as a new run with the same payload."""
+    """Send a dead or lost run again, start the next attempt of a failed one now, or repeat one that
+    has ended, as a new run with the same payload."""
     found = await by.runs.find(run)
     done = await by.runs.retry(found, edited)
     line.update(runs=[run], group=found.group, job=found.job, detail=done)
@@ -226,7 +226,7 @@ def _jobs_of(letters: Sequence[DeadLetter]) -> str:
 
 @action("jobs", "pause", "operator", "Pause")
 async def pause_job(by: Operator, line: Line, job: str = "", group: str = "") -> Sequence[JobInfo]:
-    """Stop deliveries of a job or group, events included; what is running continues."""
+    """Stop deliveries of a job or group, events included; running runs continue."""
     paused = await by.jobs.pause(job, group)
     line.update(job=job, group=group, count=len(paused))
     return paused
@@ -264,7 +264,7 @@ async def _(by: Operator, job: str = "", group: str = "") -> Preview:
 async def purge_job(
     by: Operator, line: Line, job: str = "", group: str = "", which: Which = "all"
 ) -> list[Purged]:
-    """Remove runs that have not started, for good; what is in flight, and events, stay."""
+    """Remove runs that have not started, for good; runs in flight and events stay."""
     done: list[Purged] = []
     try:
         await by.jobs.purge(job, group, which, done=done)
@@ -284,7 +284,7 @@ async def _(by: Operator, job: str = "", group: str = "", which: Which = "all") 
         f"Purge {', '.join(shortlist([f'{one.group}/{one.job}' for one in found]))}?",
         f"{many(waiting, 'run')} waiting and {many(parked, 'run')} delayed until later are removed "
         "for good: they will not run, and their payloads are gone.",
-        "What is in flight is left alone, and so are events.",
+        "Runs in flight and events stay.",
     )
 
 
@@ -304,7 +304,7 @@ async def signal_flow(
 
 @action("flows", "cancel", "operator", "Cancel the flow", danger=True)
 async def cancel_flow(by: Operator, line: Line, run: str) -> bool:
-    """Cancel a flow and its children, and call what it registered for undo."""
+    """Cancel a flow and its children, and call its compensations."""
     found = (await by.flows.show(run)).info
     cancelled = await by.client.cancel(run, found.group, found.job)
     if cancelled:
@@ -318,7 +318,7 @@ async def _(by: Operator, run: str) -> Preview:
     return Preview(
         "Cancel this flow?",
         f"It is {detail.info.state} now, after {many(len(detail.lines), 'operation')}.",
-        "Its children are cancelled, and what it registered with undo is called.",
+        "Its children are cancelled, and its compensations (undo) are called.",
         listed=[run],
     )
 
@@ -343,7 +343,7 @@ async def set_limit(
     starts: str | None = None,
     burst: int | None = None,
 ) -> Rule:
-    """Change a limit until its code changes; without numbers, use those of the code again."""
+    """Change a limit until its code changes; without numbers, go back to those of the code."""
     rule = await by.limits.set(name, running=running, starts=starts, burst=burst)
     line.update(detail=f"{name}: {rule.numbers}")
     return rule
@@ -362,14 +362,14 @@ async def _(
     wanted = f"{running:,} running" if running is not None else starts or "what the code says"
     return Preview(
         f"Change limit {name} to {wanted}?",
-        f"It holds at once, for all workers and for {many(info.waiting, 'waiting run')}.",
+        f"It applies at once, to all workers and to {many(info.waiting, 'waiting run')}.",
         "A lower number stops nobody: running runs end first. It stays until the code changes.",
     )
 
 
 @action("limits", "pause", "operator", "Pause it")
 async def pause_limit(by: Operator, line: Line, name: str) -> Rule:
-    """Pause a limit: what is running continues, and everything else waits."""
+    """Pause a limit: running runs continue, and all others wait."""
     rule = await by.limits.pause(name)
     line.update(detail=name)
     return rule

@@ -1,7 +1,7 @@
-"""Alerts: which rules are true now, the board that is stored, and the channels that are told.
+"""Alerts: which rules are true now, the stored board, and the channels for notices.
 
-The board is one message of the stream that has the totals of the history: control processes may
-write it, and whoever reads charts may read it.
+The board is a message in the stream with the totals of the history, which control processes may
+write and readers of charts may read.
 """
 
 from __future__ import annotations
@@ -42,27 +42,28 @@ LOST_SECONDS: Final = 900.0
 MISSED_SECONDS: Final = 900.0
 """How long a missed slot is shown as firing."""
 LOOK_SLOTS: Final = 2_000
-"""Newest slots that one round looks at, at most."""
+"""Most slots that one round checks, the newest ones."""
 LOOK_NODES: Final = 2_000
-"""Newest transitions of nodes, likewise."""
+"""Most transitions of nodes that one round checks, the newest ones."""
 LATE_ROUNDS: Final = 6
-"""A standby takes over after three rounds; after twice that nobody judges."""
+"""A standby takes over after three rounds. After six, assume that no process evaluates the
+rules."""
 MISSED: Final = frozenset({"catch_up", "limit"})
-"""Reasons for which a slot was skipped because it was missed."""
+"""The reasons for skipping a slot that mean that it was missed."""
 LOST: Final = frozenset({"DISCONNECTED", "NOT_RUNNING"})
-"""Where a live node goes that did not end by itself."""
+"""The states of a node that did not end by itself."""
 
 
 # ---- channels
 
 
 class Channel(NamedTuple):
-    """Somebody who is told."""
+    """A receiver of notices."""
 
     kind: str
     target: str
     name: str
-    """What is shown: it has no secret."""
+    """A description for people, without secrets."""
 
 
 class Alerting(NamedTuple):
@@ -165,9 +166,9 @@ class AlertsInfo(msgspec.Struct, frozen=True):
     """The board for people and programs."""
 
     at: float
-    """When the rules were judged last; 0 if never."""
+    """When the rules were last evaluated; 0 if never."""
     by: str
-    """The node that judged them."""
+    """The node that evaluated them."""
     late: bool
     """Whether that is longer ago than it should be."""
     rules: Sequence[str]
@@ -180,11 +181,11 @@ class AlertsInfo(msgspec.Struct, frozen=True):
     told: Sequence[Notice]
     """The newest first."""
     unread: dict[str, str]
-    """Kinds of rules that could not be judged in the last round, and why."""
+    """Kinds of rules that could not be evaluated in the last round, and why."""
 
 
 async def alerts(broker: Broker) -> AlertsInfo:
-    """What fires now, and what was told."""
+    """What fires now, and which notices were sent."""
     board, _ = await read_board(broker)
     late = bool(board.at) and broker.server_now() - board.at > LATE_ROUNDS * max(board.every, 1.0)
     return AlertsInfo(
@@ -205,7 +206,7 @@ async def alerts(broker: Broker) -> AlertsInfo:
 
 
 class Readings:
-    """Judges every rule by what the server knows."""
+    """Evaluates every rule by what the server knows."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -274,7 +275,7 @@ class Readings:
         ]
 
     async def _missed(self, since: float) -> dict[str, str]:
-        """Schedules of which a slot was skipped lately because nobody was there to fire it."""
+        """Schedules with a slot that was recently skipped because no scheduler ran to fire it."""
         broker, found = self._client.broker, dict[str, str]()
         stream, prefix = kv_stream(broker.names.slots), kv_subject(broker.names.slots, "")
         looked = 0
@@ -305,7 +306,7 @@ class Readings:
 
 
 def _of_job(rule: Rule, job: JobInfo) -> str:
-    """What is true of a job, as a sentence; empty if the rule does not hold."""
+    """What a rule says about a job, as a sentence; empty if it is not true."""
     name = job.job if job.group == "default" else f"{job.group}/{job.job}"
     if rule.kind == "lag" and job.waiting > rule.above:
         return f"{name} has {job.waiting:,} runs waiting"

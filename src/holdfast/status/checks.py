@@ -42,7 +42,7 @@ async def encryption(site: Site) -> list[Finding]:
         return [Finding("encryption", "ok", "the connection uses TLS")]
     if is_local(site.broker.config):
         return [Finding("encryption", "ok", "no TLS, and the connection stays on this machine")]
-    text = "no TLS: payloads and passwords can be read on the way"
+    text = "no TLS: payloads and passwords can be read on the network"
     todo = "give the server a certificate and write tls:// in nats_url (see docs/security.md)"
     return [Finding("encryption", "warn", text, todo)]
 
@@ -52,7 +52,7 @@ async def login(site: Site) -> list[Finding]:
     config = site.broker.config
     if not site.broker.asks_login:
         local = is_local(config)
-        text = "the server asks for no login: anybody who reaches it may do everything"
+        text = "the server requires no login: anybody who reaches it may do everything"
         todo = "make users with 'holdfast auth init', and start the server with its auth.conf"
         return [Finding("login", "ok" if local else "warn", text, "" if local else todo)]
     if config.credentials_file:
@@ -105,7 +105,7 @@ async def jetstream(site: Site) -> Finding:
         todo = "add 'jetstream {}' to the server's configuration, and to the account if it has any"
         return Finding("jetstream", "fail", f"JetStream is not enabled ({error})", todo)
     except errors.BrokerError as error:
-        return Finding("jetstream", "fail", f"could not be asked: {error}")
+        return Finding("jetstream", "fail", f"did not answer: {error}")
     level = int(site.account.get("api", {}).get("level", 0))
     if level >= REQUIRED_API_LEVEL:
         return Finding("jetstream", "ok", f"enabled, API level {level}")
@@ -154,10 +154,12 @@ async def payload(site: Site) -> list[Finding]:
     limit = site.broker.max_message_bytes
     text = f"messages may have {limit:,} bytes"
     if limit < SMALLEST_PAYLOAD:
-        text += f", of which Holdfast keeps {ENVELOPE_BYTES:,} free for a dead letter's story"
+        text += (
+            f", of which Holdfast keeps {ENVELOPE_BYTES:,} free for the history of a dead letter"
+        )
         return [Finding("max_payload", "fail", text, f"raise max_payload to {USUAL_PAYLOAD:,}")]
     if limit < USUAL_PAYLOAD:
-        todo = f"raise max_payload to {USUAL_PAYLOAD:,} unless it is meant so"
+        todo = f"raise max_payload to {USUAL_PAYLOAD:,} unless this is intended"
         return [Finding("max_payload", "warn", f"{text}, fewer than usual", todo)]
     if limit > LARGEST_PAYLOAD:
         todo = "keep large data in an object store and send its key"
@@ -189,10 +191,16 @@ def _filled(what: str, used: int, limit: int) -> Finding:
 async def clock(site: Site) -> list[Finding]:
     """Delays and schedules are due by the server's clock; the local one should agree with it."""
     if site.broker.names.jobs in site.missing:
-        return [Finding("clock", "warn", "not compared with the server's: no stream tells it yet")]
+        return [
+            Finding(
+                "clock",
+                "warn",
+                "not compared with the server's: no stream exists yet to read it from",
+            )
+        ]
     size = abs(await site.client.topology.measure_clock())
     text = f"this clock and the server's differ by {duration(size)}"
-    todo = "let both keep time with NTP or chrony"
+    todo = "synchronize both with NTP or chrony"
     if size > SKEW_FAIL_SECONDS:
         return [Finding("clock", "fail", f"{text}: schedulers here would not fire", todo)]
     if size > SKEW_WARN_SECONDS:
@@ -204,7 +212,7 @@ MOST_LISTED = 10
 """Unreadable records listed individually; the rest are only counted."""
 
 MOST_RUNS: Final = 100_000
-"""Records that a check reads: more would take longer than an operator waits."""
+"""Most records that a check reads: more would take longer than an operator waits."""
 
 
 async def replicas(site: Site) -> list[Finding]:
@@ -267,7 +275,7 @@ async def streams(site: Site) -> list[Finding]:
         found.append(Finding("streams", "ok", text))
     elif site.missing:
         text = f"missing, though the namespace is in use: {few(site.missing)}"
-        todo = "a running worker or 'holdfast control' makes them again: start one, or see its log"
+        todo = "a running worker or 'holdfast control' creates them again: start one"
         found.append(Finding("streams", "fail", text, todo))
     return found or [Finding("streams", "ok", "every stream is as Holdfast would create it")]
 
@@ -276,14 +284,14 @@ async def jobs(site: Site) -> list[Finding]:
     """Runs that wait although no live worker serves their job."""
     names = site.broker.names
     if {names.jobs, names.events, names.dead} & {*site.missing}:
-        return [Finding("jobs", "ok", "none has been sent anything yet")]
+        return [Finding("jobs", "ok", "no job exists yet")]
     alive = [node for node, _ in await _nodes(site) if node.alive and node.role == "worker"]
     served = {(node.group, job) for node in alive for job in node.jobs}
     found = []
     for job in await Jobs(site.client).list():
         count = job.waiting + job.in_flight
         if count and (job.group, job.job) not in served:
-            text = f"{count} runs of {job.job} (group {job.group}) wait and no live worker has it"
+            text = f"{count} runs of {job.job} (group {job.group}) wait, and no live worker has it"
             todo = f"start one: holdfast worker APP --group {job.group}"
             found.append(Finding("jobs", "warn", text, todo))
         elif count and job.paused:
@@ -325,11 +333,11 @@ async def stranded_runs(site: Site) -> list[Finding]:
 
 
 async def limits(site: Site) -> list[Finding]:
-    """Places in limits that are kept by runs which do not need them."""
+    """Places in limits held by runs that do not need them."""
     leaked = await Limits(site.client).leaked()
     if not leaked:
         return [Finding("limits", "ok", "every place in a limit belongs to a run that needs it")]
-    text = f"{len(leaked)} places in limits belong to runs that are over: {few(leaked)}"
+    text = f"{len(leaked)} places in limits belong to runs that have ended: {few(leaked)}"
     todo = "a coordinator frees them within a minute; or run 'holdfast doctor --fix'"
     return [Finding("limits", "fail", text, todo)]
 
@@ -341,7 +349,7 @@ async def flows(site: Site) -> list[Finding]:
     known = Flows(site.client)
     found = []
     if stuck := await known.stuck():
-        text = f"{len(stuck)} flows wait although they need not: {few(stuck)}"
+        text = f"{len(stuck)} flows wait although nothing holds them up: {few(stuck)}"
         todo = "a coordinator wakes them within a minute; or run 'holdfast doctor --fix'"
         found.append(Finding("flows", "fail", text, todo))
     if stopped := await known.list(state="stopped", limit=sys.maxsize):
@@ -392,18 +400,19 @@ async def node_records(site: Site) -> list[Finding]:
     for node, silent in await _nodes(site):
         if node.alive and silent > node.liveness.timeout_seconds:
             text = f"{node.id} is {node.state} and was last heard of {duration(round(silent))} ago"
-            todo = "see whether its process hangs; run a coordinator to have it judged"
+            todo = "check whether its process hangs; a running coordinator would declare it lost"
             found.append(Finding("nodes", "warn", text, todo))
         elif node.alive:
             alive.append(node.role)
         if node.alive and not node.liveness.enabled:
             text = (
-                f"{node.id} is judged by nobody (liveness.enabled = no): its death goes unnoticed"
+                f"no coordinator watches {node.id} (liveness.enabled = no): its death would go "
+                "unnoticed"
             )
             todo = "start it again without liveness.enabled = no (HOLDFAST_LIVENESS_ENABLED)"
             found.append(Finding("nodes", "warn", text, todo))
     if site.liveness is not None and site.liveness.enabled == "no":
-        text = "the configuration here says liveness.enabled = no: nodes are judged by nobody"
+        text = "the configuration here has liveness.enabled = no: no coordinator watches its nodes"
         todo = "remove it, unless you are debugging"
         found.append(Finding("nodes", "warn", text, todo))
     counts = [f"{alive.count(role)} {role}" for role in sorted(set(alive))]

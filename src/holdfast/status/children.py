@@ -1,7 +1,7 @@
-"""What a run led to: the runs whose cause it is, counted by state.
+"""The runs that a run caused, counted by state.
 
-The counts are exact if `complete`. Otherwise the search ran out of time: at least that many are
-there, and `back_to` says how far it looked. A run that was enqueued before its cause was accepted
+The counts are exact if `complete`. Otherwise the search ran out of time: there are at least that
+many, and `back_to` says how far it got. A run that was enqueued before its cause was accepted
 cannot exist, so nothing older than the cause is read.
 """
 
@@ -18,9 +18,9 @@ from holdfast.ownership.history import CLOCKS_SECONDS
 from holdfast.status.listing import RunFilter, RunInfo, RunPages
 
 PAGE: Final = 1_000
-"""Runs per step: the time is looked at in between."""
+"""Runs per step; the time is checked between steps."""
 SECONDS: Final = 0.25
-"""How long a page may be kept waiting for this."""
+"""How long a page may wait for this."""
 
 
 class Children(msgspec.Struct, frozen=True):

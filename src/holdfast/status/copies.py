@@ -1,7 +1,8 @@
-"""A run as something to send again from elsewhere: a command, a Python program, a request of curl.
+"""Ways to send a run again from elsewhere: a command, a Python program, a curl line.
 
-Each sends a new run with the payload and the headers of the run, without its key, since a key
-recognises its repeats. Where the job computes its key, each replaces the run of that key instead.
+Each sends a new run with the payload and the headers of the run. Its key is left out, because the
+run would otherwise count as a repeat. Where the job computes its key, each replaces the run of that
+key instead.
 
 The texts hold the payload as it is, with its secrets: show them only to somebody who may send.
 """
@@ -54,7 +55,7 @@ async def copies_of(client: Client, found: Found, url: str = LOCAL_URL) -> Copie
 def copies(
     found: Found, body: bytes, headers: Mapping[str, str], known: Published | None, url: str
 ) -> Copies:
-    """A run in each form, from what is known of its job."""
+    """A run in each form, with what is known about its job."""
     try:
         value = msgspec.json.decode(body) if body.strip() else msgspec.UNSET
         text = body.decode()

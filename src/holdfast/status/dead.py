@@ -99,7 +99,7 @@ class DeadFilter:
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """What became of one letter."""
+    """The outcome for one letter."""
 
     id: int
     run: str
@@ -190,7 +190,7 @@ class DeadLetters:
         if kept is None:
             return Replayed(letter.id, letter.run, letter.job, "gone")
         if H_RUN not in kept.headers:
-            why = "it names no run: it was not written by a worker"
+            why = "it names no run, so no worker has written it"
             return Replayed(letter.id, letter.run, letter.job, "refused", why)
         if dry_run:
             why = await self._replayer.refusal(kept)
@@ -326,7 +326,7 @@ async def dead_page(
 
 
 GROUP_LOOK: Final = 1_000
-"""Letters that are grouped; also the most that a page can act on at once."""
+"""Most letters that are grouped; also the most that a page can act on at once."""
 
 
 class DeadGroup(msgspec.Struct, frozen=True):
@@ -372,7 +372,7 @@ async def dead_totals(client: Client) -> dict[tuple[str, str], int]:
 
 
 async def dead_since(client: Client, since: float) -> int:
-    """How many of the letters that there are were stored at or after an instant."""
+    """How many of the existing letters were stored at or after an instant."""
     broker, names = client.broker, client.broker.names
     subject = names.dead_letter("*", "*")
     first = await first_since(broker, names.dead, subject, since)

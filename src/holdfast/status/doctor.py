@@ -23,7 +23,7 @@ from holdfast.status import checks, probes
 from holdfast.status.probes import Check, Finding, Site
 
 PATIENCE_SECONDS: Final = 2.0
-"""Per answer: a healthy server answers in milliseconds, and there are many requests."""
+"""Timeout of each answer: a healthy server answers in milliseconds, and there are many requests."""
 
 SERVER_CHECKS: Final[dict[str, Check]] = {
     "login": checks.login,
@@ -79,7 +79,7 @@ async def _examine(site: Site) -> list[Finding]:
     found.append(await checks.jetstream(site))
     found += await _check(site, SERVER_CHECKS)
     if any(one.level == "fail" for one in found if one.check in ("jetstream", "permissions")):
-        text = "not looked at: that needs JetStream and every permission"
+        text = "not checked: that needs JetStream and every permission"
         return [*found, *(Finding(name, "warn", text) for name in NAMESPACE_CHECKS)]
     return found + await _check(site, NAMESPACE_CHECKS)
 

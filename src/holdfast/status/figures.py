@@ -1,12 +1,12 @@
-"""What only the server can count: lag, streams, storage, nodes; for metrics and autoscaling.
+"""Figures that only the server knows: lag, streams, storage, nodes; for metrics and autoscaling.
 
-The lag of a job is what waits and what is in flight, in its queue and in its subscriptions:
-`num_pending + num_ack_pending` of its consumers, which is also what KEDA's scaler reads from the
-server's monitor. Delayed runs and long retries are scheduled messages and are not counted, so a job
-whose runs are all due tomorrow scales to zero.
+The lag of a job is the number of runs that wait or are in flight, in its queue and its
+subscriptions: `num_pending + num_ack_pending` of its consumers, which is also what KEDA's scaler
+reads from the server's monitor. Delayed runs and long retries are scheduled messages and are not
+counted, so a job whose runs are all due tomorrow scales to zero.
 
 `Figures.answer` serves it over HTTP, counted per request; `Figures.run` updates the gauges. An
-unreachable server is an error: an autoscaler must not take silence for "nothing to do".
+unreachable server is an error: an autoscaler must not mistake silence for "nothing to do".
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class JobLag(msgspec.Struct, frozen=True):
     in_flight: int = 0
     redelivered: int = 0
     paused: int = 0
-    """How many of the waiting are held by a pause: a worker for them would be idle."""
+    """How many of the waiting runs are paused: a worker for them would be idle."""
 
     @property
     def lag(self) -> int:
@@ -89,7 +89,7 @@ class Figures:
     async def answer(self, path: str) -> dict[str, Any] | None:
         """`/lag/<group>` and `/lag/<group>/<job>,<job>`: the sum over these jobs.
 
-        `lag` is what a worker could do now: runs held by a pause are excluded.
+        `lag` is the work that a worker could do now, without paused runs.
         """
         if not path.startswith(PATH):
             return None

@@ -1,8 +1,8 @@
 """Finding a run by its id alone: its record, its message, its dead letter and its payload.
 
 A record is one read; once it has expired, the history says how the run ended. A message is looked
-up directly where the id says where it is (a delayed or parked one has the run in its subject, a
-header-less one its sequence); otherwise its queue is searched, up to `SEARCH_MOST` messages: the
+up directly if the id leads to it (the subject of a delayed or parked one has the run, the id of one
+without headers is its sequence); otherwise its queue is searched, up to `SEARCH_MOST` messages: the
 job's queue for a keyed run, all queues for any other.
 
 The payload travels in the run's message: it is in the stream while the run waits or is running, in
@@ -32,7 +32,7 @@ SEARCH_MOST: Final = 100_000
 """Messages searched for one run before it counts as not found: bounds the time of a lookup."""
 
 FILING_SECONDS: Final = 2.0
-"""How long after its end a run may be missing in the history: its worker writes it in between."""
+"""How long after its end a run may still be missing in the history."""
 
 _SEQUENCE_RUN = re.compile(r"s(\d{1,18})-[0-9A-Za-z]+")
 
@@ -112,7 +112,7 @@ class Finder:
         return record, entry.revision if entry else 0
 
     async def search(self, run: str) -> Carrier | None:
-        """The newest message that carries a run of which only the id is known."""
+        """The newest message of a run, by the run's id alone."""
         group, job = home_of(run)
         found = await self.carrier(run, group, job)
         if found is None and job:
@@ -215,7 +215,7 @@ def replayed(record: RunRecord) -> bool:
 
 
 def read_record(broker: Broker, run: str, body: bytes) -> RunRecord | None:
-    """A run's record; None, and noted, when it cannot be read."""
+    """A run's record; None if it cannot be read, which is logged."""
     return broker.unreadable.read(runs.decode, broker.names.runs, run, body)
 
 

@@ -26,7 +26,7 @@ from holdfast.names import active_key, check_name, check_run, fleet_key
 
 
 class FleetInfo(msgspec.Struct, frozen=True):
-    """One fan-out run for people and programs."""
+    """A fan-out run as shown to operators."""
 
     run: str
     status: str
@@ -143,7 +143,7 @@ PING_SECONDS: Final = 2.0
 
 
 class AgentInfo(msgspec.Struct, frozen=True):
-    """One agent for people and programs."""
+    """An agent as shown to operators."""
 
     id: str
     online: bool
@@ -171,7 +171,7 @@ class Agents:
     ) -> Sequence[AgentInfo]:
         """The agents that match a target, by id.
 
-        `seen` reduces facts to what the reader may see: what is hidden cannot be searched either.
+        `seen` removes facts that the reader may not see, so that they cannot be searched either.
         """
         wanted = parse(target)
         facts = await self._entries(self._facts)
@@ -206,14 +206,15 @@ class Agents:
         info, _ = await self.show(agent)
         if info.online and await self._answers(agent):
             raise errors.InvalidInput(
-                f"agent {agent!r} is online: stop it first, else it is back with its next facts"
+                f"agent {agent!r} is online: stop it first, or its next facts bring it back"
             )
         revision, _ = await self._facts.last(agent)
         await self._facts.remove(agent, expected=revision)
         await self._records.delete(agent)
 
     async def _answers(self, agent: str) -> bool:
-        """Whether anything listens under its name: a record may outlive a revoked login."""
+        """Whether anything listens under its name: a record may remain after its login was
+        revoked."""
         broker = self._client.broker
         try:
             await broker.request(broker.names.node(agent, "ping"), timeout=PING_SECONDS)

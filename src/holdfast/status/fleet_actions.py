@@ -1,4 +1,4 @@
-"""What operators do with nodes, agents and their settings, and for upkeep.
+"""Actions of operators on nodes, agents and settings, and for upkeep.
 
 Each action is defined here once, for the CLI, the API and the pages; see `operators`.
 """
@@ -66,7 +66,7 @@ async def forget_agent(by: Operator, line: Line, agent: str) -> None:
 async def _(by: Operator, agent: str) -> Preview:
     await by.agents.show(agent)
     return Preview(
-        f"Forget {agent}?", "Targets no longer match it. If it comes back, it is known again."
+        f"Forget {agent}?", "Targets no longer match it. If it comes back, it is listed again."
     )
 
 
@@ -74,7 +74,8 @@ async def _(by: Operator, agent: str) -> Preview:
 async def accept_agent(
     by: Operator, line: Line, agent: str, *, replace: bool = False, fingerprint: str = ""
 ) -> JoinRecord:
-    """Let a host that asked join as an agent; its login is issued where the folder of logins is."""
+    """Let a host that has asked to join become an agent; its login is issued where the folder of
+    logins is."""
     record = await by.joins.approve(agent, by.audit.who, replace=replace, fingerprint=fingerprint)
     line.update(detail=f"{agent} with token {record.token}")
     return record
@@ -137,7 +138,7 @@ async def command_agent(
     seed: AccountSeed | None,
     generation: int = 1,
 ) -> Return:
-    """Run a function on one agent without a dispatcher; nothing but the return is kept of it."""
+    """Run a function on one agent without a dispatcher; only its return is kept."""
     from holdfast.client.direct import command
 
     line.update(runs=[request.run], count=1, detail=f"{request.function} on {request.target}")
@@ -159,9 +160,9 @@ async def _(by: Operator, run: str) -> Preview:
     left = len(record.targets) - len(returns)
     return Preview(
         f"Cancel {record.request.function}?",
-        "No further agent is sent to, and those that run it stop.",
+        "No further agent gets the command, and those that execute it stop.",
         f"{many(left, 'agent')} of {len(record.targets)} have not answered yet; what the others "
-        "did stays done.",
+        "have done is not undone.",
     )
 
 
@@ -208,13 +209,13 @@ async def try_settings(
     agents: Sequence[str] = (),
     allow_empty: bool = False,
 ) -> tuple[Tree, Plan, CanaryVerdict | None]:
-    """Publish a folder of settings to a few agents first, then to all, or take it back."""
+    """Publish a folder of settings to a few agents first, then to all, or roll it back."""
     line.update(detail=f"tried on {many(len(trial.wave), 'agent')}")
     tree, plan, verdict = await trial.push(folder, agents=agents, empty=allow_empty)
     if verdict is None or plan.revision is None:
         line.clear()
     else:
-        ended = f"taken back: {verdict.failure}" if verdict.failure else "promoted"
+        ended = f"rolled back: {verdict.failure}" if verdict.failure else "promoted"
         line.update(
             count=len(plan.changes),
             detail=f"revision {plan.revision.number} {line['detail']}, {ended}"[:LONGEST_DETAIL],
@@ -239,7 +240,7 @@ async def _(by: Operator, publisher: Publisher, number: int = 0) -> Preview:
     plan = await publisher.plan_back(number)
     back = plan.revision.back_to if plan.revision else number
     return Preview(
-        f"Go back to revision {back}?" if plan.revision else "Nothing would change. Go on?",
+        f"Go back to revision {back}?" if plan.revision else "Nothing would change. Continue?",
         "Every agent gets the files and secrets of that revision, under a new number.",
         listed=[f"{how} {what}" for how, what in plan.changes],
     )
@@ -249,7 +250,7 @@ async def _(by: Operator, publisher: Publisher, number: int = 0) -> Preview:
 async def rotate_secrets(
     by: Operator, line: Line, publisher: Publisher, *, finish: bool = False, force: bool = False
 ) -> Plan:
-    """Begin to use a new generation of keys beside the old one, or finish with the new one."""
+    """Begin using a new generation of keys beside the old one, or finish a rotation."""
     plan = await publisher.rotate(finish=finish, force=force)
     line.update(detail=f"generation {' and '.join(map(str, plan.generations))}")
     return plan
@@ -277,7 +278,7 @@ async def fix(by: Operator, line: Line, stranded: Stranded, cases: list[Case]) -
 async def restore(
     by: Operator, line: Line, streams: Sequence[str], load: Callable[[str], Awaitable[int]]
 ) -> dict[str, int]:
-    """Recreate the streams and buckets of a backup on a server that does not have them."""
+    """Recreate the streams and buckets of a backup on a server that lacks them."""
     made: dict[str, int] = {}
     try:
         for stream in streams:

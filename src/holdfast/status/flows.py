@@ -1,9 +1,9 @@
-"""Flows as an operator sees them: what they wait for, what they have done; signal, resume, repair.
+"""Flows for operators: what they wait for and have done; signal, resume, repair.
 
-`Flows.repair` wakes parked flows that nobody else would wake: whose time is past (the stored wake
-was deleted), whose event is there, whose children have all ended. It also tells a flow of children
-that are nowhere: neither a record nor a message, in two looks, as after a purge. Coordinators call
-it now and then; a wake too many is harmless.
+`Flows.repair` wakes parked flows that nobody else would wake: those whose time has passed (the
+stored wake was deleted), whose event is stored, or whose children have all ended. It also ends
+children that have neither a record nor a message in two checks, as after a purge, for their flow.
+Coordinators call it regularly; an extra wake is harmless.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ from holdfast.status.messages import oldest
 log = logging.getLogger("holdfast.flows")
 
 QUIET_SECONDS: Final = 30.0
-"""A flow is looked at when it has been parked for this long: wakes take milliseconds."""
+"""A flow is checked once it has been parked for this long: wakes take milliseconds."""
 LATE_SECONDS: Final = 10.0
 """How late a stored wake may be: servers send them up to a second late."""
 SEARCH_MOST: Final = 100_000
-"""Messages that are searched for children without a record; a longer queue proves nothing."""
+"""Most messages that are searched for children without a record; in a longer queue, a missing
+message proves nothing."""
 GONE: Final = "its message is gone: its queue was purged or deleted"
 
 _make_id = IdMaker()
@@ -57,13 +58,13 @@ class FlowInfo(msgspec.Struct, frozen=True):
     job: str
     group: str
     state: str
-    """Of its run, or `stopped`: its code does not fit its journal."""
+    """The state of its run, or `stopped` if its code does not fit its journal."""
     waits: str
     """What it waits for."""
     since: float
     """When its state last changed."""
     due: float
-    """When it is called again at the latest; 0: when somebody wakes it."""
+    """When it is called again at the latest; 0 if only a wake can call it."""
     error: str
     parent: str
     """The flow whose child it is."""
@@ -83,7 +84,7 @@ class FlowLine(msgspec.Struct, frozen=True):
     by: str
     children: int
     ended: int
-    """Of the children."""
+    """How many of its children."""
     open: bool
     """Whether the flow waits here."""
 
@@ -109,7 +110,7 @@ class Flows:
         self._broker = client.broker
         self._names = client.broker.names
         self._suspects: Set[str] = frozenset()
-        """Children that seemed to be nowhere at the last look."""
+        """Children that had neither a record nor a message at the last check."""
 
     # ---- reading
 
@@ -171,8 +172,8 @@ class Flows:
         record = self._client.runs.read(runs.decode, entry) if entry else None
         if entry is None or record is None or not record.flow:
             raise RunNotFound(
-                f"{run} is no flow that has begun and whose record is kept: 'holdfast flows list' "
-                "shows them, 'holdfast runs show' any run",
+                f"{run} is not a flow, has not begun, or its record has expired: 'holdfast flows "
+                "list' shows flows, 'holdfast runs show' any run",
                 run=run,
             )
         return entry, record
@@ -268,7 +269,7 @@ class Flows:
             return False
         entry = journal.newest
         if entry is None:
-            return True  # it parked before its first operation: a give-back that was lost
+            return True  # it parked before its first operation: its message was not given back
         if entry.kind == "gather":
             return await self._children_ended(journal, record, entry, lost)
         if entry.kind == "event" and entry.n not in journal.ends:
@@ -281,7 +282,7 @@ class Flows:
     async def _children_ended(
         self, journal: FlowJournal, record: RunRecord, gather: JournalEntry, lost: set[str]
     ) -> bool:
-        """Whether all children have ended; tells of those whose end was not told."""
+        """Whether all children have ended; stores ends that were not stored."""
         run, number = journal.run, journal.gather_number(gather.n)
         ends = await self._client.journals.ends(run, number, gather.total)
         children = children_of(journal, gather)
@@ -304,7 +305,7 @@ class Flows:
         return self._broker.server_now()
 
     async def _is_queued(self, run: str) -> bool:
-        """Whether a run has a message anywhere; too many to search count as yes."""
+        """Whether a run has a message anywhere; True if there are too many to search."""
         names = self._names
         looked = 0
         for subject in (names.job("*", "*"), names.later_or_line):

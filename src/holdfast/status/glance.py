@@ -1,8 +1,7 @@
 """Everything at a glance: runs by state, throughput, jobs, nodes, the latest failures.
 
-Each figure is the server's at the moment it was read; they are read one after the other, so they
-may differ by what happened in between. Throughput counts runs that ended with a record, which jobs
-with `delivery="at_least_once"` do not keep.
+The figures are read from the server one after the other, so they may not agree exactly. Throughput
+counts runs that ended with a record, which jobs with `delivery="at_least_once"` do not keep.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from holdfast.status.totals import counted
 MINUTES: Final = 60
 """How far the throughput goes back."""
 FAILURES: Final = 20
-"""Failures that are read: more than a screen has room for."""
+"""Most failures that are read: more than fit on a screen."""
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -49,9 +48,10 @@ class Glance(msgspec.Struct, frozen=True):
     ended: dict[str, int]
     """How many runs ended in the last hour, by state."""
     minutes: list[int]
-    """Runs that ended in each of the last 60 minutes, oldest first; the last one is not over."""
+    """Runs that ended in each of the last 60 minutes, oldest first; the last minute is
+    incomplete."""
     history: int
-    """How many runs have ended since the namespace exists: two looks give the throughput."""
+    """How many runs have ended since the namespace exists: two snapshots give the throughput."""
     jobs: list[JobInfo]
     """The longest queue first."""
     nodes: list[NodeInfo]

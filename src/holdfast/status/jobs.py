@@ -1,4 +1,4 @@
-"""Jobs as the server knows them: what is waiting, in flight, delayed and dead; pausing and purging.
+"""Jobs: how many runs wait, are in flight, delayed and dead; pausing and purging.
 
 A job is known once a worker has served it (its consumers exist) or something was sent to it.
 `pause` stops the server from delivering to the job's queue and its events; what is running
@@ -121,7 +121,7 @@ class Purger:
 
     @asynccontextmanager
     async def _paused(self, name: str) -> AsyncIterator[dict[str, Any] | None]:
-        """Pause a queue's consumer, and yield it as it is while nothing is delivered.
+        """Pause a queue's consumer, and yield its state while nothing is delivered.
 
         The pause expires, so that a purge that dies blocks the job only for a while.
         """
@@ -166,7 +166,7 @@ class JobInfo(msgspec.Struct, frozen=True):
     parked: int = 0
     """Not due yet: delayed runs and long retries."""
     delayed: int = 0
-    """Of these, the runs that wait for their first attempt."""
+    """Those of the delayed ones that wait for their first attempt."""
     dead: int = 0
     paused: bool = False
     served: bool = False
@@ -336,7 +336,7 @@ class Jobs:
         return found
 
     async def check(self, job: str, group: str, body: bytes) -> Sequence[str]:
-        """Refuse a payload that no worker of the job would take; returns remarks on members that
+        """Refuse a payload that no worker of the job would accept; returns remarks on members that
         the job would ignore."""
         known = await self.published(job, group)
         if known and (wrong := misfit(known, body)):
@@ -372,7 +372,7 @@ class Jobs:
         return msgspec.structs.replace(request, run=run, keyed=True)
 
     async def computes_key(self, request: Request) -> bool:
-        """Whether the worker will give a request a key that cannot be told from outside."""
+        """Whether the worker will give a request a key that only the job can compute."""
         if request.keyed:
             return False
         known = await self.published(request.spec.name, request.group)
@@ -419,7 +419,7 @@ class Jobs:
         self, verb: Literal["pause", "resume"], job: str, group: str
     ) -> Sequence[JobInfo]:
         targets = set(await self.targets(job, group))
-        for target in targets:  # first, so that consumers created meanwhile start paused
+        for target in targets:  # the record first, so that consumers created meanwhile start paused
             await self._write_down(verb, *target)
         switch = self._client.topology.pause if verb == "pause" else self._client.topology.resume
         for one in await self._consumers():

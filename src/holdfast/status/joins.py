@@ -1,6 +1,6 @@
-"""Hosts that asked to become agents, as an operator sees and decides them.
+"""Hosts that asked to become agents: an operator's list, and the decisions.
 
-To accept a host takes two steps: an operator (or its token) approves it, and whoever has the folder
+Accepting a host takes two steps: an operator (or its token) approves it, and whoever has the folder
 of `holdfast auth` issues its login. `issue` trusts no record: it verifies the host's request again
 with the account seed, so that writing to the bucket is not enough to get a login.
 """
@@ -30,9 +30,10 @@ from holdfast.names import check_name, join_key, last_token, token_key
 log = logging.getLogger("holdfast.status")
 
 MOST_AT_ONCE: Final = 500
-"""Logins issued with one change: each takes about a millisecond, and hosts wait."""
+"""Most logins issued with one change: each takes about a millisecond, and other hosts wait
+meanwhile."""
 AGAIN_SECONDS: Final = 60.0
-"""Between two tries to issue a login that something is wrong with: an operator must act."""
+"""Pause before another try to issue a login with a problem that an operator must solve."""
 
 
 class Joins:
@@ -83,8 +84,8 @@ class Joins:
             raise InvalidInput(f"{agent} was rejected: the host must ask again")
         if record.replaces and not replace:
             raise InvalidInput(
-                f"{agent} is the id of a host that is known: if {record.host or 'this one'} "
-                "replaces it, pass --replace; else reject it"
+                f"{agent} is the id of a known host: if {record.host or 'this one'} replaces it, "
+                "pass --replace; otherwise reject it"
             )
         replaced_later = replace and not record.replaces and record.state == "approved"
         if record.state == "pending" or replaced_later:
@@ -98,7 +99,7 @@ class Joins:
         """Decide that a host may not join."""
         revision, record = await self._read(agent)
         if record.state == "issued":
-            raise InvalidInput(f"{agent} has joined: take its login with 'holdfast auth revoke'")
+            raise InvalidInput(f"{agent} has joined: revoke its login with 'holdfast auth revoke'")
         record = msgspec.structs.replace(record, state="rejected", by=who)
         await self._write(revision, record)
         return record
@@ -111,7 +112,7 @@ class Joins:
         if not known and token not in {r.token for r in await self.list(everything=True)}:
             raise NotFound(
                 f"no host has asked with a token {token!r}: 'holdfast auth tokens', where it was "
-                "made, lists all. To revoke it all the same, pass --force"
+                "made, lists all. To revoke it anyway, pass --force"
             )
         before = TokenRecord()
         if entry is not None:
@@ -123,10 +124,10 @@ class Joins:
     async def issue(
         self, agents: Iterable[str], folder: UserFolder
     ) -> tuple[Sequence[JoinRecord], Mapping[str, errors.HoldfastError]]:
-        """Give approved hosts their logins, and say what is wrong with which.
+        """Issue logins to approved hosts; returns what is wrong, by host.
 
-        With one change of the configuration, however many they are: it names every agent, so one
-        change for each host would cost N².
+        All of them are one change of the configuration, which lists every agent: a change for each
+        host would cost N².
         """
         wrong: dict[str, errors.HoldfastError] = {}
         issued: list[JoinRecord] = []
@@ -178,9 +179,9 @@ class Joins:
 
 
 class LoginKeeper:
-    """Issues the logins that are approved, and renews those that agents ask for; look by look.
+    """Issues approved logins, and renews those that agents ask for, check by check.
 
-    A look reads only the records that have changed: ten thousand agents send heartbeats.
+    A check reads only the records that have changed, because ten thousand agents send heartbeats.
     """
 
     def __init__(self, client: Client, folder: UserFolder) -> None:
@@ -214,7 +215,7 @@ class LoginKeeper:
             self._asking[entry.key] = record.renewal
 
     async def issue(self) -> tuple[Sequence[JoinRecord], Mapping[str, errors.HoldfastError]]:
-        """Give hosts that are approved by now their logins, and say what is wrong with which."""
+        """Issue logins to hosts that are approved by now; returns what is wrong, by host."""
         await self._changed_hosts.look()
         now = self._broker.clock.monotonic()
         waiting = {agent for agent, at in self._tried.items() if now - at < AGAIN_SECONDS}
@@ -226,9 +227,10 @@ class LoginKeeper:
         return issued, wrong
 
     async def renew(self) -> Sequence[str]:
-        """Give agents that ask for it their next login; returns who got one.
+        """Issue the next login to agents that ask for it; returns which got one.
 
-        Nobody decides: a request is signed with the login that the agent has. A bad one is logged.
+        No operator decides: a request is signed with the agent's current login. A bad one is
+        logged.
         """
         await self._changed_agents.look()
         namespace = self._broker.names.namespace
@@ -238,7 +240,7 @@ class LoginKeeper:
                 asks.append(renewing.verify(request, agent, namespace))
             except JoinRefused as error:
                 wrong.append(str(error))
-        self._asking.clear()  # who gets none asks again with its next heartbeat
+        self._asking.clear()  # an agent that got none asks again with its next heartbeat
         renewed: list[str] = []
         if asks:
             now = self._broker.server_now()

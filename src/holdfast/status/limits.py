@@ -1,11 +1,11 @@
-"""Limits as an operator sees them: who holds a place, who waits; change, pause, repair.
+"""Limits for operators: who holds a place, who waits; change, pause, repair.
 
 A gate may name a run that no longer needs its place: its message was purged, its worker died after
-it had acknowledged (`at_most_once`), its job's limits are others now. `Limits.repair` frees such
-places and finishes what a process that died left half done; coordinators call it now and then, and
-after a death. A place is freed when the run's record has ended or has moved on to a newer message,
-or when there is neither a running record nor a message of the run, twice in a row. The message of a
-run that waits for its second limit is in that limit's line; it keeps its first place.
+it had acknowledged (`at_most_once`), or the job's limits have changed. `Limits.repair` frees such
+places and finishes what a dead process left half done; coordinators call it regularly, and after a
+death. A place is freed when the run's record has ended or has moved on to a newer message, or when
+there is neither a running record nor a message of the run, twice in a row. The message of a run
+that waits for its second limit is in that limit's line; it keeps its first place.
 
 Changing a rule also applies it to every gate of the limit at once, so that a higher number, or the
 end of a pause, lets waiting runs start.
@@ -34,15 +34,16 @@ from holdfast.status.messages import in_line, oldest, subject_counts
 log = logging.getLogger("holdfast.limits")
 
 SEARCH_MOST: Final = 100_000
-"""Messages that are searched for a run that holds a place; a longer queue proves nothing."""
+"""Most messages that are searched for a run that holds a place; in a longer queue, a missing
+message proves nothing."""
 SHOWN_KEYS: Final = 100
-"""Keys that are shown of one limit, the busiest first."""
+"""Most keys shown of one limit, the busiest first."""
 SHOWN_RUNS: Final = 20
-"""Holders that are named for one key."""
+"""Most holders shown of one key."""
 
 
 DUE_SECONDS: Final = 5.0
-"""How long after its time a message may take from its schedule to its queue."""
+"""How long after its due time a scheduled message may take to reach its queue."""
 
 
 _Place = tuple[GateKey, str, int]
@@ -65,7 +66,7 @@ class LimitInfo(msgspec.Struct, frozen=True):
     per: str
     paused: bool
     set_by_operator: bool
-    """Whether the numbers are an operator's and not the code's."""
+    """Whether an operator has set the numbers."""
     jobs: Sequence[str]
     keys: int
     """How many keys are in use."""
@@ -131,7 +132,7 @@ class Limits:
             rules=self.rules,
         )
         self._suspects: Set[_Place] = frozenset()
-        """Places whose run seemed to be nowhere at the last look."""
+        """Places whose run had neither a record nor a message at the last check."""
 
     # ---- reading
 
@@ -265,7 +266,7 @@ class Limits:
         starts: str | None = None,
         burst: int | None = None,
     ) -> Rule:
-        """Choose other numbers; without any, those of the code apply again."""
+        """Set other numbers; without any, those of the code apply again."""
         rule = await self._rule(name)
         chosen: Numbers | None = None
         if running is not None or starts is not None or burst is not None:
@@ -301,7 +302,7 @@ class Limits:
     # ---- repairing
 
     async def repair(self, *, lines: bool = False) -> Sequence[str]:
-        """Free places that nobody needs, serve every line; returns what was freed.
+        """Free places that no run needs, and serve every line; returns what was freed.
 
         `lines`: also look for lines whose gate is gone.
         """
@@ -326,7 +327,7 @@ class Limits:
         return [f"{key.limit}: {run}" for key, run, _ in gone]
 
     async def leaked(self) -> Sequence[str]:
-        """The runs that keep a place which they do not need, seen in two looks."""
+        """The places that runs hold without needing them, according to two checks."""
         try:
             await self.rules.read()
             await self._gone(await self._gates())
@@ -369,9 +370,10 @@ class Limits:
         return ended
 
     async def _missing(self, wanted: Set[str]) -> Set[str]:
-        """Which of these runs have no message, neither in a line nor in a queue.
+        """Which of these runs have a message neither in a line nor in a queue.
 
-        A message moves both ways while this looks, so the lines are read before and after.
+        Messages move in both directions meanwhile, so the lines are read before and after the
+        queues.
         """
         wanted = wanted - {run for _, run in await in_line(self._broker)}
         if not wanted:
@@ -388,7 +390,8 @@ class Limits:
         return wanted - found - {run for _, run in await in_line(self._broker)}
 
     async def _queued(self, wanted: Set[str]) -> Set[str] | None:
-        """Which of these runs have a message in a queue; None: there are too many to search."""
+        """Which of these runs have a message in a queue; None if there are too many messages to
+        search."""
         (subject,) = self._names.queues()
         found: builtins.set[str] = builtins.set()
         looked = 0

@@ -8,8 +8,8 @@ again after it had ended may have several.
 Each page costs the same, however many runs there are: it reads at most `LOOK` records, messages and
 lines of history. When fewer than requested match, it says how far it has read, and its cursor
 continues from there, so a filter that matches one run in 100,000 is answered in parts instead of by
-one long scan. As far as the history goes back, only the newest records are read: what else has
-ended is in the history, what is running is named by its node, and what waits has a message.
+one long scan. As far as the history goes back, only the newest records are read: all other ended
+runs are in the history, running ones are named by their node, and waiting ones have a message.
 
 A process that lists often has an index (`run_index`); then no record is read from the server and
 all of them are searched. Each heartbeat names the runs that the node holds, so a filter for running
@@ -64,7 +64,7 @@ STATES: Final = (
 CANCELLABLE: Final = ("queued", "delayed", "waiting", "running", "failed", "parked")
 """The states in which a run can be cancelled."""
 SENT_AGAIN: Final = ("failed", "dead", "lost")
-"""The states in which an operator may mean a run when many are sent again."""
+"""The states of runs that an operator may send again in bulk."""
 
 
 class RunInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -115,7 +115,7 @@ class RunFilter:
     cause: str = ""
     """The run that led to it."""
     seen: Callable[[str], str] = str
-    """What the reader may see of an error: only that is searched."""
+    """Masks an error for the reader: only what they may see is searched."""
     key: str = ""
     """Exactly this key."""
 
@@ -152,7 +152,7 @@ class RunFilter:
         )
 
     def predicate(self) -> Callable[[RunInfo], bool]:
-        """`matches`, compiled without the empty members: for large numbers of runs."""
+        """`matches` compiled without the empty members, for large numbers of runs."""
         tests = [_equals(n, getattr(self, n)) for n in _EXACT if getattr(self, n)]
         if self.prefix:
             tests.append(_begins(self.prefix))
@@ -264,7 +264,7 @@ class RunPage(msgspec.Struct, frozen=True):
     back_to: float
     """The time of the oldest one read; 0 when everything was read."""
     places: dict[str, int] = {}
-    """Where in the jobs stream the queued ones are: saves a search when one is opened."""
+    """The sequences of queued runs in the jobs stream: saves a search when one is opened."""
 
 
 class _Walk:
@@ -444,8 +444,8 @@ class RunPages:
         return False
 
     async def _as_recorded(self, found: list[Found], wanted: RunFilter) -> list[Found]:
-        """What was found as a message, as its record tells it; without what has begun or ended,
-        unless its message is what was searched for."""
+        """Runs found by their message, in the state of their record; those that have begun or ended
+        are left out, unless the search was for their message."""
         sent = bool(member(wanted.search))
         if sent:
             wanted = replace(wanted, search="")

@@ -1,4 +1,4 @@
-"""Stored messages as an operator sees them: listed newest first, read one by one, deleted.
+"""Stored messages for operators: list newest first, read, delete.
 
 Reads are direct gets, which any replica may answer: advisory only, never a basis for a decision.
 Nothing here creates a consumer, so reading costs the server no state and takes no message from a
@@ -28,7 +28,7 @@ FIRST: Final = 128
 CROWDED: Final = 5_000
 """A window with more messages than this is shrunk, to bound memory."""
 MARGIN_SECONDS: Final = 5.0
-"""How much later a message may be stored than what it tells of happened: clocks differ."""
+"""How much later than its event a message may be stored, since clocks differ."""
 
 _FRACTION = re.compile(r"\.(\d{1,9})")
 

@@ -1,4 +1,4 @@
-"""Nodes as an operator sees them: which are alive, and what happened to the others.
+"""Nodes for operators: which are alive, and what happened to the others.
 
 A node's record holds its current state; its history comes from the ledger, which outlives the node.
 """
@@ -27,7 +27,7 @@ RECENT_MOST = 1_000
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
-    """One node for people and programs."""
+    """A node as shown to operators."""
 
     id: str
     role: str
@@ -118,7 +118,7 @@ class Nodes:
         ]
 
     def _step(self, place: object, body: bytes) -> Transition | None:
-        """A transition; None, and noted, when it cannot be read."""
+        """A transition; None if it cannot be read, which is logged."""
         notes, ledger = self._broker.unreadable, self._broker.names.ledger
         return notes.read(nodes.decode_transition, ledger, str(place), body)
 

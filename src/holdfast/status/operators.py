@@ -1,4 +1,4 @@
-"""An operator and what one can do: `Action`, with its role, its preview and its audit line.
+"""Operators and their actions: each `Action` has a role, a preview and an audit line.
 
 The actions themselves are functions under the decorator `action`: see `actions`,
 `schedule_actions` and `fleet_actions`. A function's docstring is the sentence that help texts and

@@ -3,10 +3,10 @@
 A monitoring endpoint reports how a server syncs and how large the cluster is. It is plain HTTP and
 often closed to the outside, so failing to reach it is no error.
 
-Permissions are tested on one subject of every family that Holdfast uses, with a message that has no
-effect: one to a stream expects another stream, so it is refused instead of stored; an API request
-is empty, or names something that does not exist. The server reports forbidden subjects at once and
-in order, so one round trip at the end covers all of them, without a timeout.
+Permissions are tested on one subject of every family that Holdfast uses, with a message without
+effect: a message to a stream expects another stream's name, so it is refused instead of stored; an
+API request is empty, or names something that does not exist. The server reports forbidden subjects
+at once and in order, so one round trip at the end covers all of them, without a timeout.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def probes(names: Names, records: RecordConfig, inbox: str) -> list[Probe]:
 
 
 def _detecting(inbox: str) -> list[Probe]:
-    """What a coordinator uses to detect a death sooner, and to empty a dead worker's inbox."""
+    """Permissions of a coordinator to detect a death sooner, and to empty a dead worker's inbox."""
     own = inbox.rpartition(".")[0]
     prefix = f"{CORE_INBOX}.{PROBE}" if own.startswith(f"{CORE_INBOX}.") else own
     family = PULL_INBOXES if prefix != own else pull_inbox(own, ">")
@@ -213,7 +213,7 @@ def _detecting(inbox: str) -> list[Probe]:
             "subscribe",
             pull_inbox(prefix, PROBE),
             family,
-            "to give back at once what a dead worker is handed",
+            "to give back at once messages that are delivered to a dead worker",
             True,
         ),
     ]

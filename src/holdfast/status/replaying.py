@@ -1,11 +1,11 @@
-"""Sending a given-up run again, so that any number of operators make one run of it.
+"""Sends a run again that was given up; however many operators do so, it becomes one run.
 
 First the record moves to `failed` with the next message number, by compare-and-swap; then the
 message is published under the id `<run>.<number>.<mark>`. The rule is `model.replay`. A crash, or a
 lost answer, between the two steps leaves a record with the mark of a replay; replaying the same
-letter again publishes that message, and the server or the claim drops a repeat. The mark makes the
-id differ from that of a message with the same number that a worker parked before it died and that
-was dropped because the run was dead: the replay is not mistaken for its repeat.
+letter again publishes that message, and the server or the claim drops a repeat. Before it died, a
+worker may have parked a message with the same number, which was dropped because the run was dead.
+The mark makes the ids differ, so the replay is not mistaken for a repeat of that message.
 
 A run without a record (it expired, or its job is `at_least_once` and never had one) gets one that
 expires on its own: it only has to arbitrate between operators and survive a crash between the two
@@ -34,7 +34,7 @@ from holdfast.status.messages import Kept
 TRIES: Final = 20
 """Lost compare-and-swaps before giving up: more than operators replay one letter at once."""
 ROOMY_NUMBER: Final = 10**15
-"""As long as any message number, to measure a message before its number is known."""
+"""As long as the longest message number, to measure a message before its number is known."""
 REPLAY_SECONDS: Final = 3_600.0
 """How long the record of a replayed run without a key waits for a worker, at least."""
 GONE: Final = "gone"
@@ -110,7 +110,7 @@ class Replayer:
         return "others keep changing the run: try again"
 
     async def _record(self, letter: Kept) -> tuple[RunRecord | None, int]:
-        """The run's record; once that has expired, the one with which it has ended since."""
+        """The run's record or, once that has expired, its final record from the history."""
         record, revision = await self._finder.record(letter.run)
         if record is None:
             found = await self._client.history.find(letter.run, since=letter.stored)

@@ -1,8 +1,8 @@
-"""Running a run that has ended once more, with its payload or an edited one.
+"""Repeats a run that has ended, with its payload or an edited one.
 
-It becomes a new run with its own id, because a key recognises its repeats. A job that computes its
-key would recognise the new run too and drop it: such a run is replaced under its own id, as an
-operator's replay does it. An edited payload may have the key of another run; that one is never
+It becomes a new run with its own id, because under the old key it would count as a repeat. If the
+job computes its key, the new run would count as one anyway: such a run is replaced under its own
+id, as by an operator's replay. An edited payload may have the key of another run; that one is never
 replaced, and nothing is sent.
 
 A key that is computed by code is unknown here. A run with an edited payload is then sent without a

@@ -1,4 +1,4 @@
-"""Runs in memory: records, kept current by the server's republished writes, and the newest ends.
+"""Runs in memory: the newest ends, and records that the server's republished writes keep current.
 
 For a process that lists runs often, as the web does: a filter that matches one run in 100,000 is
 answered at once and completely. It starts with the first list, loads in the background, and is used
@@ -39,7 +39,7 @@ log = logging.getLogger("holdfast.status")
 MOST: Final = 100_000
 """Runs kept by each index: about 50 MB, so that both fit into what a web process may use."""
 MOST_ERRORS: Final = 20_000_000
-"""Characters of errors kept: runs that fail all differently have 2,000 each."""
+"""Characters of errors kept in all: if all runs fail differently, each error has 2,000."""
 PAGE: Final = 200
 """Records decoded in one go: bounds how long a concurrent request waits."""
 SWEEP_SECONDS: Final = 30.0
@@ -47,10 +47,10 @@ SWEEP_SECONDS: Final = 30.0
 AGAIN_SECONDS: Final = 2.0
 """Pause before loading again after a failure: pages fall back to the server meanwhile."""
 FILED_SECONDS: Final = 30.0
-"""How long the record of an ended run is kept here: by then it is in the history, which has its own
+"""How long the record of an ended run is kept here; then it is in the history, which has its own
 index."""
 FOLLOW_SECONDS: Final = 1.0
-"""How often the history is read on: what has just ended is known by its record."""
+"""How often new lines of the history are read; until then a run is listed by its record."""
 REST_SECONDS: Final = 0.005
 """The shortest pause between two pages of loading."""
 _UNITS: Final = (("ms", 0.001), ("h", 3600.0), ("m", 60.0), ("s", 1.0))
@@ -232,12 +232,12 @@ class EndedIndex:
     def __init__(self, client: Client, most: int = MOST) -> None:
         self.complete = False
         self.floor = 0
-        """Lines before this place were left out; 0 if none were."""
+        """Lines before this position were left out; 0 if none were."""
         self._client = client
         self._broker = client.broker
         self._most = most
         self._lines: deque[tuple[int, RunInfo]] = deque()
-        """Places and runs, oldest first."""
+        """Positions and runs, oldest first."""
         self._errors = 0
         """Characters of their errors."""
         self._next = 1
@@ -315,7 +315,7 @@ class EndedIndex:
     def select(
         self, wanted: RunFilter, limit: int, before: int = 0
     ) -> tuple[list[tuple[int, RunInfo]], int]:
-        """The newest matching lines before a place (0: from the end), and how many were read."""
+        """The newest matching lines before a position (0: from the end), and how many were read."""
         below, matches = before or math.inf, wanted.predicate()
         found: list[tuple[int, RunInfo]] = []
         looked = 0
@@ -357,6 +357,6 @@ def _seconds(ttl: str) -> float:
 
 
 def _shared(info: RunInfo) -> RunInfo:
-    """The same, with texts that many runs have in common stored once."""
+    """The same, with texts that many runs share stored once."""
     shared = {name: sys.intern(getattr(info, name)) for name in ("state", "group", "job", "node")}
     return msgspec.structs.replace(info, **shared)

@@ -1,4 +1,4 @@
-"""Runs as an operator sees them: listed, found, cancelled, sent again.
+"""Runs for operators: list, find, cancel, send again.
 
 A run is its record; before its first attempt it has none and is only a message: `queued`, or
 `delayed` until it is due. Lists show both, newest change first. Every number comes from the server.
@@ -108,7 +108,7 @@ class Runs:
         if record and record.state == "running":
             return f"running on {record.node}, which is {await self._how(record)}"
         if record and record.state == "parked":
-            return f"a flow that waits for {record.waits}: 'holdfast flows show' tells its story"
+            return f"a flow that waits for {record.waits}: see 'holdfast flows show'"
         if letter and (record is None or record.terminal):
             return f"dead letter {letter.sequence}: 'holdfast runs retry' sends it again"
         if record and record.terminal:
@@ -147,7 +147,7 @@ class Runs:
         if record.restart == "after_grace":
             after += " when its grace period is over"
         elif record.restart == "never":
-            after = "the run is written down as lost"
+            after = "the run is recorded as lost"
         return f"{node.state if node else 'gone'}: {after}"
 
     async def _hint(self, carrier: Carrier) -> str:
@@ -167,7 +167,7 @@ class Runs:
         payload = found.carrier.kept.body if found.carrier else None
         cancelled = await self._client.cancel(run, found.group, found.job, payload)
         if cancelled and found.carrier and not found.carrier.later:
-            # Jobs that keep no records do not read this one; without a message they need not.
+            # Jobs that keep no records ignore this one; without a message that does not matter.
             await delete(self._broker, self._names.jobs, found.carrier.kept.sequence)
         return cancelled
 
@@ -229,7 +229,7 @@ class Runs:
         case = await stranded.one(found.run)
         done = await stranded.repair(case) if case else ""
         if not done:
-            raise RunError(f"run {found.run} has just moved on: look again", run=found.run)
+            raise RunError(f"run {found.run} has just changed: try again", run=found.run)
         record, _ = await self._finder.record(found.run)
         if record and record.terminal:
             raise RunError(f"run {found.run} was not sent again: {record.error}", run=found.run)

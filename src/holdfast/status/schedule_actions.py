@@ -1,4 +1,4 @@
-"""What operators do with schedules.
+"""Actions of operators on schedules.
 
 Each action is defined here once, for the CLI, the API and the pages; see `operators`.
 """
@@ -74,7 +74,7 @@ async def _(by: Operator, name: str) -> Preview:
         f"Pause {name}?",
         "It does not fire until it is resumed.",
         "Slots that fall due meanwhile stay missed: they are not caught up.",
-        "Runs that were sent already continue.",
+        "Runs that have been sent continue.",
     )
 
 
@@ -96,7 +96,7 @@ async def _(by: Operator, name: str) -> Preview:
     schedule = await by.schedules.show(name)
     active = msgspec.structs.replace(schedule, paused=0.0)
     slot = next_after(active, by.client.broker.server_now())
-    following = f"its next slot is {rfc3339(slot)}" if slot else "it has no further slot"
+    following = f"its next slot is {rfc3339(slot)}" if slot else "it has no more slots"
     return Preview(
         f"Resume {name}?", f"It fires again from now on: {following}.", "Missed slots stay missed."
     )

@@ -1,4 +1,4 @@
-"""What happened to a slot, and what comes next: why something did or did not run.
+"""What happened to slots, and which come next: why something did or did not run.
 
 `why` answers for every instant, including one without a record: it was part of a skipped series, in
 a pause, before the rule took effect, is in the future, or is so old that its record has expired.
@@ -35,16 +35,16 @@ from holdfast.status.messages import newest
 MOST_NEXT = 1_000
 """Future slots that one request computes: bounds its time."""
 LATE_SECONDS = 5.0
-"""A slot due for less than this may just be on its way."""
+"""A slot that has been due for less than this may be in progress."""
 COMING_MOST = 7
 """Future slots shown on the overview."""
 
 _SKIPPED = {
-    "catch_up": "it was missed, and catch_up={catch_up!r} does not make up for it",
-    "limit": "it was missed, and more slots were missed than limit={limit} makes up for",
-    "overlap": "the run of the slot before had not ended, and overlap={overlap!r}",
+    "catch_up": "it was missed, and catch_up={catch_up!r} does not include it",
+    "limit": "it was missed, and more slots were missed than limit={limit} allows to catch up",
+    "overlap": "the run of the previous slot had not ended, and overlap={overlap!r}",
     "removed": "its schedule was removed",
-    "too_large": "its message is larger than the server takes: put the data into an object store "
+    "too_large": "its message is larger than the server accepts: put the data into an object store "
     "and send its key, or raise max_payload on the server",
 }
 
@@ -172,8 +172,8 @@ def _judge(
         return "paused", f"the schedule is paused since {rfc3339(schedule.paused)}"
     if moment <= schedule.since:
         return "not_due", (
-            f"the rule counts since {rfc3339(schedule.since)} only: it was added, changed or "
-            "resumed then"
+            f"the rule only applies since {rfc3339(schedule.since)}, when it was added, changed or "
+            "resumed"
         )
     if due > now:
         return "future", f"it is due in {durations.text(due - now)}, at {rfc3339(due)}"
@@ -181,7 +181,7 @@ def _judge(
         heard = rfc3339(progress.watermark) if progress.watermark else "never"
         late = durations.text(now - due)
         return "overdue", (
-            f"it is due for {late} and no scheduler has recorded it; the last progress was "
+            f"it has been due for {late} and no scheduler has recorded it; the last progress was "
             f"{heard}: is 'holdfast scheduler' running?"
         )
     return "expired", "it was recorded, and the record has expired since: see slots_kept"
@@ -196,7 +196,7 @@ def explain(schedule: Schedule, slot: Slot) -> str:
         many = f"; the same holds for {slot.count} slots until {rfc3339(slot.last)}"
         return f"skipped: {text}{many if slot.count > 1 else ''}"
     if slot.state == "waiting":
-        return "it waits for the run of the slot before to end (overlap)"
+        return "it waits for the run of the previous slot to end (overlap)"
     if slot.state == "planned":
         return f"planned by {slot.node} at {rfc3339(slot.planned)} and not known to be sent yet"
     late = max(0.0, slot.dispatched - slot.due)

@@ -1,8 +1,8 @@
-"""Searching runs by what was sent: `customer=7` finds payloads with that member and headers with
-that name.
+"""Searches runs by payload and headers: `customer=7` finds payloads with that member and headers
+with that name.
 
-A member counts at any depth, so nobody needs to know a payload's shape at three in the morning.
-Values are compared as text: `7` finds 7 and "7". Bytes that are not JSON match nothing.
+A member matches at any depth, so nobody needs to remember a payload's shape in an emergency. Values
+are compared as text: `7` finds 7 and "7". Bytes that are not JSON match nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 DEEPEST: Final = 20
-"""Levels of a payload that are searched: deeper ones are not written by people."""
+"""Levels of a payload that are searched; nobody writes deeper ones by hand."""
 
 
 class Member(NamedTuple):
@@ -49,6 +49,6 @@ def _text(value: Any) -> str:
 
 
 def member(search: str) -> Member | None:
-    """The member that a search names; None if it is plain text. `=7` is a payload that is 7."""
+    """The member that a search names; None if it is plain text. `=7` means a payload that is 7."""
     name, equals, value = search.partition("=")
     return Member(name.strip(), value.strip()) if equals and value.strip() else None

@@ -17,7 +17,7 @@ from holdfast.errors import BrokerError
 from holdfast.names import kv_stream, parse_consumer
 
 BEHIND: Final = 8
-"""Consumers shown: those with the most messages that nobody has got yet."""
+"""Consumers shown: those with the most undelivered messages."""
 
 
 class StreamInfo(msgspec.Struct, frozen=True):

@@ -1,11 +1,12 @@
-"""Slots of hosts: which agents have run a schedule's slot, and which have not said anything.
+"""Slots of hosts: which agents have run a schedule's slot, and which have not reported.
 
-An agent reports the schedules that it has in force and since when; its answer to a slot is a return
-under the slot's id, which is the same for all hosts. So one slot has one answer: those that
-returned, and those that have the schedule and have not returned (off, cut off, or still at it).
+An agent reports the schedules that it has in force and since when. Its report on a slot is a return
+under the slot's id, which is the same for all hosts. So each slot has two lists: hosts that
+returned, and hosts that have the schedule and have not returned (off, cut off, or still running
+it).
 
-Not guaranteed: that a host which no longer has a schedule is counted for slots of the past, unless
-it has returned. Returns are kept for 7 days.
+Not guaranteed: that past slots include hosts that no longer have the schedule and have not
+returned. Returns are kept for 7 days.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class HostScheduleInfo(msgspec.Struct, frozen=True):
 
     name: str
     rules: tuple[str, ...]
-    """More than one only while a change is under way."""
+    """More than one only while a change is being rolled out."""
     hosts: int
 
 
@@ -133,7 +134,7 @@ def _sound(schedule: Schedule) -> bool:
 
 
 def _newest(schedule: Schedule, now: float, most: int) -> Iterator[int]:
-    """The newest instants until now, searched backwards in longer and longer steps."""
+    """The newest past instants, searched backwards in growing steps."""
     span = float(schedule.every * most) or 3600.0
     found: list[int] = []
     while len(found) < most and span < 400 * DAY:
@@ -146,7 +147,7 @@ def _newest(schedule: Schedule, now: float, most: int) -> Iterator[int]:
 
 
 def _moment(text: str, now: float) -> int:
-    """The instant that somebody means."""
+    """The instant that a text names."""
     if clock := _CLOCK.fullmatch(text):
         seconds = int(clock[1]) * 3600 + int(clock[2]) * 60
         today = int(now) // DAY * DAY + seconds

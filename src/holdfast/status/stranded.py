@@ -1,4 +1,4 @@
-"""Stranded runs: those whose record waits for a message that does not exist.
+"""Stranded runs: their records wait for a message that does not exist.
 
 A failed run waits for its next message; one whose holder is gone waits for its redelivery. If that
 message is gone (the queue's stream was deleted or purged by hand, or a restored backup has a queue
@@ -8,7 +8,7 @@ doctor` shows them, and a restore repairs those it brought back.
 A run is stranded when its record has not changed for a while, it has no parked message, and none in
 its job's queue; then the record is read once more, from the leader, and must be unchanged. Messages
 are stored before the record that expects them and removed after it has changed, so an existing
-message is always seen. A queue too long to search proves nothing.
+message is always seen. In a queue that is too long to search, a missing message proves nothing.
 
 Repairs, in this order: an older message of the run that still exists carries it; a dead letter
 being replayed, or the schedule of a slot, supplies the payload to send again; otherwise the payload
@@ -55,7 +55,7 @@ log = logging.getLogger("holdfast.stranded")
 QUIET_SECONDS: Final = 30.0
 """A record must be unchanged for this long: replicas that answer reads lag by far less."""
 SEARCH_MOST: Final = 100_000
-"""Messages of one job's queue that are searched; more would take half a minute or longer."""
+"""Most messages of one job's queue that are searched; more would take half a minute or longer."""
 
 Job = tuple[str, str]
 Alive = Callable[[str], Awaitable[bool]]
@@ -194,7 +194,7 @@ class Stranded:
             if where and number >= 0:
                 found[where[2]] = max(found.get(where[2], 0), number)
         for _, run in await in_line(self._broker):
-            found[run] = MOST  # whatever its number, it comes when its run has a place
+            found[run] = MOST  # whatever its number, it is sent when its run has a place
         return found
 
     async def _queued(self, missing: dict[str, WaitingRecord]) -> dict[Job, dict[str, int]]:
@@ -290,7 +290,7 @@ class Stranded:
         return "the payload of its schedule was sent again"
 
     async def _end(self, case: Case) -> str:
-        """Its payload is gone: end it with a dead letter that says why, and free its key."""
+        """End a run whose payload is gone with a dead letter that says why, and free its key."""
         record, now = case.record, self._broker.server_now()
         error = "its message is gone, and its payload with it: the queue was deleted or purged, or "
         error += "a backup was restored that did not have it. Enqueue it again"

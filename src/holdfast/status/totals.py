@@ -1,12 +1,12 @@
-"""What the history adds up to over time: for charts of throughput, failures and durations.
+"""Totals of the history over time, for charts of throughput, failures and durations.
 
 Ranges of up to a day are counted by the minute, longer ones by the hour. All of it is on the
 server, so all processes give the same figures, before and after a restart. A period in which a
-coordinator ran is `sampled`, also when nothing happened; one that is missing was not counted, or
-its totals are no longer kept. `Counted.until` says up to when everything is counted.
+coordinator ran is `sampled`, even if nothing happened; a missing one was not counted, or its totals
+are no longer kept. Everything up to `Counted.until` is counted.
 
-A process that draws charts keeps an `Archive`: periods that are over do not change, so it reads
-each once, and only folds what its pages ask for.
+A process that draws charts keeps an `Archive`: past periods do not change, so it reads each once,
+and adds up only those that its pages need.
 """
 
 from __future__ import annotations
@@ -74,11 +74,12 @@ class Counted(msgspec.Struct, frozen=True):
     """The server's time up to which runs are counted; 0 if none were."""
 
     def behind(self, now: float) -> float:
-        """Up to when runs are counted if that is longer ago than it should be, or else 0."""
+        """Up to when runs are counted, if that is longer ago than it should be; otherwise 0."""
         return self.until if self.until < now - LATE_SECONDS else 0.0
 
     def since(self, first: float) -> float:
-        """From when on runs are counted, in a range that began at `first`; its end if none are."""
+        """The instant from which runs are counted in a range that began at `first`; its end if none
+        are."""
         start = min((period.at for period in self.periods), default=self.until or first)
         return max(first, start)
 
@@ -106,7 +107,7 @@ class Change(msgspec.Struct, frozen=True):
 
     @property
     def slower(self) -> float:
-        """How many times as long the slowest twentieth takes now; 0 if that is not known."""
+        """By which factor the slowest twentieth takes longer now; 0 if unknown."""
         known = self.now.runs and self.before.runs and self.before.p95
         return self.now.p95 / self.before.p95 if known else 0.0
 
@@ -119,7 +120,7 @@ async def counted(
 
 
 class Archive:
-    """The totals of one namespace, with what was read of them."""
+    """The totals of one namespace, with a cache of what was read."""
 
     def __init__(self, client: Client) -> None:
         self._broker = client.broker
@@ -184,7 +185,7 @@ class Archive:
 
 
 class _Series(Generic[T]):
-    """What was made of the periods that are over, and up to where the stream was read."""
+    """Sums of past periods, and the position up to which the stream was read."""
 
     def __init__(
         self,
@@ -194,7 +195,7 @@ class _Series(Generic[T]):
         kept: float,
         take: Callable[[StoredTotals, T | None], T],
     ) -> None:
-        """`take` adds a period to what was made of the others in its part."""
+        """`take` adds a period to the sum of its part."""
         self._broker = broker
         self._length = length
         self._part = part
@@ -209,7 +210,7 @@ class _Series(Generic[T]):
         self._reading = asyncio.Lock()
 
     async def read(self, since: float) -> tuple[dict[int, T], Head]:
-        """By when its part began, from `since` on, with the period that is not over."""
+        """Sums by the start of their part, from `since` on, including the current period."""
         async with self._reading:
             since = since // self._part * self._part
             if since < self._since:

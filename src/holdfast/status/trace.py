@@ -2,8 +2,8 @@
 
 Attempts come from the record or the history, how it was given up from the dead-letter stream,
 operators' actions from the ledger, what it published from the events stream, and what that led to
-from the causes in other records. Expired parts are missing; nothing is guessed. What it led to is
-searched only among the newest `SEARCH_MOST`; `children` counts it exactly.
+from the causes in other records. Expired parts are missing; nothing is guessed. Runs that it caused
+are searched only among the newest `SEARCH_MOST`; `children` counts them exactly.
 """
 
 from __future__ import annotations

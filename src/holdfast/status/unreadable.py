@@ -1,4 +1,5 @@
-"""Records that cannot be read: finding them in every bucket, ledger, run logs and history.
+"""Finds records that cannot be read, in every bucket and in the streams of ledger, run logs and
+history.
 
 `decoders` says which kind of record each key of each bucket holds. Listing decodes what it finds
 and keeps nothing; removing never needs to decode. A readable record is not removed here: its own
@@ -78,7 +79,7 @@ class UnreadableRecords:
         self._names = client.broker.names
 
     async def list(self) -> Sequence[Damaged]:
-        """Those of every bucket and stream, up to `LISTED`."""
+        """Unreadable records of every bucket and stream, at most `LISTED`."""
         found: list[Damaged] = []
         for bucket, decode in decoders(self._names).items():
             if not self._may_read(bucket):
@@ -123,7 +124,7 @@ class UnreadableRecords:
         decode = decoders(self._names).get(bucket)
         if decode is None:
             known = ", ".join(decoders(self._names))
-            raise InvalidInput(f"{bucket!r} is none of this namespace's buckets: {known}")
+            raise InvalidInput(f"{bucket!r} is not a bucket of this namespace: {known}")
         if self._is_stream(bucket):
             await self._remove_message(bucket, key, decode)
         else:

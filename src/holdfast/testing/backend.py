@@ -81,7 +81,7 @@ class PublishedEvent:
 
 
 class MemoryOutbox:
-    """What executions send (`worker.settling.Outbox`), kept to look at."""
+    """What attempts send (`worker.settling.Outbox`), kept for inspection."""
 
     largest_result = MAX_PAYLOAD // 4
 

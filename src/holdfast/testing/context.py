@@ -44,7 +44,7 @@ class _Noted:
 
 
 class _Recorded:
-    """What both fakes show of a handler's calls."""
+    """The calls of a handler, as both fakes record them."""
 
     _execution: _Noted
 
@@ -55,7 +55,7 @@ class _Recorded:
 
     @property
     def progressed(self) -> list[tuple[float | None, str]]:
-        """What the handler said of its progress so far."""
+        """The progress that the handler has reported so far."""
         return self._execution.progressed
 
 

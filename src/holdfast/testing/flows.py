@@ -56,7 +56,8 @@ class MemoryJournals:
         return b"".join(line + b"\n" for line in lines)
 
     def restore(self, run: str, lines: Sequence[bytes]) -> None:
-        """Store an exported journal, without its epochs: they fence writers of another system."""
+        """Store an exported journal without its epochs, which fence the writers of another
+        system."""
         kept = self.stored.setdefault(run, [])
         for line in lines:
             if line.startswith(b"{"):

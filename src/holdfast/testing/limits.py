@@ -102,11 +102,11 @@ class MemoryGates(Gates):
             self._due.pop(key, None)
 
     def next_due(self) -> float | None:
-        """When the next token is due for which somebody waits."""
+        """When the next token is due that a run waits for."""
         return min(self._due.values(), default=None)
 
     async def serve(self, now: float) -> None:
-        """Give away the tokens that are due."""
+        """Grant the tokens that are due."""
         for key in [key for key, due in self._due.items() if due <= now]:
             await self.look(key)
 

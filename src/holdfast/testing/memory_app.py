@@ -137,7 +137,7 @@ class Memory:
         self._gates = MemoryGates(self._line, self.clock, app.limits)
         self._calls = _Calls(app, self.telemetry)
         self.on_step: Callable[[str, str], None] = self._calls.on_step
-        """Called around each step of a flow; it may let the process die."""
+        """Called around each step of a flow; it may simulate the death of the process."""
         self._deaths = 0
         self._logs: RunLogs | None = None
         self.lines: dict[str, list[LogLine]] = {}
@@ -308,8 +308,8 @@ class Memory:
     ) -> None:
         """Let the process die around the next calls of a flow's step.
 
-        `before` it is called; when it was `called` and nothing is stored, which is the one case in
-        which it runs again; or `after` its result was stored.
+        `before`: before it is called. `called`: after the call and before its result is stored, the
+        one case in which it runs again. `after`: after its result was stored.
         """
         name = step if isinstance(step, str) else step.__qualname__.rpartition("<locals>.")[2]
         self._calls.step_crashes[at, name] = times

@@ -1,4 +1,4 @@
-"""Replay a stored journal as a test: does the code still fit the flows that are asleep?
+"""Replays a stored journal in a test: does the code still fit the flows that are parked?
 
     async def test_sleeping_orders_fit_the_new_code():
         for path in Path("journals").glob("*.jsonl"):      # holdfast flows journal RUN > FILE
@@ -58,10 +58,10 @@ async def replay_flow(flow: Job[Any], journal: bytes) -> str:
     if ended is not None and ended.state != "done" and ended.error:
         raise FlowMismatch(ended.error)
     now = await memory.journals.load(RUN)
-    if now.unwind is not None and found.unwind is None:  # what it asks for next would undo it
-        raise FlowMismatch(
-            f"the code fails before it gets as far as the journal: {now.unwind.error}"
-        )
+    if (
+        now.unwind is not None and found.unwind is None
+    ):  # the next operation would be a compensation
+        raise FlowMismatch(f"the code fails before the end of the journal: {now.unwind.error}")
     if frontier:
         return frontier[0]
     return "" if ended is None else ended.waits or ended.state

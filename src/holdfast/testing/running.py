@@ -21,9 +21,9 @@ from holdfast.sync import LoopThread, SyncApp
 from holdfast.worker import Worker
 
 READY_SECONDS = 10.0
-"""Many times what a start takes, for machines under load."""
+"""Timeout of a start: many times what it takes, for machines under load."""
 _LOOK_SECONDS = 0.01
-"""Short against the start itself, which takes a few tenths of a second."""
+"""Pause between two checks: short compared to the start, which takes a few tenths of a second."""
 
 
 class RunningWorker:

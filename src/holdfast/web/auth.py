@@ -58,8 +58,8 @@ class User:
     name: str
     role: Role
     how: Literal["local", "token", "session", "app", "proxy"] = "local"
-    """How they were recognised: on this machine, by bearer token, by login, by the host app, or by
-    a proxy in front."""
+    """How they were authenticated: as a user of this machine, by bearer token, by login, by the
+    host app, or by a proxy in front."""
 
     def may(self, role: Role) -> bool:
         """Whether the user has this role or a higher one."""
@@ -75,7 +75,7 @@ LOCAL: Final = User("local", "admin")
 """The user when no login is needed, because only this machine can connect."""
 
 Authenticate = Callable[[Request], Awaitable[User | None]]
-"""How the app this is mounted in says who is asking; None if it does not know."""
+"""How the host app authenticates a request; None if it does not know the user."""
 
 
 # ---- tokens

@@ -1,13 +1,13 @@
 """Bulk actions: one verb applied to many runs, with its progress on the server.
 
-The runs are read page by page while they are acted on, newest first, each with the same action as
-a single one, so the audit names every run. Which runs are meant does not change on the way: runs
-that were created after the question are left alone; so are those that have ended since, unless
+The runs are read page by page while they are acted on, newest first, each with the same action as a
+single one, so the audit names every run. The set of runs does not grow meanwhile: runs that were
+created after the confirmation page stay untouched, and so do those that have ended since, unless
 they are to be cancelled.
 
 The web process that was asked does the work and writes its progress every second, so every process
-shows it, and any can continue it after the first one stopped. What was done since the last write is
-then tried again, and told as refused: a cancelled run cannot be cancelled twice.
+shows it, and any can continue it after the first one stopped. Runs that were handled since the last
+write are then tried again and reported as refused, since a run cannot be cancelled twice.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from holdfast.web.services import Access
 log = logging.getLogger("holdfast.web")
 
 MOST: Final = 10_000
-"""Runs of one bulk action: what an operator can still answer for. Continue it for more."""
+"""Most runs of one bulk action, after which it pauses, so that an operator can check the result
+before continuing."""
 AT_ONCE: Final = 20
 """Runs acted on at a time: hides the round trips without flooding the server."""
 PAGE: Final = 200
-"""Runs read at a time: what a stop may leave to be tried again."""
+"""Runs read at a time, which is also how many may be tried again after a stop."""
 REFUSALS: Final = 100
 """Refused runs that are listed by name."""
 SAVE_SECONDS: Final = 1.0
@@ -45,7 +46,7 @@ SAVE_SECONDS: Final = 1.0
 SILENT_SECONDS: Final = 15.0
 """How long without progress until it counts as interrupted: far longer than a slow page of runs."""
 KEPT_SECONDS: Final = 30 * DAY
-"""How long the outcome can be looked up: as long as the history of runs."""
+"""How long its outcome is kept: as long as the history of runs."""
 
 
 class Verb(msgspec.Struct, frozen=True):
@@ -53,7 +54,7 @@ class Verb(msgspec.Struct, frozen=True):
 
     name: str
     states: tuple[str, ...]
-    """In which a run can be meant."""
+    """The states of runs that it applies to."""
     button: str
     effect: str
     admin: bool = False
@@ -66,7 +67,7 @@ VERBS: Final = {
             "cancel",
             CANCELLABLE,
             "Cancel them",
-            "Those that wait will not start; handlers that run are interrupted. None is retried.",
+            "Waiting runs will not start; running handlers are interrupted. None is retried.",
         ),
         Verb(
             "retry",
@@ -93,16 +94,16 @@ class BulkRecord(msgspec.Struct, omit_defaults=True):
     who: str = ""
     started: Instant = 0.0
     asked: Instant = 0.0
-    """When the runs were counted: later ones are not meant."""
+    """When the runs were counted: later ones are not included."""
     filters: dict[str, str] = {}
-    """Which runs are meant, with absolute times; or `runs`."""
+    """The filter, with absolute times; or `runs`."""
     runs: list[str] = []
     """The selected runs that are left."""
     states: list[str] = []
     """The states that are left to search, the first one from `cursor` on."""
     cursor: str = ""
     expected: Count = 0
-    """How many runs the question counted."""
+    """How many runs the confirmation page counted."""
     limit: Count = 0
     """Pause after this many."""
     done: Count = 0
@@ -112,7 +113,7 @@ class BulkRecord(msgspec.Struct, omit_defaults=True):
     at: Instant = 0.0
     """When this was written."""
     stopped: bool = False
-    """Whether its process gave it up before the end."""
+    """Whether its process stopped before the end."""
     ended: Instant = 0.0
 
     @property
@@ -188,7 +189,7 @@ class Bulks:
         task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """Stop what is under way: the connection is about to be closed."""
+        """Stop the actions of this process: the connection is about to be closed."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -263,7 +264,7 @@ class _Work:
             return await _ACTS[self._record.verb](self._by, run)
         except HoldfastError as error:
             return str(error)
-        except Exception as error:  # one run that fails otherwise must not stop the others
+        except Exception as error:  # an unexpected failure of one run must not stop the others
             log.exception("%s of run %s failed", self._record.verb, run)
             return f"unexpected error: {type(error).__name__}"
 

@@ -7,10 +7,10 @@ open page costs one idle connection, and a busy queue costs no more than a quiet
 
 Notices are numbered. A browser that reconnects names the last one it got and receives what it
 missed as one notice; a number this process does not know is answered with `all`. Every few seconds
-a `tick` is sent, for what changes without a write: growing queues,
-heartbeats, uptimes. A comment keeps quiet streams alive. A stream ends after a minute and the
-browser resumes it. `close` ends all streams at once; otherwise a server that waits for its
-connections to end would wait for them.
+a `tick` is sent, for values that change without a write: growing queues, heartbeats, uptimes. A
+comment keeps quiet streams alive. A stream ends after a minute and the browser resumes it. `close`
+ends all streams at once; otherwise a server that waits for its connections to end would wait for
+them.
 
 The feed starts with the first page: a process without viewers subscribes to nothing.
 """
@@ -30,7 +30,7 @@ log = logging.getLogger("holdfast.web")
 
 GATHER_SECONDS: Final = 0.5
 """Changes within this time make one notice: pages refresh at most twice a second."""
-TICK_SECONDS: Final = 3.0  # how stale values without a write may look
+TICK_SECONDS: Final = 3.0  # how stale such values may be
 ALIVE_SECONDS: Final = 15.0
 """Proxies usually close a stream after 30 or 60 quiet seconds."""
 STREAM_SECONDS: Final = 60.0

@@ -21,7 +21,8 @@ from holdfast.redaction import is_secret
 
 MASK: Final = "•••"
 LONGEST_BODY: Final = 1024 * 1024
-"""How much of a body is masked and shown: the largest message of a server with defaults."""
+"""Bytes of a body that are masked and shown: the largest message of a server with default
+settings."""
 # ---- values
 
 _NAMING: Final = frozenset(
@@ -125,13 +126,13 @@ _TOKEN: Final = re.compile(
     r"|AIza|npm_|pypi-|hvs\.|S[AUONCX](?=[A-Z2-7]{50}))"
 )
 _TOKEN_LENGTH: Final = 16
-"""Shorter runs of characters are words, not tokens."""
+"""Shorter texts are words, not tokens."""
 
 
 def masked_text(text: str) -> str:
     """A text with what looks like a secret masked: `password=…`, logins in addresses, tokens."""
     if _PLAIN.fullmatch(text):
-        return text  # too short and plain: most texts in a list
+        return text  # short, plain text, as most texts in a list
     if "\\u00" in text:
         text = _ESCAPED.sub(_unescaped, text)
     if "BEGIN" in text:
@@ -317,7 +318,7 @@ def masked_payload(text: str, parameters: Sequence[str] | None) -> str:
 
 
 def masked_arguments(function: str, arguments: Sequence[Any]) -> list[Any]:
-    """The arguments of a command, masked; they have no names, but its function has one."""
+    """The arguments of a command, masked by the name of its function, since they have no names."""
     if is_secret(function):
         return [MASK for _ in arguments]
     found: list[Any] = masked(list(arguments))

@@ -34,10 +34,10 @@ from holdfast.config import WebConfig
 from holdfast.errors import ConfigError
 
 HEAD_SECONDS: Final = 10.0
-"""From the first byte, or from the start of a connection, to the end of the headers. A browser on a
-bad line takes one or two."""
+"""Deadline from the first byte, or from the start of a connection, to the end of the headers. A
+browser on a bad line takes one or two seconds."""
 BODY_SECONDS: Final = 30.0
-"""For a whole body, at most about 2 MB: 70 kB per second is enough."""
+"""Deadline for a whole body of at most about 2 MB: 70 kB per second suffice."""
 WRITE_SECONDS: Final = 30.0
 """How long a client may leave an answer unread."""
 PROXIES: Final = "proxies"
@@ -59,8 +59,8 @@ def path_of(scope: Scope) -> str:
 class Hosts:
     """The host names this process answers to.
 
-    An IP address cannot be made to point elsewhere, so any address is accepted. A name can be, by
-    its owner, so only our own names are.
+    An IP address cannot be made to point elsewhere, so any address is accepted. The owner of a name
+    can point it anywhere, so only our own names are accepted.
     """
 
     def __init__(self, given: str, bound: str) -> None:

@@ -29,7 +29,7 @@ log = logging.getLogger("holdfast.web")
 API: Final = "/api/"
 MEDIA_TYPE: Final = "application/problem+json"
 SHOWN_ERRORS: Final = 20
-"""A request with thousands of wrong fields does not get a sentence for each."""
+"""Most sentences in an answer: a request may have thousands of wrong fields."""
 
 STATUS: Final[tuple[tuple[type[Exception], int], ...]] = (
     (UnknownSchedule, 404),
@@ -47,7 +47,7 @@ STATUS: Final[tuple[tuple[type[Exception], int], ...]] = (
     (errors.RunError, 409),
     (errors.Unreadable, 409),
 )
-"""The first entry that matches counts; any other error is a bug or a broken server: 500."""
+"""The first matching entry applies; any other error is a bug or a broken server: 500."""
 
 
 class Details(msgspec.Struct, frozen=True, omit_defaults=True):

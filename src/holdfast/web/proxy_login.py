@@ -1,12 +1,13 @@
-"""Login by a proxy in front: it authenticates people, by OIDC for example, and names them.
+"""Login by a proxy in front, which authenticates people, for example by OIDC, and names them in
+headers.
 
 Guaranteed: the headers count only on connections that a configured address made (`login_proxies`);
 from anywhere else they are ignored. It is the address of the connection itself that counts, never
 one that a header claims. A request that carries a header twice is refused, because a client may
-have sent the first one. Someone without a group that has a role gets none.
+have sent the first one. Users without a group that has a role get no access.
 
-Not guaranteed: that the proxy removes these headers from what it receives. It has to: see the
-documentation. Programs keep using bearer tokens.
+Not guaranteed: that the proxy removes these headers from the requests of clients. It must: see
+docs/web.md. Programs keep using bearer tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.@+-]{0,127}")
 
 
 class ProxyLogin:
-    """Reads who a trusted proxy says is asking."""
+    """Reads the user from a trusted proxy's headers."""
 
     def __init__(self, config: WebConfig) -> None:
         self._proxies = [one.strip() for one in config.login_proxies.split(",") if one.strip()]
@@ -41,8 +42,8 @@ class ProxyLogin:
             )
         if ANYONE in self._proxies:
             raise ConfigError(
-                "web.login_proxies must name addresses or networks: with '*' everybody could say "
-                "who they are"
+                "web.login_proxies must name addresses or networks: with '*' everybody could claim "
+                "to be anyone"
             )
 
     def __bool__(self) -> bool:

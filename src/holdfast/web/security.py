@@ -45,17 +45,18 @@ PUBLIC: Final = ("/static/", "/health/")
 LOGIN: Final = "/login"
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 LOGIN_BURST: Final = 10
-"""Enough for a team behind one address; tokens are random, so this only limits load."""
+"""Logins in a burst: enough for a team behind one address. Tokens are random, so this only limits
+load."""
 LOGIN_RATE: Final = 1 / 6
-"""Ten a minute, per address."""
+"""Logins per second and address: ten a minute."""
 LOGIN_BYTES: Final = 16 * 1024
-"""Logins need no authentication, and a token is short."""
+"""Bytes of a login request, which needs no authentication; a token is short."""
 BURST_SECONDS: Final = 4
 """How many seconds' worth of requests may come at once: a page loads several files."""
 CLOSE: Final = {"Connection": "close"}
 """The rest of a refused body is not read."""
 BROWSER_SECONDS: Final = 30 * 86_400
-"""A form opened a month ago can still be sent."""
+"""How long a form can be sent after it was opened: a month."""
 
 CSP: Final = "; ".join(
     (

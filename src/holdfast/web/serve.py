@@ -101,7 +101,7 @@ class WebServer(Role):
             feed.close()
 
     def trouble(self) -> list[str]:
-        """What the services cannot restore."""
+        """Problems that the services cannot repair."""
         return self._services.upkeep.problems
 
     def describe(self) -> dict[str, Any]:
@@ -139,7 +139,8 @@ def check_reachable(config: WebConfig) -> None:
     """Refuse an address that others can reach, unless there are tokens or a login by proxy."""
     if not is_loopback(config.host) and not (Tokens(config) or ProxyLogin(config)):
         raise ConfigError(
-            f"others can reach {config.host}, and everybody could do everything: make a token "
+            f"other machines can reach {config.host}, and everybody could do everything: make a "
+            "token "
             "with 'holdfast web token NAME' and put its line into web.tokens "
             "(HOLDFAST_WEB_TOKENS), or listen on 127.0.0.1"
         )

@@ -1,4 +1,4 @@
-"""What API and pages share: one connection, and what each user may do through it.
+"""Shared by API and pages: one connection, and what each user may do through it.
 
 A web process keeps no state: everything is in NATS. It may be killed and restarted, and any number
 may run side by side.
@@ -49,9 +49,9 @@ R = TypeVar("R", bound=msgspec.Struct)
 REJOIN_SECONDS: Final = 1.0
 """Pause before joining again after this node was declared lost."""
 BODY_SPARE: Final = 64 * 1024
-"""Room for what a request has besides a message's payload."""
+"""Bytes of a request beside a message's payload."""
 LEARN_SECONDS: Final = 10.0
-"""How long the published parameters of jobs count: reading them lists every job's consumer."""
+"""How long the published parameters of jobs are cached: reading them lists every job's consumer."""
 LONG_BODY: Final = 16 * 1024
 """Longer bodies are masked in a thread, so that other requests are answered meanwhile."""
 
@@ -153,7 +153,7 @@ class Services:
     ) -> None:
         self.config = config
         self.app = app
-        """The user's app, if one was given: it knows the parameters of its jobs."""
+        """The user's app, if one was given, which knows the parameters of its jobs."""
         self.tokens = Tokens(config)
         self.proxy_login = ProxyLogin(config)
         self.authenticate = authenticate
@@ -169,7 +169,7 @@ class Services:
         self._liveness = liveness
         self._stop = stop or self._cannot_stop
         self.before_close: list[Callable[[], Awaitable[None]]] = []
-        """What to close before the connection."""
+        """Things to close before the connection."""
         self._parameters: dict[str, tuple[str, ...] | None] = {}
         self._learned = -1e9
         self._opening = asyncio.Lock()
@@ -197,7 +197,7 @@ class Services:
         return Access(self, user)
 
     async def published(self, job: str) -> Sequence[str] | None:
-        """The parameters of a job that its workers have published, as of the last seconds."""
+        """The published parameters of a job, at most some seconds old."""
         now = self.broker.clock.monotonic()
         if now - self._learned > LEARN_SECONDS:
             with contextlib.suppress(BrokerError):

@@ -1,11 +1,11 @@
-"""The messages of a lane that were delivered and not started, and whose turn it is.
+"""The messages of a lane that were delivered and not started, and the order in which they start.
 
 Three queues, one for each priority. Whenever more than one of them has a message, `low` gets its
 share of the starts (`worker.low_share`), and of the rest one in five is `normal` and four are
 `high`. So nobody starves, and a priority that has nothing to do costs the others nothing.
 
-The shares are those of one lane of one worker. They hold while a message of each priority is at
-hand; the intake sees to that.
+The shares are those of one lane of one worker. They apply while there is a message of each
+priority, which the intake ensures.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ LOW: Final = 2
 RANKS: Final = {"high": HIGH, "normal": NORMAL, "low": LOW}
 
 LOW_SHARE: Final = 0.1
-"""One start in ten: enough that a line of low runs moves, too little to be felt by the others."""
+"""One start in ten: enough to keep low runs moving, too little for the others to notice."""
 NORMAL_SHARE: Final = 0.2
 """The share of `normal` where `high` waits too: one busy high job must not stop the rest."""
 
 
 def shares(low: float) -> tuple[float, float, float]:
-    """The part of all starts that each rank gets while all of them wait."""
+    """The share of starts that each rank gets while all of them have messages."""
     return (1 - low) * (1 - NORMAL_SHARE), (1 - low) * NORMAL_SHARE, low
 
 

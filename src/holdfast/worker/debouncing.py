@@ -1,4 +1,4 @@
-"""What a worker does with the runs of a debounced job (`model.debounce`).
+"""How a worker handles the runs of a debounced job (`model.debounce`).
 
     message ──► what waits for its key is replaced, by compare-and-swap ──► the replaced run ends
             ──► ack                         … quiet …                    ──► message ──► claim
@@ -40,13 +40,13 @@ class QuietStore(Protocol):
     names: Names
 
     async def quiet(self, subject: str) -> Quiet | None:
-        """What waits under a subject, as the stream's leader knows."""
+        """The message that waits under a subject, according to the stream's leader."""
         ...
 
     async def make_quiet(
         self, message: RunMessage, subject: str, due: float, expected: int
     ) -> None:
-        """Let a message wait instead of the one with a sequence; `Conflict` if that has gone."""
+        """Replace the waiting message with this sequence; `Conflict` if it is no longer there."""
         ...
 
     def file(
@@ -55,7 +55,7 @@ class QuietStore(Protocol):
 
 
 class Debouncer:
-    """Lets the last of a burst wait, for one worker."""
+    """Parks the last run of each burst, for one worker."""
 
     def __init__(self, store: QuietStore, claims: Claims, telemetry: Telemetry) -> None:
         self._store = store
@@ -67,7 +67,7 @@ class Debouncer:
         return held.stamp == 1 and H_DEBOUNCE not in held.message.headers
 
     async def take(self, held: Held, rule: Debounce, fresh: RunRecord) -> None:
-        """Let its run wait until it is quiet, or end it if a newer one waits."""
+        """Park its run until the key is quiet, or end the run if a newer one waits."""
         spec, message = held.job.spec, held.message
         key = key_of(rule.per, message.body, held.job.signature.parameters)
         subject = self._store.names.quiet(spec.group, spec.name, key)
@@ -94,7 +94,7 @@ class Debouncer:
         await message.ack()
 
     def _following(self, held: Held, mark: str) -> RunMessage:
-        """The message that carries the run once it is quiet."""
+        """The message that delivers the run once its key is quiet."""
         spec, message, names = held.job.spec, held.message, self._store.names
         found = next_message(
             names,
@@ -111,10 +111,10 @@ class Debouncer:
         return found._replace(headers=found.headers | kept | {H_DEBOUNCE: mark})
 
     async def _end(self, held: Held, fresh: RunRecord, run: str, found: Quiet | None) -> None:
-        """End a run whose place another one has."""
+        """End a run that a newer one has replaced."""
         known = await self._claims.read(run)
         if known is not None and known[0].state != "failed":
-            return  # it has ended, or it was due in time
+            return  # it has ended, or was already due
         record, revision = known or (msgspec.structs.replace(fresh, state="failed"), 0)
         error = "debounced: another run of its key came after it"
         ended = await self._claims.give_up(run, record, revision, state="cancelled", error=error)

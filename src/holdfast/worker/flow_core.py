@@ -1,11 +1,11 @@
-"""One call of a flow's function: its journal, how it is driven, where it is left.
+"""One call of a flow's function: its journal, how it is driven, and how it ends.
 
 An operation is stored before the next one begins, and a wait before the flow parks. Entries that
-nothing outside depends on yet (a random number, `changed`) are stored with the next one.
+nothing outside the flow depends on yet (a random number, `changed`) are stored with the next one.
 
-The function is left by an exception that users do not catch: `Parked` while the flow waits,
-`Unwound` when it was cancelled or its time is over. One that is caught all the same changes
-nothing: every later operation raises it again, and the call is judged by what is remembered here.
+A call ends early by an exception that users do not catch: `Parked` when the flow waits, `Unwound`
+when it was cancelled or its time is over. If one is caught anyway, nothing changes: every later
+operation raises it again, and the outcome of the call is what was noted here.
 """
 
 from __future__ import annotations
@@ -46,25 +46,26 @@ log = logging.getLogger("holdfast.flows")
 
 STOPPED_SECONDS: Final = (5.0, 3_600.0)
 """When a flow that does not fit this code is tried again: first soon, since another worker may have
-the code, then each time after twice as long, so that a repair needs no operator."""
+the right code, then each time after twice as long. So it continues after a repair without an
+operator."""
 
 
 DUE_MARK: Final = "t"
-"""Of the wake that is stored for later: a flow has one at most."""
+"""The number of the scheduled wake, of which a flow has at most one."""
 
 
 class Park(NamedTuple):
-    """Why a flow waits, and until when at most."""
+    """What a flow waits for, and until when at most."""
 
     waits: str
     due: float = 0.0
-    """0: until somebody wakes it."""
+    """0 if only a wake ends the wait."""
     error: str = ""
     """Why it was stopped."""
 
 
 class FlowCore:
-    """What every operation of one call uses."""
+    """The state of one call, which all its operations share."""
 
     def __init__(
         self, flows: FlowRunner, held: Held, journal: FlowJournal, lazy: bool = False
@@ -82,7 +83,7 @@ class FlowCore:
         """Set when the function was left because the flow waits."""
         self.lost: ClaimLost | None = None
         self.again = False
-        """The journal is not what this process believed: the message is given back."""
+        """The journal differs from what this process expected: the message is given back."""
         self._lazy = lazy
         self._pending: list[JournalEntry] = []
         """Entries that are stored with the next one, before anything outside happens."""
@@ -95,7 +96,7 @@ class FlowCore:
 
     @property
     def generation(self) -> int:
-        """Which life of the flow's id this is: as its journal began, or as its claim says."""
+        """The generation of the flow's id, from the start of its journal or from its claim."""
         claim = self._held.claim
         assert claim is not None
         return self.journal.generation if self.journal.start else claim.record.generation
@@ -129,7 +130,7 @@ class FlowCore:
         )
 
     async def open(self) -> None:
-        """Fence whoever held the flow before."""
+        """Open the journal, which fences the flow's previous holder."""
         if self.journal.start is None or self.journal.end is not None:
             last = self.journal.last
             self.journal = FlowJournal(self._held.run)
@@ -147,11 +148,12 @@ class FlowCore:
 
     @property
     def has_done_something(self) -> bool:
-        """Whether the flow got on in an earlier call, so that its code has changed since."""
+        """Whether the flow got further in an earlier call, so that its code must have changed
+        since."""
         return bool(self.journal.operations or self.journal.tried)
 
     def _decoded(self, body: bytes, kind: Any, what: str) -> Any:
-        """A stored value as the type that the code expects now."""
+        """A stored value, decoded as the type that the code expects now."""
         if body == b"null":
             return None
         try:
@@ -170,14 +172,14 @@ class FlowCore:
     # ---- the call
 
     def _check(self) -> None:
-        """What the function may have caught and must not continue after."""
+        """An exception that the function may have caught, but after which it must not continue."""
         if self.park is not None or self.lost is not None or self.again:
             raise Parked
         if self._mismatch is not None:
             raise self._mismatch
 
     def _remember(self, step: Callable[[], Any]) -> Any:
-        """Do a step of the replay; a mismatch stays one, even if the function catches it."""
+        """Do a step of the replay; remember a mismatch, in case the function catches it."""
         try:
             return step()
         except FlowMismatch as error:
@@ -209,11 +211,11 @@ class FlowCore:
         except (Unreadable, FlowMismatch) as error:
             self._mismatch = error
             raise
-        except (TryAgain, Conflict) as error:  # nothing the function could do about it
-            log.warning("flow %s is left to its redelivery: %s", self._held.run, error)
+        except (TryAgain, Conflict) as error:  # the function could do nothing about it
+            log.warning("flow %s waits for its redelivery: %s", self._held.run, error)
             self.again = True
             raise Parked from None
-        except BrokerError as error:  # a repetition would fail in the same way
+        except BrokerError as error:  # retrying would fail in the same way
             self._mismatch = FlowStopped(
                 f"operation {self.replay.position}: {what} cannot be done: {error}. Repair that, "
                 "then resume the flow"
@@ -264,7 +266,7 @@ class FlowCore:
         self.unwinding = Unwound("timeout", f"TimeoutError: the flow took longer than {limit}")
 
     async def _unwind(self, n: int, reason: Unwound) -> None:
-        """Store where the flow was left, and leave it."""
+        """Store the operation at which the flow ends, and unwind it."""
         unwind = JournalEntry("unwind", n, at=self._now(), state=reason.reason, error=str(reason))
         await self._append(unwind)
         raise reason
@@ -272,7 +274,7 @@ class FlowCore:
     async def _wait(self, waits: str, due: float = 0.0) -> None:
         """Park; at the latest, the flow is called again when it is due or its time is over.
 
-        The wake replaces the one of the wait before.
+        The new wake replaces that of the previous wait.
         """
         at = min(due or math.inf, self.deadline if self.unwinding is None else math.inf)
         if at < math.inf:
@@ -294,11 +296,11 @@ class FlowCore:
 
     @property
     def unwound_as(self) -> str:
-        """How the flow was left: `cancelled`, `timeout` or `failed`."""
+        """Why the flow ends: `cancelled`, `timeout` or `failed`."""
         return self.journal.unwind.state if self.journal.unwind else ""
 
     def story_of_undo(self) -> str:
-        """What could not be undone, for the run's error."""
+        """Compensations that failed, for the run's error."""
         failed = [f"{e.name}: {e.error}" for e in self.journal.undone.values() if e.error]
         return f"; not undone: {'; '.join(failed)}" if failed else ""
 

@@ -1,7 +1,7 @@
 """Steps of a flow: functions that are called until their result is stored, and compensations.
 
 A step runs at least once, and its result is stored once. Failed attempts are stored too, so that a
-crash does not start the count again, and the flow parks between attempts that are far apart.
+crash does not reset their number, and the flow parks between attempts that are far apart.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from holdfast.worker.settling import error_line
 log = logging.getLogger("holdfast.flows")
 
 SOON_SECONDS: Final = 0.005
-"""Scheduled wakes may come this much early, by the worker's idea of the server's clock."""
+"""How early a scheduled wake may seem to arrive, because the worker only estimates the server's
+clock."""
 REPAIR_SECONDS: Final = 30 * durations.DAY
-"""How much longer than its flow may take a large result is kept: a stopped flow has to be
-repaired."""
+"""How long a large result is kept beyond its flow's deadline: time to repair a stopped flow."""
 
 
 class FlowSteps(FlowCore):
@@ -114,7 +114,8 @@ class FlowSteps(FlowCore):
         tried: JournalEntry | None,
         kind: str,
     ) -> JournalEntry:
-        """Call a function until it returns or its attempts are used up; the entry says which."""
+        """Call a function until it returns or has no attempts left; returns the entry with the
+        outcome."""
         began = tried.since if tried else self._now()
         attempt = tried.attempt if tried else 0
         if tried is not None and tried.due > self._now() + SOON_SECONDS:
@@ -228,7 +229,7 @@ class FlowSteps(FlowCore):
     # ---- values
 
     def value(self, name: str, make: Callable[[], Any]) -> Any:
-        """A value that differs each time it is made: made once, stored with the next entry."""
+        """A value that would differ in each call: made once, and stored with the next entry."""
         self._check()
         n, stored = self._remember(lambda: self.replay.next("value", name))
         if stored is not None:
@@ -289,7 +290,8 @@ class FlowSteps(FlowCore):
 def _checked(entry: JournalEntry, returns: Any) -> JournalEntry:
     """The entry of a step; an error if its result is not what its annotation says.
 
-    It was never read as that, so a later replay would take it for a change of the code.
+    It has never been decoded as that type, so a later replay would mistake the failure for a change
+    of the code.
     """
     if entry.error or entry.value == NO_RESULT:
         return entry
@@ -333,7 +335,8 @@ def _name_of(func: Callable[..., Any]) -> str:
 
 
 def _returns(func: Callable[..., Any]) -> Any:
-    """What a step says it returns, so that a stored result is the same kind of object."""
+    """The return annotation of a step, so that a stored result is decoded as the same kind of
+    object."""
     if isinstance(func, Job):
         return func.signature.returns
     try:

@@ -1,7 +1,7 @@
-"""What a flow waits for: a time, its children, an event.
+"""The waits of a flow: for a time, its children, or an event.
 
-Each wait is stored, with what ends it, before the flow parks. Whoever ends it wakes the flow, which
-is then called again and finds the wait over.
+Before a flow parks, it stores the wait and what ends it. Whoever ends the wait wakes the flow,
+which is then called again and finds the wait over.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class FlowCall(FlowSteps):
                 got = await self._receive(n, stored, name, key, kind)
             if got.missing:
                 return None
-            if got.error:  # as it was received: anybody may have sent it
+            if got.error:  # as received, since anybody may have sent it
                 raise InvalidPayload(got.error)
             data = self._decoded(bytes(got.value), kind, f"event {called!r}")
             return FlowEvent(data, datetime.fromtimestamp(got.at, UTC), got.by)

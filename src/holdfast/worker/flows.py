@@ -1,4 +1,4 @@
-"""What a worker does with flows, around the call of a flow's function.
+"""How a worker handles flows, around the call of a flow's function.
 
     wake ──► journal ──► [limits] ──► claim ──► open(epoch) ──► function ──► end ──► settle ──► ack
                                                                    │
@@ -7,9 +7,9 @@
 A crash between two steps repeats the last one: the unacknowledged message, or a coordinator, brings
 the flow back, and the journal says how far it had come.
 
-A flow that was cancelled, or whose time is over, is called like any other; at its frontier the
-function is left, its children are cancelled, and what it registered with `undo` is called, the last
-one first. Which operation that was is stored first, so that every later replay stops there too.
+A flow that was cancelled, or whose time is over, is called like any other. At its frontier the call
+ends, its children are cancelled, and its compensations (`undo`) are called in reverse order. The
+number of that operation is stored first, so that every later replay stops there too.
 
 A flow whose code no longer fits its journal, or whose journal cannot be read, is stopped: parked
 with the reason, and tried again now and then, because another worker may have the code that fits.
@@ -49,11 +49,11 @@ log = logging.getLogger("holdfast.flows")
 CANCELS_AT_ONCE: Final = 50
 """Children that are cancelled concurrently: each takes a few requests."""
 OPEN_TRIES: Final = 10
-"""How often a new holder reads the journal again because its predecessor has just written."""
+"""How often a new holder reads the journal again if its predecessor has just written to it."""
 NEAR_SECONDS: Final = 1.0
 """A wait of at most this much is not worth parking: parking and waking cost about as much."""
 LONGEST_NAK_SECONDS: Final = 60.0
-"""How long a wake of a flow that waits for a retry is put off at a time."""
+"""How long the wake of a flow that waits for a retry is delayed each time."""
 BUSY_SECONDS: Final = (0.02, 2.0)
 """First and longest delay of a wake whose flow is running: it is usually about to park."""
 
@@ -67,7 +67,7 @@ def busy_delay(deliveries: int) -> float:
 
 
 def _child(run: str, group: str, job: str) -> Request:
-    """A child as far as its flow's journal knows it: enough to cancel it."""
+    """A child as its flow's journal knows it, which is enough to cancel it."""
     return Request(JobSpec(job, group), group, run, b"")
 
 
@@ -96,7 +96,7 @@ class FlowRunner:
         self.node = node
         self.now = now
         self.kept_seconds = kept_seconds
-        """How long the story of an ended flow is kept."""
+        """How long the folded journal of an ended flow is kept."""
         self.near_seconds = near_seconds
         self.fatal = fatal
         self.on_step: Callable[[str, str], None] | None = None
@@ -120,11 +120,11 @@ class FlowRunner:
         return await self._woken(held, held.journal)
 
     async def _woken(self, held: Held, journal: FlowJournal) -> bool:
-        """Whether a wake finds a flow that waits; it has no number, and takes the record's."""
+        """Whether a wake finds a flow that waits. A wake has no number and takes the record's."""
         try:
             found = await self.claims.read(held.run)
         except Unreadable:
-            return True  # the claim says so too
+            return True  # the claim would refuse it too
         record = found[0] if found else None
         if record is not None:
             held.stamp = record.message
@@ -135,14 +135,14 @@ class FlowRunner:
         if journal.running or held.wake.startswith("r"):
             return True
         if journal.end is not None and record is not None and record.state in ("parked", "running"):
-            return True  # only its record does not say so yet
+            return True  # it has ended, but its record was not settled
         await held.message.ack()  # it has ended, or the message with its payload is still to come
         if journal.end is not None:
             await self.journals.unstop(held.run)
         return False
 
     def _restore_message(self, held: Held, start: JournalEntry) -> None:
-        """A wake carries nothing: its payload and headers are in the journal."""
+        """Take payload and headers from the journal: a wake has none."""
         if held.wake:
             empty = bytes(start.value) == b"null" and not start.total
             held.message.body = b"" if empty else bytes(start.value)
@@ -174,7 +174,7 @@ class FlowRunner:
             except ClaimLost:
                 if claim.lost:
                     raise
-                journal = None  # the holder before us has just written
+                journal = None  # the previous holder has just written
                 continue
             return call
         raise OutcomeUnknown(f"the journal of {held.run} is being written by others")
@@ -191,7 +191,7 @@ class FlowRunner:
         value: bytes = b"",
         stored: str = "",
     ) -> JournalEntry:
-        """What is kept of a journal when its flow has ended."""
+        """The part of an ended flow's journal that is kept."""
         return JournalEntry(
             "end",
             at=self.now(),
@@ -209,7 +209,7 @@ class FlowRunner:
         )
 
     async def clean(self, held: Held, leftovers: Sequence[JournalEntry] = ()) -> None:
-        """Remove what waits and results have left outside the journal. Best effort."""
+        """Remove what waits and results left outside the journal. Best effort."""
         spec = held.job.spec
         await self.journals.forget(held.run)
         await self.journals.unwake(spec.group, spec.name, held.run, DUE_MARK)
@@ -218,7 +218,7 @@ class FlowRunner:
                 await self.outbox.forget(entry.object)
 
     async def cancel_children(self, run: str, children: Iterable[Request]) -> None:
-        """Ask children to stop; each tells its flow."""
+        """Ask children to stop; their flow is told how each ends."""
         limit = asyncio.Semaphore(CANCELS_AT_ONCE)
 
         async def stop(child: Request) -> None:
@@ -233,7 +233,7 @@ class FlowRunner:
     async def given_up(self, held: Held, record: RunRecord) -> None:
         """A flow is given up without another call: stop its children, and fold its journal.
 
-        Best effort: what is left is only storage, and children that nobody waits for.
+        Best effort: a failure only leaves storage behind, and children that nobody waits for.
         """
         try:
             journal = await self.journals.load(held.run)
@@ -256,7 +256,7 @@ class FlowRunner:
             )
             await self.clean(held, journal.leftovers())
         except (HoldfastError, TimeoutError) as error:
-            log.warning("flow %s was given up, and is not cleaned up: %s", held.run, error)
+            log.warning("flow %s was given up and could not be cleaned up: %s", held.run, error)
 
     async def stop(self, held: Held) -> None:
         """A running flow was cancelled: its next call unwinds it."""

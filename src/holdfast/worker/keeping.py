@@ -169,7 +169,10 @@ class Keeping:
         self._tick()
         closed_in_children(self)
         if why := unavailable(self._broker.config):
-            log.warning("%s: this worker beats from its event loop, which handlers can block", why)
+            log.warning(
+                "%s: this worker sends heartbeats from its event loop, which handlers can block",
+                why,
+            )
         self._alone = bool(why)
         if not why:
             self._open_stacks()
@@ -209,12 +212,16 @@ class Keeping:
                 self.board.times[words.THREAD] = now
                 if not self._alone:
                     self._keep()
-                if now - before < LATE_SECONDS:  # else everything was frozen: the loop moves next
+                if (
+                    now - before < LATE_SECONDS
+                ):  # otherwise the whole process was frozen: the loop will move next
                     self._watch_loop()
                 self._tell()
                 self._stop.wait(TICK_SECONDS)
         except Exception:
-            log.exception("the keeper cannot be supervised: this worker beats from its event loop")
+            log.exception(
+                "the keeper cannot be supervised: this worker sends heartbeats from its event loop"
+            )
         finally:
             self._close()
 
@@ -235,7 +242,10 @@ class Keeping:
             self._spawn(now)
         except OSError as error:
             self._next_start = now + WAIT_MOST_SECONDS
-            log.warning("no keeper can be started (%s): this worker beats from its loop", error)
+            log.warning(
+                "no keeper can be started (%s): this worker sends heartbeats from its event loop",
+                error,
+            )
 
     def _died(self, now: float) -> None:
         assert self.process is not None
@@ -408,7 +418,7 @@ def login_of(config: ConnectionConfig) -> dict[str, Any]:
 def unavailable(config: ConnectionConfig) -> str:
     """Why there can be no keeper here; empty if there can."""
     if sys.platform == "win32":
-        return "a keeper shares memory in a way that Windows does not have"
+        return "a keeper needs a kind of shared memory that Windows lacks"
     if any(url.startswith(("ws://", "wss://")) for url in config.servers):
         return "a keeper cannot connect over websockets"
     if not sys.executable or getattr(sys, "frozen", False):

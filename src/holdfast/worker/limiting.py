@@ -1,4 +1,4 @@
-"""What a worker does with the runs of jobs that have limits.
+"""How a worker handles the runs of jobs that have limits.
 
     message ──► place in each limit ──► claim ──► handler ──► settle ──► leave ──► ack
                    │ full: the message of the run is stored in the line ──► ack
@@ -9,10 +9,10 @@
              granted ──► message in the job's queue `granted` ──► as above
 
 Places are taken before the claim and left after the settle, so a claimed run always has its places.
-What was taken is kept while the run waits for a later limit; limits are taken in one fixed order,
-so no two runs wait for each other.
+A run keeps its places while it waits for a later limit. All runs take limits in one fixed order, so
+no two wait for each other.
 
-A message that is given back keeps its places: it comes again under the same number. Every retry
+A message that is given back keeps its places: it is redelivered with the same number. Every retry
 gets a new message, so a run gives its places back while it waits for the next attempt; only its
 place in an ordered limit stays, so that nobody overtakes it.
 """
@@ -78,9 +78,9 @@ class Limiter:
         arrives = spec.ordered and self._names.parse_queue(held.message.subject) != GRANTED
         if (again or (arrives and held.stamp > 1)) and await self._is_over(held):
             for key, limit in zip(keys, spec.limits, strict=True):
-                if limit.starts:  # the grant of a start that nobody makes
+                if limit.starts:  # this start was granted, but will not happen
                     await self.gates.leave(key, held.run, held.stamp)
-            return True  # the claim says so too, and the places are left
+            return True  # the claim refuses it too, and the places are then given back
         if arrives:
             await self._arrive(held, fresh, keys[0])
             return False
@@ -96,8 +96,8 @@ class Limiter:
     async def _arrive(self, held: Held, fresh: RunRecord, key: GateKey) -> None:
         """Line up a message of an ordered job.
 
-        Its queue delivers the next message only after this one is acknowledged, so nothing that is
-        wrong with one run or one key may keep it here.
+        Its queue delivers the next message only after this one is acknowledged, so a problem of one
+        run or one key must not keep it here.
         """
         try:
             await self._wait(held, key, self.gates.line_up)
@@ -111,11 +111,11 @@ class Limiter:
             await held.message.ack()  # coordinators serve its line once the gate is removed
 
     async def _is_over(self, held: Held) -> bool:
-        """Whether a message that was delivered again has nothing left to do."""
+        """Whether there is nothing left to do for a redelivered message."""
         try:
             found = await self._claims.read(held.run)
         except Unreadable:
-            return False  # its claim says so
+            return False  # the claim decides
         if found is None or found[0].vacant:
             return False
         return found[0].terminal or found[0].message > held.stamp
@@ -136,7 +136,7 @@ class Limiter:
         await held.message.ack()
 
     def _following(self, held: Held) -> RunMessage:
-        """The message that carries the run once it has a place."""
+        """The message to send once the run has a place."""
         spec, message = held.job.spec, held.message
         found = next_message(
             self._names,
@@ -182,7 +182,7 @@ class Limiter:
                 await self.gates.look(key)
 
     async def restore(self, held: Held) -> None:
-        """Name a running run again in gates that were deleted."""
+        """Record a running run again in gates that were deleted."""
         for key in held.places:
-            if held.claim and not held.claim.settled:  # else it is about to leave, or has left
+            if held.claim and not held.claim.settled:  # otherwise it is about to leave, or has left
                 await self.gates.restore(key, held.limited, held.stamp)

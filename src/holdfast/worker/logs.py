@@ -1,4 +1,4 @@
-"""What handlers log and print, on its way to the stream of log lines.
+"""Collects what handlers log and print, and sends it to the stream of log lines.
 
 `RunLogs` is a handler of the root logger: what is logged while `current_attempt` is set belongs to
 that attempt, whichever logger and thread it comes from. It only collects; `send` and `flush` encode
@@ -37,15 +37,16 @@ from holdfast.redaction import told
 FLUSH_SECONDS: Final = 0.25
 """How long a line waits for others: short enough for people who follow a run."""
 LINE_CHARS: Final = 8_000
-"""Kept of one line: more than a traceback of usual depth."""
+"""Characters kept of one line: more than a traceback of usual depth."""
 MESSAGE_BYTES: Final = 16_000
-"""Lines in one message: with the limit of messages, this limits what is stored of a run."""
+"""Lines in one message. Together with the limit on messages, this limits the lines stored of a
+run."""
 RUN_BYTES: Final = 500_000
-"""Of one run between two flushes; the rest is dropped, so that it leaves room for others."""
+"""Bytes of one run between two flushes; the rest is dropped, to leave room for other runs."""
 PROCESS_BYTES: Final = 8_000_000
-"""Of all runs of a process between two flushes: what it may hold in memory."""
+"""Bytes of all runs of a process between two flushes, which it holds in memory."""
 FIELDS_CHARS: Final = 2_000
-"""Kept of a line's extra fields, as JSON."""
+"""Characters kept of a line's extra fields, as JSON."""
 STREAMS: Final = {"print": logging.INFO, "stderr": logging.WARNING}
 """Loggers and levels of what is printed: on standard output, and on standard error."""
 
@@ -210,9 +211,9 @@ class RunLogs(logging.Handler):
 
 
 class _Hidden(logging.Filter):
-    """Keeps from a logger's other handlers what its level kept from them before.
+    """Filters the lines that a logger's own level used to keep from its other handlers.
 
-    A logger below it that has a level of its own was never held back by it.
+    Child loggers with a level of their own were never affected by it.
     """
 
     def __init__(self, logger: logging.Logger, level: int) -> None:
@@ -263,7 +264,8 @@ def _bodies(pending: _Pending) -> Iterator[bytes]:
 # ---- what is printed
 
 _inside = threading.local()
-"""`printing` while a printed line is being logged: what handlers of the log print is not."""
+"""True while a printed line is being logged, so that what log handlers print is not logged
+again."""
 
 
 class Printed:
@@ -311,7 +313,7 @@ def _is_logging() -> bool:
 
 @contextlib.contextmanager
 def catching_prints() -> Iterator[None]:
-    """While it lasts, what handlers print becomes log lines."""
+    """Within the block, what handlers print becomes log lines."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = Printed(sys.stdout, "print"), Printed(sys.stderr, "stderr")
     try:

@@ -67,7 +67,7 @@ T = TypeVar("T")
 EXIT_SECONDS = 5.0
 """How long to wait for the exit code of a process that closed its socket."""
 CALLS = ("publish", "still_owner", "progress")
-"""What a handler may ask of its worker."""
+"""The methods of a context that a handler may call."""
 
 _START = "from holdfast.worker.pool import main; main()"
 """The program of a process of the pool."""
@@ -96,7 +96,7 @@ class ProcessPool:
         self._all: set[_Process] = set()
 
     async def prepare(self, job: Job[Any]) -> None:
-        """Have a process ready that has imported a job's handler, which takes a second or more."""
+        """Prepare a process that has imported a job's handler, which takes a second or more."""
         self._idle.append(self._alive() or await self._start(job))
 
     async def run(
@@ -213,7 +213,7 @@ class _Process:
 
 
 def _where(job: Job[Any]) -> dict[str, str]:
-    """Where another process finds a job's handler."""
+    """How another process finds a job's handler."""
     module, file = job.func.__module__, ""
     if module == "__main__":
         main = sys.modules["__main__"]
@@ -348,7 +348,7 @@ class _Worker:
 
 
 class _Attempt:
-    """The attempt of a process of the pool; the worker conceals what it logs."""
+    """The attempt in a process of the pool; the worker removes secrets from its log lines."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.printed: dict[str, str] = {}
@@ -370,7 +370,7 @@ class _Forward(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if current_attempt.get() is not None:
-            with contextlib.suppress(Exception):  # a line that cannot be given away is lost
+            with contextlib.suppress(Exception):  # a line that cannot be sent is lost
                 self._forward(record)
 
     def _forward(self, record: logging.LogRecord) -> None:
@@ -401,7 +401,7 @@ class PooledContext(SyncContext):
         except StopIteration as end:
             value: T = end.value
             return value
-        raise AssertionError("asking the worker blocks, and never waits")
+        raise AssertionError("a call to the worker blocks the thread, and never awaits")
 
 
 def main() -> None:

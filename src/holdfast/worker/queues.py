@@ -1,9 +1,8 @@
-"""The queues of a job besides its own, found when somebody uses them.
+"""A job's additional queues, found when they are first used.
 
 A run that is sent with another priority than its job's goes to a queue of that priority. Most jobs
 never have one, and a consumer that nobody needs costs every worker a request and heartbeats. So a
-worker looks once a second whether such a queue has messages, and from then on pulls it as long as
-it lives.
+worker checks once a second whether such a queue has messages, and pulls from it from then on.
 
 Guaranteed: a message in any queue of a job is taken by the workers of its group, also after the
 code has changed so that nothing is sent there now.

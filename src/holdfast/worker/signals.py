@@ -5,8 +5,8 @@ one of the workers that have flows. It looks up who waits for the event and wake
 acknowledges; a crash in between repeats both, and a wake too many is harmless. So a plain publish
 of any NATS client reaches a flow.
 
-Our client lets events expire after `record.event_days`. For those of other clients, each watch
-removes older ones now and then.
+Our client lets events expire after `record.event_days`. Events of other clients are removed by each
+watch, once in a while.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONSUMER: Final = "signals"
 AT_ONCE: Final = 100
 """Events that one worker handles at a time."""
 AGAIN_SECONDS: Final = 1.0
-"""When an event whose flows could not be woken is delivered again."""
+"""Redelivery delay of an event whose flows could not be woken."""
 FORGET_SECONDS: Final = 3_600.0
 """How often old events are removed: they are kept for days, so an hour more does not matter."""
 
@@ -59,8 +59,8 @@ class SignalWatch:
                 task.cancel()
 
     async def _forget(self) -> None:
-        """Remove events that have no TTL once they are as old as others may become, and the ends
-        of children that no flow waits for."""
+        """Remove events without a TTL at the age at which others expire, and the ends of children
+        that no flow waits for."""
         broker = self._client.broker
         while True:
             before = broker.server_now() - self._client.records.event_days * DAY

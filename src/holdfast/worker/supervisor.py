@@ -119,7 +119,7 @@ class KeptProcess:
             lived = self._clock.monotonic() - began
             wait = self._restarts.after(code, lived=lived, up=self._came_up(lived))
             if wait is None:
-                why = "its reason stands above" if code == CONFIG_EXIT else self.trouble
+                why = "its reason is logged above" if code == CONFIG_EXIT else self.trouble
                 raise GivenUp(f"{self.spec.name} cannot be started: {why}")
             await self._pause(code, wait)
 
@@ -177,7 +177,7 @@ class KeptProcess:
     async def _pause(self, code: int, wait: float) -> None:
         pid = self.child.pid if self.child else 0
         if code == 0:
-            log.info("%s (pid %d) has done its share: replaced", self.spec.name, pid)
+            log.info("%s (pid %d) has done its share of runs: replaced", self.spec.name, pid)
         else:
             text = "%s (pid %d) ended, %s: started again in %g s"
             log.warning(text, self.spec.name, pid, self.trouble, wait)

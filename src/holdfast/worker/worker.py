@@ -162,7 +162,7 @@ class WorkerNode(Role):
         self.app, self.config, self.jobs = worker.app, worker.config, worker.jobs
         self.node = node
         self._broken: list[str] = []
-        """What the health checks of its resources said last."""
+        """The last results of the health checks of its resources."""
         self.cut_off = asyncio.Event()
         """It could not reach NATS for its timeout, and is configured to stop then."""
         self._worker = worker
@@ -334,7 +334,7 @@ class WorkerNode(Role):
             await logs.flush_all()
 
     def _resources(self) -> list[Resource[Any]]:
-        """What the handlers of this worker share, in the order of their definition."""
+        """The resources of this worker's handlers, in the order of their definition."""
         used = {id(r) for job in self.jobs.values() for r in job.signature.resources.values()}
         return [r for r in self.app.resources.values() if id(r) in used]
 
@@ -439,7 +439,7 @@ class WorkerNode(Role):
         return Limiter(gates, self._claims, broker.names, self.telemetry)
 
     async def _register_limits(self, rules: Rules) -> None:
-        """Say what our code allows."""
+        """Register the limits of our code."""
         by_limit: dict[str, list[str]] = {}
         for job in self.app.jobs.values():
             for limit in job.spec.limits:
@@ -449,7 +449,8 @@ class WorkerNode(Role):
             await rules.register(limit, self.app.name, self.config.release, tuple(sorted(jobs)))
 
     async def _restore_places(self) -> None:
-        """The gates were deleted: register our limits again, and name what we run."""
+        """The gates were deleted: register our limits again, and record the runs that we
+        execute."""
         assert self._rules is not None
         assert self._limiter is not None
         self._limiter.gates.forget()
@@ -489,7 +490,7 @@ class WorkerNode(Role):
         return {"executed": self._places.executed, "speed": round(self._places.speed, 1)}
 
     def _keeper_plan(self) -> dict[str, Any]:
-        """What a keeper has to know about this worker."""
+        """The configuration of this worker's keeper."""
         names, heartbeat = self.broker.names, self.member.heartbeat
         config, liveness = self.config, self._liveness
         return {

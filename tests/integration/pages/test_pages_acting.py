@@ -282,7 +282,7 @@ def test_history_of_a_job_outlives_the_web(world: World, open_tab: Open) -> None
             tab.goto(f"{site.url}/?range={range}")
             expect(done.first).to_be_attached()
         tab.goto(f"{site.url}/jobs/default/nosuch")
-        expect(tab.locator("main")).to_contain_text("nobody has served it or sent to it")
+        expect(tab.locator("main")).to_contain_text("no worker has served it")
     finally:
         tab.goto("about:blank")
         site.close()

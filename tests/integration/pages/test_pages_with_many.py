@@ -158,7 +158,7 @@ def test_bulk_action_reaches_what_counting_did_not(
     try:
         tab.goto(f"{world.site.url}/do/runs/bulk?verb=cancel&q=X-Customer%3D9")
         expect(tab.locator("h1")).to_have_text("Cancel all runs that match?")
-        expect(tab.locator("main")).to_contain_text("Older ones that match are meant, too")
+        expect(tab.locator("main")).to_contain_text("Older ones that match are included, too")
         tab.get_by_role("button", name="Cancel them").click()
         wait_bulk(world, tab, "paused")
         expect(tab.locator(".lead")).to_contain_text("2 runs done, 0 refused, more are left")

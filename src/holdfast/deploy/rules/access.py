@@ -18,9 +18,9 @@ def least_rights(inventory: Inventory) -> Iterator[Problem]:
         for rule in item.resource.get("rules") or []:
             words = [w for key in ("apiGroups", "resources", "verbs") for w in rule.get(key) or []]
             if "*" in words:
-                yield item.problem("a rule with '*' gives more than anybody needs")
+                yield item.problem("a rule with '*' grants more than anybody needs")
             if "secrets" in (rule.get("resources") or []):
-                yield item.problem("it may touch secrets: nothing here has to")
+                yield item.problem("it may access secrets: nothing here needs to")
     for item in inventory.of("ClusterRoleBinding"):
         yield item.problem("it binds for the whole cluster: a RoleBinding is enough")
     guarded = any(
@@ -29,18 +29,18 @@ def least_rights(inventory: Inventory) -> Iterator[Problem]:
     for item in inventory.of("RoleBinding"):
         if item.name == "deployer" and not guarded:
             yield item.problem(
-                "no ValidatingAdmissionPolicy guards it: whoever may create pods may mount every "
-                "secret of the namespace"
+                "no ValidatingAdmissionPolicy guards it, so everybody who may create pods may "
+                "mount every secret of the namespace"
             )
         role = (item.resource.get("roleRef") or {}).get("name")
         if role == "cluster-admin" or inventory.named("Role", str(role)) is None:
-            yield item.problem(f"it binds {role!r}, which is no role of these files")
+            yield item.problem(f"it binds {role!r}, which these files do not define")
 
 
 def no_secrets(inventory: Inventory) -> Iterator[Problem]:
     """Secrets are created from files that stay out of the repository."""
     for item in inventory.of("Secret"):
-        yield item.problem("a secret does not belong into a rendered file: secrets.sh makes it")
+        yield item.problem("a secret does not belong in a rendered file: secrets.sh makes it")
     for item in inventory.workloads:
         for container in item.containers:
             for variable in container.get("env") or []:
@@ -64,7 +64,7 @@ def closed_network(inventory: Inventory) -> Iterator[Problem]:
     for item in inventory.of("Namespace"):
         level = item.labels.get("pod-security.kubernetes.io/enforce")
         if level is None:
-            yield item.problem("it enforces no pod security: label it enforce: restricted")
+            yield item.problem("it enforces no pod security: add the label enforce: restricted")
         closing = [
             policy
             for policy in inventory.of("NetworkPolicy")
@@ -88,7 +88,7 @@ def references(inventory: Inventory) -> Iterator[Problem]:
         space = str(item.resource.get("metadata", {}).get("namespace", ""))
         key = (item.kind, space, item.name)
         if key in seen:
-            yield item.problem(f"it is in {seen[key].path.as_posix()} too")
+            yield item.problem(f"it is also defined in {seen[key].path.as_posix()}")
         seen[key] = item
     for item in inventory.workloads:
         yield from _of_workload(inventory, item)
@@ -148,7 +148,7 @@ def _of_service(inventory: Inventory, item: Item) -> Iterator[Problem]:
     for port in item.spec.get("ports") or []:
         target = port.get("targetPort")
         if isinstance(target, str) and not all(target in _ports(one) for one in picked):
-            yield item.problem(f"its port {target!r} is none of the pods' ports")
+            yield item.problem(f"its port {target!r} is not a port of the pods")
 
 
 def _ports(item: Item) -> set[str]:

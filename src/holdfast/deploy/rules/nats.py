@@ -1,4 +1,4 @@
-"""NATS: durable, replicated, never full, and its monitor closed."""
+"""NATS: durable, replicated, never full, and with a closed monitor."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def durable(inventory: Inventory) -> Iterator[Problem]:
             )
         if not re.search(r"sync_interval\s*[:=]?\s*\"?always", config):
             yield item.problem(
-                "its configuration lacks 'sync_interval: always': a power cut loses what was "
-                "acknowledged within the last two minutes"
+                "its configuration lacks 'sync_interval: always': a power cut loses writes that "
+                "were acknowledged in the last two minutes"
             )
         if replicas > 1 and len(re.findall(r"nats://", config)) < replicas:
             yield item.problem(f"its configuration does not name the routes of all {replicas}")
@@ -80,7 +80,7 @@ def room(inventory: Inventory) -> Iterator[Problem]:
                     f"({size / 2**30:.1f} GiB): a full disk stops a server until it is restarted"
                 )
         if not item.spec.get("volumeClaimTemplates"):
-            yield item.problem("it has no volumeClaimTemplates: its data ends with the pod")
+            yield item.problem("it has no volumeClaimTemplates: its data is lost with the pod")
 
 
 def _limit(config: str) -> int | None:

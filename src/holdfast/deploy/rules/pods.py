@@ -16,7 +16,8 @@ HOST = ("hostNetwork", "hostPID", "hostIPC")
 OWN = ("control", "worker", "web", "agent")
 """Our containers, by name."""
 LIVENESS_SECONDS = 5
-"""Least patience of a liveness probe: busy threads at a fifth of a core answer after 1 to 3 s."""
+"""The shortest timeout of a liveness probe: with busy threads and a fifth of a core, an answer
+takes 1 to 3 s."""
 PLATFORM_SECRETS = frozenset(
     {
         "holdfast-agents",
@@ -29,8 +30,8 @@ PLATFORM_SECRETS = frozenset(
         "nats-tls",
     }
 )
-"""Secrets no job may read, by `check` and by the admission policy in `base.yaml`; besides, those
-with which images are pulled and pages are served."""
+"""Secrets that no job may read, enforced by `check` and by the admission policy in `base.yaml`,
+along with those to pull images and serve pages."""
 QUANTITY = re.compile(r"\d+(\.\d*)?([eE][+-]?\d+|[numkMGTPE]|[KMGTPE]i)?")
 """A Kubernetes quantity."""
 
@@ -43,7 +44,7 @@ def hardened(inventory: Inventory) -> Iterator[Problem]:
             yield item.problem("automountServiceAccountToken must be false: nothing here needs it")
         for key in HOST:
             if pod.get(key):
-                yield item.problem(f"{key} opens the machine to the pod: remove it")
+                yield item.problem(f"{key} gives the pod access to the machine: remove it")
         if not _notes(item).get(DISK_REASON):
             for volume in pod.get("volumes") or []:
                 if volume.get("hostPath"):
@@ -122,11 +123,11 @@ def probed(inventory: Inventory) -> Iterator[Problem]:
         ready, live = container.get("readinessProbe"), container.get("livenessProbe")
         if not ready:
             yield item.problem(
-                "it has no readinessProbe: a rollout would stop the old pod before the new one "
-                "has a role"
+                "it has no readinessProbe: a rollout would stop the old pod before the new one is "
+                "ready"
             )
         elif ready == live or _asks_only_for_life(container):
-            yield item.problem("its readinessProbe only asks whether it lives: use /health/ready")
+            yield item.problem("its readinessProbe only checks liveness: use /health/ready")
         if live and int(live.get("timeoutSeconds") or 1) < LIVENESS_SECONDS:
             yield item.problem(
                 f"its livenessProbe waits less than {LIVENESS_SECONDS} s for an answer: a pod that "
@@ -178,7 +179,7 @@ def uncut(inventory: Inventory) -> Iterator[Problem]:
             if longest and own is not None and own < float(longest):
                 yield item.problem(
                     f"its grace period ({own} s) is below the longest timeout ({longest} s): "
-                    "a rollout would cut runs short; raise grace_seconds, or set interruptible = "
+                    "a rollout would interrupt runs; raise grace_seconds, or set interruptible = "
                     '"yes" where that is wanted'
                 )
 
@@ -237,7 +238,9 @@ def control_plane(inventory: Inventory) -> Iterator[Problem]:
     """Two control processes, on two machines if possible."""
     for item in _control(inventory):
         if int(item.spec.get("replicas") or 1) < 2 and not item.annotations.get(SINGLE_REASON):
-            yield item.problem("the control plane needs 2 replicas: one is a gap when it dies")
+            yield item.problem(
+                "the control plane needs 2 replicas: with one, its death is an outage"
+            )
         if not (item.pod.get("affinity") or {}).get("podAntiAffinity"):
             yield item.problem("replicas may land on one machine: add a podAntiAffinity")
 
@@ -284,7 +287,7 @@ def workers_left_to_the_autoscaler(inventory: Inventory) -> Iterator[Problem]:
         target = inventory.named("Deployment", str(name))
         if target and "replicas" in target.spec:
             yield target.problem(
-                "it says replicas although an autoscaler decides: every apply would set them back"
+                "it sets replicas although an autoscaler decides: every apply would reset them"
             )
 
 

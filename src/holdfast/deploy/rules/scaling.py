@@ -24,7 +24,7 @@ def complete(inventory: Inventory) -> Iterator[Problem]:
         if not fallback.get("replicas") or not fallback.get("failureThreshold"):
             yield item.problem(
                 "it has no fallback with replicas: while the lag cannot be read, or a consumer is "
-                "gone, nobody would work"
+                "gone, no worker would run"
             )
         if not spec.get("triggers"):
             yield item.problem("it has no triggers")
@@ -34,8 +34,8 @@ def complete(inventory: Inventory) -> Iterator[Problem]:
         summed = ((spec.get("advanced") or {}).get("scalingModifiers") or {}).get("formula")
         if len(spec.get("triggers") or []) > 1 and not summed:
             yield item.problem(
-                "of several triggers the largest counts, not the sum: too few workers for a group; "
-                "add scalingModifiers with a formula"
+                "KEDA uses the largest of several triggers, not the sum, which is too few workers "
+                "for a group: add scalingModifiers with a formula"
             )
 
 

@@ -1,4 +1,4 @@
-"""Holdfast in a Django project: jobs found by themselves, `manage.py holdfast`, and an outbox.
+"""Holdfast in a Django project: automatic discovery of jobs, `manage.py holdfast`, and an outbox.
 
     INSTALLED_APPS = [..., "holdfast.integrations.django"]
     HOLDFAST_APP = "shop.jobs_app:app"

@@ -37,8 +37,8 @@ P = ParamSpec("P")
 def enqueue(job: Sendable[P, Any], *args: P.args, **kwargs: P.kwargs) -> str:
     """Send a run when the transaction commits; returns its id.
 
-    Takes what `job.enqueue` takes, but for `on_duplicate`. The run waits for a worker, whatever
-    `fallback` the job has.
+    Takes what `job.enqueue` takes, except `on_duplicate`. The run waits for a worker, whatever the
+    job's `fallback`.
 
         with transaction.atomic():
             order.save()
@@ -48,9 +48,9 @@ def enqueue(job: Sendable[P, Any], *args: P.args, **kwargs: P.kwargs) -> str:
 
 
 class ordered:
-    """`enqueue` for runs that go to the queue in the order in which they were written.
+    """`enqueue` for runs that must reach the queue in the order in which they were written.
 
-    `using` is the database, where there are several.
+    `using` names the database if there are several.
     """
 
     def __init__(self, key: str | None, *, using: str | None = None) -> None:

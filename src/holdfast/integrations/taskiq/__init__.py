@@ -1,12 +1,11 @@
 """taskiq with Holdfast's resilience: the names and arguments of taskiq-nats, reimplemented.
 
-    ResilientPullBroker            for PullBasedJetStreamBroker
-    ResilientNATSScheduleSource    for NATSKeyValueScheduleSource
-    ResilientNATSResultBackend     for NATSObjectStoreResultBackend
-    K8sScheduler                   for TaskiqScheduler, in two replicas
-    HAScheduleSource               any schedule source, in more than one scheduler
-    LeaderElection                 what these build on, usable alone
-    DeadLetters                    what the broker gave up: list, send again, drop
+    ResilientPullBroker            for PullBasedJetStreamBroker ResilientNATSScheduleSource    for
+    NATSKeyValueScheduleSource ResilientNATSResultBackend     for NATSObjectStoreResultBackend
+    K8sScheduler                   for TaskiqScheduler, in two replicas HAScheduleSource
+    any schedule source, in more than one scheduler LeaderElection                 what these build
+    on, usable alone DeadLetters                    messages that the broker gave up: list, replay,
+    drop
 
 Needs `pip install holdfast-jobs[taskiq]`.
 """

@@ -22,7 +22,7 @@ up."""
 MOST: Final = 500
 """Bounds what a dying worker holds of others' work until redelivery after `ack_wait`."""
 STALE_SECONDS: Final = 1.0
-"""How long messages may wait behind a function that became long, before others get them."""
+"""How long messages may wait behind a function that became slow, before other workers get them."""
 
 
 class Buffer:

@@ -1,8 +1,8 @@
 """Turns the arguments of taskiq-nats into a Holdfast connection.
 
 `servers` and the keyword arguments are those of the NATS client; its callbacks are called as
-before, next to ours. One thing is fixed: nothing is buffered while disconnected, because a message
-sent minutes later may act on something that has a new owner.
+before, next to ours. One thing cannot be changed: nothing is buffered while disconnected, because a
+message sent minutes later may act on something that has a new owner.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def surely(
 
 
 class Connected:
-    """Has one connection between `startup` and `shutdown`."""
+    """Holds one connection between `startup` and `shutdown`."""
 
     _broker: Broker | None = None
 

@@ -45,7 +45,7 @@ RECORDS: Final = RecordConfig()
 
 
 class DeadLetterStore:
-    """Where one process puts what was given up."""
+    """Stores the dead letters of one process."""
 
     def __init__(self, broker: Broker, queue: str, telemetry: Telemetry) -> None:
         self._broker = broker
@@ -147,7 +147,7 @@ class DeadLetters(Connected):
             try:
                 await broker.api(f"STREAM.INFO.{stream}")
             except NotFound:
-                continue  # nothing was given up yet
+                continue  # no message was given up yet
             async for kept in oldest(broker, stream, subject):
                 if H_QUEUE in kept.headers or stream == names.taskiq_dead:
                     yield await self._letter(kept, stream)

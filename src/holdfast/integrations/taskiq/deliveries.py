@@ -1,4 +1,4 @@
-"""What this process holds of a taskiq queue, and how each message ends.
+"""The messages of a taskiq queue that this process holds, and how each one ends.
 
     arrived ──► taken by a receiver ──► executed ──► taskiq acknowledges, by its ack type
                   │                       │            done      ack
@@ -16,8 +16,8 @@ An attempt is a started function, not a delivery (see `queue`). A message is giv
 attempts have failed, when it has been started `CRASHES` times without ever ending, or when the
 server would not deliver it again because of the consumer's `max_deliver`.
 
-Everything held, even in a buffer, is extended in time, so no function runs twice only because it
-is long. Messages finished here are recognised by their place in the stream: a redelivery, for
+Everything held, even in a buffer, is extended in time, so no function runs twice only because it is
+long. Messages finished here are recognised by their sequence in the stream: a redelivery, for
 example after a server restart that lost the acknowledgement, is acknowledged and not executed; a
 redelivery of a message that still runs here only renews the right to acknowledge.
 
@@ -50,12 +50,12 @@ from holdfast.telemetry import Tally, Telemetry
 log = logging.getLogger("holdfast.taskiq")
 
 REMEMBERED: Final = 20_000
-"""Finished messages that are recognised: what a few seconds at full speed can finish between an
-acknowledgement that the server lost and the next delivery."""
+"""Finished messages that are remembered: as many as can finish at full speed in the few seconds
+between an acknowledgement that the server lost and the next delivery."""
 GATHER_SECONDS: Final = 0.005
 """How long an acknowledgement may wait to be sent with others: each write is costly."""
 UNSTORED_SECONDS: Final = 5.0
-"""Redelivery delay when a dead letter could not be stored: time to elect a leader."""
+"""Redelivery delay when a dead letter could not be stored: enough to elect a leader."""
 CRASHES: Final = 10
 """Starts without an end after which a message is assumed to kill its worker: more than unlucky
 restarts cause, few enough that such a message does not stop a fleet for long."""
@@ -96,11 +96,11 @@ class HeldDelivery:
         """How many attempts have failed, this one included; 0: not counted yet."""
         self.failure: BaseException | None = None
         self.final = False
-        """No further attempt, whatever the policy says."""
+        """There is no further attempt, whatever the policy says."""
         self.resent = False
         """The same request was sent again by a retry middleware or by the function itself."""
         self.retries: object = None
-        """The label in which retry middlewares count, before they changed it."""
+        """The label in which retry middlewares count, as it was before they changed it."""
 
 
 class HeldMessage(AckableMessage):

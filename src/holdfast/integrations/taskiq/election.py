@@ -3,7 +3,7 @@
 Holdfast's election (`ownership.election`) with its own connection, for code that has none. That
 module states the guarantees; in short: a leader stops itself before its lease can expire, a process
 that is gone is replaced within about half a second, one that leaves hands over within milliseconds,
-and no process may rely on being the *only* one that believes it leads.
+and no process may assume that it is the *only* one that believes it leads.
 
     async with LeaderElection("nats://localhost:4222", "reports") as election:
         await election.wait_until_leader()

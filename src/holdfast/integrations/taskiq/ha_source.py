@@ -3,8 +3,8 @@
     taskiq's loop says: due ──► remembered, by every process ──► the leader sends what is not sent
                                                                  and records it (`slots`)
 
-taskiq's loop only notes what is due and never waits: a send that hangs would make it skip the next
-slots. A separate task for each schedule sends them in order.
+In taskiq's loop, slots are only noted and nothing waits: a send that hangs would make the loop skip
+the next slots. A separate task for each schedule sends them in order.
 
 `prefer="duplicate"` records a slot *after* sending: a crash in between sends it again, and nothing
 is lost. `ResilientPullBroker` sends the slot as message id, so the server drops the repeat.
@@ -47,10 +47,10 @@ log = logging.getLogger("holdfast.taskiq")
 LOOK_SECONDS: Final = 1.0
 """How often the leader retries what it could not send: taskiq's own interval."""
 CONFIRM_SECONDS: Final = 3.0
-"""After this long a process that does not lead checks whether a slot was sent."""
+"""How long after a slot was due a process that does not lead checks whether it was sent."""
 REPEAT_SECONDS: Final = 100.0
-"""How long a marked slot is sent again under its message id. The server recognises a repeat for two
-minutes; after that it could be stored twice."""
+"""How long sending a marked slot is retried under its message id. The server recognises a repeat
+for two minutes; later it could be stored twice."""
 FINISH_SECONDS: Final = 5.0
 """How long a shutdown waits for sends in progress: a send gives up after that."""
 
@@ -111,7 +111,8 @@ class HAScheduleSource(ScheduleSource):
         self._sent: dict[str, float] = {}
         """What this process sent last, in case the record is lost."""
         self._marking: dict[str, tuple[ScheduledTask, TaskiqSlot]] = {}
-        """Slots being marked before sending: if the answer is lost, they may be ours to send."""
+        """Slots that are being marked before they are sent: if the answer is lost, they may be
+        ours."""
         self._at_work: dict[str, asyncio.Task[None]] = {}
         self._trouble = ""
         self._upkeep: Upkeep | None = None
@@ -263,7 +264,7 @@ class HAScheduleSource(ScheduleSource):
         return self.election.connection.clock.utc()
 
     async def _may_send(self, slot: TaskiqSlot) -> bool:
-        """Without an attached scheduler: send or hold back; missed slots are not made up."""
+        """Without an attached scheduler: send or hold back; missed slots are not caught up."""
         self._due.pop(slot.schedule, None)
         if not self.election.is_leader:
             return False
@@ -283,7 +284,7 @@ class HAScheduleSource(ScheduleSource):
         for name in [*self._marking, *self._due]:
             self._begin(name)
         if not self.election.is_leader:
-            self._trouble = ""  # of the time when it led; the leader sends now
+            self._trouble = ""  # these are from the time when it led; now the leader sends them
             await self._confirm()
 
     def _begin(self, name: str) -> None:
@@ -328,7 +329,7 @@ class HAScheduleSource(ScheduleSource):
             del self._marking[slot.schedule]
             return
         sending = await self._dispatch(task, slot)
-        if not sending.is_sent:  # the source did not want it
+        if not sending.is_sent:  # the source declined it
             await self._record(slot)
 
     async def _send_marked(self, task: ScheduledTask, slot: TaskiqSlot) -> None:
@@ -340,7 +341,7 @@ class HAScheduleSource(ScheduleSource):
             try:
                 await self._dispatch(task, slot)
                 return
-            except Exception as error:  # whatever a user's broker raises
+            except Exception as error:  # a user's broker may raise anything
                 if not self._repeatable or clock.monotonic() > deadline:
                     log.exception(
                         "slot %s of %s is lost: it is recorded as sent, as prefer='gap' asks, and "

@@ -1,7 +1,7 @@
 """Stored values: JSON, and on request what taskiq-nats pickled before.
 
 taskiq-nats pickles what `model_dump(mode="json")` returns: dicts, lists, texts, numbers. Such a
-pickle names no class or function. So any pickle that does, which is how a pickle executes code, is
+pickle names no class or function. A pickle executes code by naming one. So any pickle that does is
 refused before anything in it is called.
 """
 
@@ -23,7 +23,7 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {module}.{name}, and only plain values are read")
 
     def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("it names an object outside of it")
+        raise pickle.UnpicklingError("it refers to an object outside of it")
 
 
 class PlainSerializer(TaskiqSerializer):

@@ -124,7 +124,7 @@ class ResilientPullBroker(Connected, AsyncBroker):
 
     @property
     def consuming(self) -> bool:
-        """Whether messages can arrive: the consumer's leader was heard from on this connection."""
+        """Whether messages can arrive: the consumer's leader has answered on this connection."""
         return bool(self._pulls) and all(pull.healthy for pull in self._pulls)
 
     def _problems(self) -> list[str]:
@@ -137,8 +137,8 @@ class ResilientPullBroker(Connected, AsyncBroker):
     async def startup(self) -> None:
         """Connect, and create stream and consumer unless they exist.
 
-        A process of `taskiq worker` that cannot logs why in one line and ends; taskiq starts
-        another one.
+        A process of `taskiq worker` that cannot connect logs why in one line and ends; taskiq
+        starts another one.
         """
         try:
             await self._start()
@@ -267,7 +267,7 @@ class ResilientPullBroker(Connected, AsyncBroker):
         try:
             await self._queue.look()
         except BrokerError as error:
-            log.debug("how far the consumer has come was not written down: %s", error)
+            log.debug("the consumer's floor was not stored: %s", error)
 
     async def _server_gave_up(self, message: Received) -> None:
         """A worker died with the last delivery that `max_deliver` allows: keep a dead letter."""

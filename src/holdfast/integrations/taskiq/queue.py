@@ -1,4 +1,5 @@
-"""A taskiq queue on the server: its stream, its durable consumer, and what is remembered of both.
+"""A taskiq queue on the server: its stream, its durable consumer, and two facts that we store about
+them.
 
 Stream and consumer are created as taskiq-nats creates them, at the start and whenever they vanish.
 Existing ones are used as they are; a consumer is changed only if the user passes a configuration.
@@ -40,7 +41,7 @@ ACK_WAIT_SECONDS: Final = 30.0
 LOOK_SECONDS: Final = 1.0
 """Timeout of a request about a stream or consumer: one sent during an election is lost."""
 KEPT_DAYS: Final = 30
-"""How long the facts about a queue are kept: as long as a dead letter."""
+"""How long these two facts are kept: as long as a dead letter."""
 
 Config = dict[str, Any]
 
@@ -49,7 +50,7 @@ class Attempts(msgspec.Struct, frozen=True):
     """The attempts at one message since its second delivery."""
 
     message: str
-    """Which message with that sequence: a recreated stream starts at 1 again."""
+    """When the message was stored: a recreated stream starts at sequence 1 again."""
     started: Count = 0
     failed: Count = 0
     started_in: Count = 0
@@ -58,7 +59,7 @@ class Attempts(msgspec.Struct, frozen=True):
 
 
 class Floor(msgspec.Struct, frozen=True):
-    """Up to where a stream is acknowledged."""
+    """The position up to which a stream is acknowledged."""
 
     stream_created: str
     sequence: Count

@@ -34,12 +34,13 @@ from holdfast.names import marker_key, sent_key, sent_keys
 EARLY_SECONDS: Final = 0.05
 """A timer may fire slightly before its second."""
 MADE_UP_SECONDS: Final = 120
-"""How far back slots are made up: far enough for a failover or a restart of NATS, and too short for
-a burst of old work after a long outage."""
+"""How far back missed slots are caught up: enough for a failover or a restart of NATS, too short
+for a burst of old work after a long outage."""
 RECURRING_SECONDS: Final = 400 * 86_400
-"""How long the record of a schedule is kept after its last slot: a yearly rule needs a year."""
+"""How long the record of a schedule is kept after its last slot: more than a year, for yearly
+rules."""
 ONCE_SECONDS: Final = 86_400
-"""The same for a one-off with an id: its source deletes it once it was sent."""
+"""The same for a one-off with an id, which its source deletes once it was sent."""
 
 
 class TaskiqSlot(NamedTuple):

@@ -1,4 +1,4 @@
-"""Alerts: what fires, what was told, and the rules."""
+"""Alerts: what fires, which notices were sent, and the rules."""
 
 from __future__ import annotations
 

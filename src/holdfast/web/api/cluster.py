@@ -127,9 +127,9 @@ class Stats(msgspec.Struct, frozen=True):
     seconds: int
     """The period of `ended`, `per_minute` and `failures`."""
     counted_since: str
-    """These are counted from this time on: later than requested if nobody counted before."""
+    """The start of the counted period: later than requested if no coordinator counted before."""
     counted_until: str
-    """And up to this time: earlier than now if no coordinator runs."""
+    """The end of the counted period: earlier than now if no coordinator runs."""
     ended: dict[str, int]
     """Runs and failed attempts by outcome; without jobs that keep no records (`at_least_once`)."""
     per_minute: float
@@ -153,8 +153,8 @@ async def stats(
     access: ViewerAccess,
     seconds: Annotated[int, Query(ge=60, le=LONGEST_SECONDS)] = 300,
 ) -> Response:
-    """What ended is counted by the minute on the server, by a coordinator; everything else is read
-    as it is now."""
+    """A coordinator counts ended runs by the minute; everything else is read from the server
+    now."""
     jobs, nodes, schedules, progress = await asyncio.gather(
         access.jobs.list(), access.nodes.list(), access.schedules.list(), access.slots.progress()
     )

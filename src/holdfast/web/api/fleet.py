@@ -236,11 +236,11 @@ class JoinShown(msgspec.Struct, frozen=True):
     token: str
     asked: str
     replaces: bool
-    """Whether a host that is known has or had this id."""
+    """Whether a known host has or had this id."""
     by: str
     """Who decided it."""
     fingerprint: str
-    """Of the login that it has made; the host's log has it too."""
+    """Fingerprint of the host's new login; its log shows the same."""
 
 
 def _join(record: JoinRecord) -> JoinShown:
@@ -274,8 +274,12 @@ async def accept_join(
     request: Request,
     access: Annotated[Access, acting(table.accept_agent)],
     agent: Agent,
-    replace: Annotated[bool, Query(description="Also a host that replaces a known one.")] = False,
-    fingerprint: Annotated[str, Query(description="Only the host that has it.")] = "",
+    replace: Annotated[
+        bool, Query(description="Also accept a host that replaces a known one.")
+    ] = False,
+    fingerprint: Annotated[
+        str, Query(description="Accept only the host with this fingerprint.")
+    ] = "",
 ) -> Response:
     record = await table.accept_agent(access, agent, replace=replace, fingerprint=fingerprint)
     return answer(request, _join(record))

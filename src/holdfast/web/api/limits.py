@@ -20,14 +20,14 @@ Name = Annotated[str, Path(max_length=64)]
 
 
 class SetLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a limit allows from now on; nothing: what the code says."""
+    """What a limit allows from now on; without numbers, those of the code apply again."""
 
     running: int | None = None
     """Runs at the same time."""
     starts: str | None = None
     """Starts in a time: `100/s`, `30/m`."""
     burst: int | None = None
-    """Starts that may follow each other at once."""
+    """How many starts may happen at once."""
 
 
 @router.get("/limits", summary="List limits", **returns(Page[LimitInfo]))

@@ -45,7 +45,7 @@ router = APIRouter(tags=["runs"])
 WAIT_MOST = 30.0
 """Longest wait for a result: shorter than the timeout of usual proxies."""
 SEARCH_MOST = 2_000
-"""How many of the newest messages are searched for what a run led to."""
+"""How many of the newest messages are searched for runs that a run caused."""
 
 
 class Enqueue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,7 +64,7 @@ class Enqueue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Start at a time: 2026-11-16T01:45:00Z, or seconds since 1970."""
     headers: dict[str, str] = {}
     priority: Priority | None = None
-    """Instead of the job's."""
+    """Priority, instead of the job's own."""
     on_duplicate: OnDuplicate = "return"
     """If a run with the key exists: answer with it, replace it, or fail."""
 
@@ -78,7 +78,7 @@ class Accepted(msgspec.Struct, frozen=True, omit_defaults=True):
     duplicate: bool
     """A run with this key exists: nothing was enqueued."""
     state: str = ""
-    """Of such a run; else `queued` or `delayed`."""
+    """The state of the earlier run with this key; otherwise `queued` or `delayed`."""
     hint: str = ""
     """Set if no worker has ever served the job: the run waits until one does."""
 
@@ -132,7 +132,7 @@ class Cancelled(msgspec.Struct, frozen=True):
 
 
 class Retried(msgspec.Struct, frozen=True):
-    """How it was run again."""
+    """How the run was sent again."""
 
     run: str
     detail: str
@@ -167,7 +167,7 @@ async def enqueue(
 
 
 async def _checked(access: Access, wanted: Enqueue) -> tuple[JobSpec, str | None]:
-    """The job, and the key of the run as far as it is known here."""
+    """The request for the job, with the run's key if it can be computed here."""
     app, body = access.services.app, raw(wanted.payload)
     job = app.jobs.get(wanted.job) if app else None
     if job is None:

@@ -141,13 +141,14 @@ def _command(page: PageRequest, given: Given) -> Arguments:
 
 
 def _joining(_: PageRequest, given: Given) -> Arguments:
-    """The host that the page has shown, as one that replaces another only if the page said so."""
+    """The host that the page has shown; as a replacement only if the page said that it replaces
+    another."""
     shown = {"fingerprint": given["fingerprint"], "replace": given["replace"] == "yes"}
     return (given["agent"],), shown
 
 
 def _numbers(_: PageRequest, given: Given) -> Arguments:
-    """What a limit shall allow, as people write it: `5`, `100/s`, `100/s burst 20`, `code`."""
+    """The numbers of a limit as people write them: `5`, `100/s`, `100/s burst 20`, `code`."""
     name, text = given["name"], given["value"].strip()
     starts, _burst, burst = text.partition(" burst ")
     if text == "code":
@@ -197,7 +198,7 @@ FORMS: Final[dict[str, Form]] = {
         table.resume_flow,
         ("run",),
         "/flows/{run}",
-        says("{run} is called again", "/flows/{run}"),
+        says("{run} is resumed", "/flows/{run}"),
         refusals=(RunError, InvalidInput),
     ),
     "limits/set": Form(
@@ -219,7 +220,7 @@ FORMS: Final[dict[str, Form]] = {
         table.resume_limit,
         ("name",),
         "/limits/{name}",
-        says("{name} gives its places away again", "/limits/{name}"),
+        says("{name} is resumed", "/limits/{name}"),
         refusals=(InvalidInput,),
     ),
     "schedules/pause": Form(

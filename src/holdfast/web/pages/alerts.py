@@ -1,4 +1,4 @@
-"""`/alerts`: what fires now, the rules and channels, and whom was told what."""
+"""`/alerts`: what fires now, the rules, the channels, and the notices that were sent."""
 
 from __future__ import annotations
 

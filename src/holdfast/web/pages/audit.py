@@ -15,7 +15,7 @@ router = APIRouter(include_in_schema=False)
 SHOWN: Final = 50
 """Rows of one page."""
 LOOK: Final = 5_000
-"""Lines of the ledger that one page reads; "Older" goes on from there."""
+"""Lines of the ledger that one page reads; "Older" continues from there."""
 
 
 @router.get("/audit")

@@ -1,8 +1,8 @@
 """`/bulk`: one action on many runs: selected on the list, or all that match its filters.
 
-The confirmation counts first and changes nothing; `holdfast.web.bulks` says what is done then, and
-to which runs. Counting stops after a few seconds; the action itself does not, and the question says
-that more may match.
+The confirmation page only counts; `holdfast.web.bulks` says what the action does, and to which
+runs. Counting stops after a few seconds, and the page then says that more may match; the action
+takes all of them.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ router = APIRouter(include_in_schema=False)
 PAGE: Final = 1_000
 """Runs read at a time while counting."""
 COUNT_SECONDS: Final = 5.0
-"""How long counting may take before it is told that there are more."""
+"""How long counting may take before the page says that there are more."""
 SELECTED: Final = 500
-"""Selected runs: ten times what a page lists."""
+"""Most selected runs: ten times what a page lists."""
 
 
 def bulks() -> Bulks:
@@ -49,7 +49,7 @@ def _filter(by: Access, record: BulkRecord, state: str) -> RunFilter:
     """Which runs of a bulk action to list next."""
     wanted = Wanted.of(record.filters)
     found = wanted.filter(by, record.asked, state)
-    if record.verb == "cancel":  # whatever has happened to them since, they are not to go on
+    if record.verb == "cancel":  # cancel them, whatever state they are in by now
         return found
     return dataclasses.replace(found, until=min(found.until or record.asked, record.asked))
 
@@ -59,7 +59,7 @@ def _filter(by: Access, record: BulkRecord, state: str) -> RunFilter:
 
 @router.get("/do/runs/bulk")
 async def ask(request: Request, page: OperatorPage) -> Response:
-    """Count what is meant, and ask."""
+    """Count the runs and ask for confirmation."""
     query = request.query_params
     given = {name: "\n".join(query.getlist(name)) for name in query}
     verb, record = _verb(page, given), _record(page, given)
@@ -119,25 +119,27 @@ def _record(page: PageRequest, given: dict[str, str]) -> BulkRecord:
     if wanted.empty:
         raise InvalidInput("select runs, or filter the list first")
     if wanted.state and wanted.state not in verb.states:
-        raise InvalidInput(f"none that is {wanted.state} can be meant: {', '.join(verb.states)}")
+        raise InvalidInput(
+            f"not possible for runs that are {wanted.state}, only for: {', '.join(verb.states)}"
+        )
     record.states = [wanted.state] if wanted.state else list(verb.states)
     record.filters = {k: v for k, v in msgspec.structs.asdict(wanted).items() if v}
     for name in ("since", "until"):
         if name in record.filters:
             record.filters[name] = rfc3339(when(record.filters[name], record.asked, name))
-    wanted.filter(page, record.asked)  # refuses what cannot be meant, before it is confirmed
+    wanted.filter(page, record.asked)  # refuse an impossible selection before it is confirmed
     return record
 
 
 def _hidden(record: BulkRecord, expected: int) -> list[tuple[str, str]]:
-    """The fields with which the question is confirmed."""
+    """The hidden fields of the confirmation form."""
     chosen = [("run", run) for run in record.runs] or list(record.filters.items())
     asked = rfc3339(record.asked)
     return [("verb", record.verb), ("asked", asked), ("expected", str(expected)), *chosen]
 
 
 class _Counted(msgspec.Struct, frozen=True):
-    """What the question says about the runs that are meant."""
+    """What the confirmation page says about the runs."""
 
     runs: list[RunInfo]
     more: bool = False
@@ -163,7 +165,7 @@ class _Counted(msgspec.Struct, frozen=True):
         elif self.more:
             found.append(
                 f"Counted back to {exact(self.back_to)} in {COUNT_SECONDS:g} seconds. Older ones "
-                "that match are meant, too."
+                "that match are included, too."
             )
         return found
 
@@ -176,7 +178,7 @@ async def _selected(page: PageRequest, record: BulkRecord) -> _Counted:
 
 
 async def _count(page: PageRequest, record: BulkRecord) -> _Counted:
-    """Those that match the filters, until there are `MOST` or the time is over."""
+    """Runs that match the filters, until there are `MOST` or the time is over."""
     found: dict[str, RunInfo] = {}
     clock = page.client.broker.clock
     deadline = clock.monotonic() + COUNT_SECONDS
@@ -198,7 +200,7 @@ async def _count(page: PageRequest, record: BulkRecord) -> _Counted:
 
 @router.get("/bulk/{id}")
 async def show(page: ViewerPage, id: str) -> Response:
-    """How far it is, and what was refused."""
+    """Its progress, and the refused runs."""
     bulk = await _bulks(page).find(page, id)
     return await page.show(
         "bulk.html",

@@ -13,7 +13,8 @@ from holdfast.durations import DAY
 from holdfast.status.totals import Counted, Period
 from holdfast.web.pages.rendering import clock, exact, grouped, span
 
-# In SVG units: the drawing is scaled to the width of the page. Left and bottom are for labels.
+# Sizes in SVG units; the drawing is scaled to the width of the page. Left and bottom margins are
+# for labels.
 WIDTH: Final = 720
 HEIGHT: Final = 180
 LEFT: Final = 34
@@ -69,10 +70,10 @@ class Chart:
     rows: list[Mark] = field(default_factory=list)
     columns: list[Mark] = field(default_factory=list)
     series: list[tuple[str, str]] = field(default_factory=list)
-    """Lines with the name of their look."""
+    """Lines, each with the name of its style."""
     areas: list[str] = field(default_factory=list)
     empty: bool = True
-    """Whether there is nothing to see, but for gaps."""
+    """Whether there is nothing to see except gaps."""
     width: int = WIDTH
     height: int = HEIGHT
     left: int = LEFT
@@ -150,7 +151,7 @@ def ended(found: Counted, now: float, seconds: int) -> Chart:
 
 
 def _known(found: Counted, starts: Sequence[int], now: float) -> list[int]:
-    """The parts that were counted. The newest has no sample yet, but will have one."""
+    """The parts that were counted, including the newest, which has no sample yet."""
     counted = {period.at for period in found.periods}
     counting = found.until > 0 and not found.behind(now)
     return [s for s in starts if s in counted or (counting and s + found.seconds > found.until)]
@@ -193,7 +194,8 @@ def brief(seconds: float) -> str:
 
 
 def lag(found: Counted, now: float, seconds: int) -> Chart:
-    """The most runs that waited, and that were in flight; where nobody counted is a gap."""
+    """The most runs that waited, and the most that were in flight; parts that were not counted are
+    gaps."""
     chart = Chart()
     values = {period.at: period for period in found.periods}
     first = int(now - seconds) // found.seconds * found.seconds

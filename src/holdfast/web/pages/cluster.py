@@ -27,7 +27,7 @@ NATS_SECONDS: Final = 3.0
 LANE_SECONDS: Final = 3600.0
 """The last hour shows restarts and rollouts at a glance."""
 DOTS: Final = 400
-"""Nodes drawn as dots; more would not be told apart."""
+"""Most nodes drawn as dots; more could not be told apart."""
 _ORDER: Final = ("ERROR", "DISCONNECTED", "TERMINATING", "CREATED", "RUNNING")
 _OVER: Final = ("NOT_RUNNING", "INACTIVE", "TERMINATED_GRACEFULLY", "TERMINATED_FORCED")
 

@@ -27,17 +27,17 @@ router = APIRouter(include_in_schema=False)
 AGENTS: Final = 50
 """Rows of one page."""
 RUNS: Final = 15
-"""The newest; `holdfast fleet list` has more."""
+"""The newest fleet runs on the page; `holdfast fleet list` has more."""
 DOTS: Final = 600
-"""Agents drawn as dots; more would not be told apart."""
+"""Most agents drawn as dots; more could not be told apart."""
 RETURNS: Final = 100
 """Rows of one page."""
 VALUE_BYTES: Final = 2_000
-"""Of a return on the page; the API has all of it."""
+"""Characters of a return on the page; the API has all of it."""
 KINDS: Final = 6
-"""Different values that are shown; with more, a function is asked whose answers always differ."""
+"""Most different values that are shown; with more, it is a function whose answers always differ."""
 DIFF_LINES: Final = 40
-"""Lines of one difference."""
+"""Most lines of a diff."""
 SHARED_SECONDS: Final = 2.0
 """Agents and settings seldom change, and there may be thousands of agents."""
 
@@ -188,7 +188,7 @@ async def show_run(page: ViewerPage, run: str, start: int = 0) -> Response:
 
 
 def return_line(record: FleetRun, agent: str, given: Return | None) -> ReturnLine:
-    """What is known of one agent's answer."""
+    """What is known about one agent's answer."""
     if given is not None:
         return ReturnLine(
             agent, given.outcome, given.seconds, given.at, error=given.error or given.note
@@ -208,11 +208,11 @@ class Kind(msgspec.Struct, frozen=True):
     value: str
     agents: list[str]
     diff: str = ""
-    """How it differs from what most returned; empty for those."""
+    """The diff from the most frequent value; empty for that value."""
 
 
 async def kinds(page: PageRequest, returns: dict[str, Return]) -> list[Kind]:
-    """What was returned, the most frequent first; the others as differences from that."""
+    """The returned values, the most frequent first, the others as diffs from it."""
     same: dict[str, list[str]] = {}
     for agent, given in sorted(returns.items()):
         if given.outcome == "ok" and given.value is not None:

@@ -14,11 +14,11 @@ from holdfast.web.pages.request import ViewerPage
 router = APIRouter(include_in_schema=False)
 
 SHOWN: Final = 200
-"""Rows of one page: more are found faster with the filter."""
+"""Rows of one page; to find others, the filter is faster."""
 SHARED_SECONDS: Final = 1.0
 """Listing reads every run's record."""
 LEAST_WIDTH: Final = 0.6
-"""Percent of the timeline: a shorter bar could not be seen."""
+"""The shortest bar, in percent of the timeline: a shorter one would be invisible."""
 
 
 class Bar(NamedTuple):
@@ -64,7 +64,8 @@ async def show(page: ViewerPage, run: str) -> Response:
 
 
 def timeline(detail: FlowDetail, now: float) -> list[Bar]:
-    """Where each operation lies in the time of its flow, until it ended or until now."""
+    """The place of each operation on the timeline of its flow, which extends to its end or to
+    now."""
     first, last = detail.created, detail.ended or now
     whole = max(last - first, 0.001)
 

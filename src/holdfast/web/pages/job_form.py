@@ -1,6 +1,6 @@
 """The form to run a job, made from what its workers have published about its parameters.
 
-Each parameter is a field: a choice, a number, a text, or JSON where its type has parts. A field
+Each parameter is a field: a choice, a number, a text, or JSON if its type is composite. A field
 that is left empty is not sent if the parameter has a default, which is shown in its place.
 """
 
@@ -16,9 +16,9 @@ from holdfast.errors import InvalidInput
 from holdfast.payload.published import Published
 
 PREFIX: Final = "p."
-"""Of the names of fields: a parameter may be called like another field of the form."""
+"""Prefix of field names: a parameter may have the name of another field of the form."""
 DEEPEST: Final = 5
-"""References that are followed to find a type."""
+"""Most references that are followed to find a type."""
 _KINDS: Final = {"integer": "integer", "number": "number", "boolean": "boolean", "string": "text"}
 
 
@@ -32,9 +32,9 @@ class Field(NamedTuple):
     nullable: bool
     choices: tuple[str, ...] = ()
     default: str = ""
-    """What is used if it is left empty, as text."""
+    """The default that is used if it is left empty, as text."""
     value: str = ""
-    """What was given."""
+    """The text that was entered."""
 
 
 def fields_of(job: Published | None, given: Mapping[str, str] | None = None) -> list[Field]:

@@ -29,14 +29,14 @@ from holdfast.web.security import Fields
 router = APIRouter(include_in_schema=False)
 
 SHOWN: Final = 200
-"""Rows of one page: more are found faster with the filter."""
+"""Rows of one page; to find others, the filter is faster."""
 RANGES: Final = {"15m": 900, "1h": 3_600, "24h": 86_400, "7d": 604_800, "30d": 2_592_000}
 PARTS: Final = {"15m": 60, "1h": 60, "24h": 1_800, "7d": 10_800, "30d": 43_200}
 """How many seconds a bar stands for: about sixty bars fit the width of a chart."""
 SLOWEST: Final = 5
-"""Of the slowest runs and of the kinds of error."""
+"""Rows of the slowest runs and of the kinds of error."""
 LOOKED: Final = 20_000
-"""Ended runs that are looked at for these."""
+"""How many ended runs are examined for these lists."""
 LATEST: Final = 10
 """Runs on a job's page: enough to see whether it works now."""
 
@@ -68,15 +68,15 @@ async def list_jobs(page: ViewerPage, q: str = "") -> Response:
 
 
 class Load(NamedTuple):
-    """What a job's workers have: the server only knows both together, as in flight."""
+    """Runs that a job's workers hold: the server only knows the sum of both kinds, as in flight."""
 
     running: int
     retrying: int
-    """Waiting for their next attempt, for a short or a long time."""
+    """How many wait for their next attempt."""
 
 
 def load(job: JobInfo, states: Counter[tuple[str, str, str]] | None) -> Load:
-    """Tell what runs from what waits to be retried, as far as there are records."""
+    """Separate running runs from those that wait for a retry, as far as there are records."""
     if states is None:
         return Load(job.in_flight, 0)
     running, retrying = (states[job.group, job.job, s] for s in ("running", "failed"))
@@ -102,7 +102,9 @@ async def _job(
 ) -> Response:
     info = next((j for j in await page.all_jobs() if (j.group, j.job) == (group, job)), None)
     if info is None:
-        raise UnknownJob(f"no job {job!r} in group {group!r}: nobody has served it or sent to it")
+        raise UnknownJob(
+            f"no job {job!r} in group {group!r}: no worker has served it, and no run was sent to it"
+        )
     chosen = range if range in RANGES else "24h"
     seconds = RANGES[chosen]
     history = await ended(page, chosen, job, group)
@@ -142,7 +144,7 @@ async def _job(
 
 
 class Recent(NamedTuple):
-    """What the newest ended runs of a job say about it."""
+    """A summary of the newest ended runs of a job."""
 
     looked: int
     slowest: list[RunInfo]

@@ -1,7 +1,8 @@
-"""`/limits`: every limit; and one limit with who holds a place, who waits, and how fast it drains.
+"""`/limits`: every limit; and one limit with the runs that hold a place or wait, and how fast its
+line shrinks.
 
-How fast it drains is how many runs of its jobs ended in the last minutes, as the server has
-counted them: a run of a job that has two limits counts for both.
+That rate is the number of runs of its jobs that ended in the last minutes, by the server's count: a
+run of a job with two limits counts for both.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from holdfast.web.pages.request import PageRequest, ViewerPage
 router = APIRouter(include_in_schema=False)
 
 SHOWN: Final = 200
-"""Rows of one page: more are found faster with the filter."""
+"""Rows of one page; to find others, the filter is faster."""
 DRAIN_SECONDS: Final = 300
-"""Long enough for a number that does not jump, short enough to notice that nothing moves."""
+"""Minutes of that rate: enough for a steady number, few enough to notice when nothing moves."""
 
 
 class Drain(NamedTuple):
@@ -30,7 +31,7 @@ class Drain(NamedTuple):
 
     per_minute: float
     left: float | None
-    """Seconds until the line is empty at that rate; None: nobody can say."""
+    """Seconds until the line is empty at that rate; None if unknown."""
 
 
 @router.get("/limits")

@@ -27,11 +27,11 @@ RANGES: Final = jobs.RANGES
 SHOWN: Final = 6
 """Rows of each list: the overview fits one screen."""
 OLD_SECONDS: Final = 60.0
-"""A run that waits longer than this is worth a look; usual waits are far below a second."""
+"""A run that waits longer than this needs attention; usual waits are far below a second."""
 RECENT_SECONDS: Final = 3600.0
-"""Older trouble is on its own page."""
+"""Older problems are only on their own page."""
 RATE_RANGE: Final = "15m"
-"""Long enough that a burst does not decide."""
+"""The period of the throughput: long enough to smooth out bursts."""
 TROUBLE: Final = ("DISCONNECTED", "ERROR")
 
 

@@ -248,7 +248,7 @@ def render(request: Request, template: str, *, status: int = 200, **data: Any) -
 
 
 def _cleaner(request: Request) -> Callable[[str], str]:
-    """What is applied to texts from users: masks secrets for viewers."""
+    """The filter for texts from users: it masks secrets for viewers."""
     user = getattr(request.state, "user", None)
     return masked_text if user is not None and not user.sees_secrets else str
 

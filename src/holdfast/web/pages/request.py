@@ -33,16 +33,18 @@ from holdfast.web.wire import as_value
 T = TypeVar("T")
 
 SHARED_SECONDS: Final = 1.0
-"""Live pages refresh about every second: sharing for longer would show in them."""
+"""How long reads are shared: live pages refresh about every second, so longer would be
+noticeable."""
 SCHEDULES_SECONDS: Final = 2.0
 """Schedules and agents seldom change, and there may be thousands."""
 
 COUNTED_SECONDS: Final = 5.0
 """How long counts of the history are shared between pages: the newest minute changes meanwhile."""
 TREND_SECONDS: Final = 900
-"""A quarter of an hour: recent enough to act on."""
+"""A quarter of an hour, recent enough to act on."""
 MOST_SHARED: Final = 200
-"""Answers that are kept: far more than people look at within seconds. Some keys name a job."""
+"""Answers that are kept: far more than people look at within seconds. A limit, because some keys
+contain a job's name."""
 
 
 class Shared:
@@ -80,7 +82,7 @@ class Shared:
 
 
 class PageRequest(Access):
-    """What a page is made from: the user's access, shared reads, and ways to answer."""
+    """Everything that a page needs: the user's access, shared reads, and ways to answer."""
 
     def __init__(self, request: Request, user: User) -> None:
         super().__init__(services_of(request), user)
@@ -130,7 +132,7 @@ class PageRequest(Access):
     async def states(self) -> Counter[tuple[str, str, str]] | None:
         """How many recorded runs have not ended, by group, job and state; None until it is known.
 
-        What is in flight by the server's count includes retries that wait: this tells them apart.
+        The server's count of runs in flight includes waiting retries: this separates them.
         """
         index = self.services.run_index
         index.start()

@@ -1,4 +1,4 @@
-"""`/runs`: the list of runs, by state, time and what was sent; its filters are its address.
+"""`/runs`: the list of runs, filtered by state, time and content; the filters are in its address.
 
 The counts of the tabs come from the server's own counts where they are exact: queues, records that
 have not ended, and the totals of the history over the chosen time. A tab whose count is not known,
@@ -35,7 +35,7 @@ BULK: Final = {"cancel": "Cancel …", "retry": "Run again …"}
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """The filters of the list, as they stand in its address."""
+    """The filters of the list, as in its address."""
 
     q: str = ""
     job: str = ""
@@ -58,11 +58,11 @@ class Wanted(msgspec.Struct, frozen=True):
 
     @property
     def narrow(self) -> bool:
-        """Whether it has filters that counts do not know."""
+        """Whether it has filters that the counts cannot take into account."""
         return bool(self.q or self.node or self.prefix or self.cause or self.until)
 
     def filter(self, by: Access, now: float, state: str = "") -> RunFilter:
-        """What to look for; raises `InvalidInput` for a filter that cannot be meant."""
+        """The filter for the list; raises `InvalidInput` if it makes no sense."""
         if member(self.q) and not by.user.sees_secrets:
             raise InvalidInput("only operators may search payloads and headers")
         return RunFilter(
@@ -134,7 +134,7 @@ async def tabs(
                 n for key, n in states.items() if key[2] == state and key[:2] in homes
             )
     chosen = wanted.since or "30d"
-    if chosen in jobs.RANGES and mine:  # a name that is still being typed is no job
+    if chosen in jobs.RANGES and mine:  # the name is still being typed
         ends = (await jobs.ended(page, chosen, wanted.job, wanted.group)).ends()
         counts |= {state: ends[state] for state in ENDED}
     return [(state, counts.get(state)) for state in STATES]
@@ -143,7 +143,7 @@ async def tabs(
 async def reasons(
     page: PageRequest, runs: list[RunInfo], every: Sequence[JobInfo]
 ) -> dict[str, str]:
-    """Why a queued run of this page does not start, if there is more to say than "its turn"."""
+    """Why a queued run on this page does not start, if it is not simply waiting for its turn."""
     serving = {
         n.group for n in await page.all_nodes() if n.role == "worker" and n.state == "RUNNING"
     }

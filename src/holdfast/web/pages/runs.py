@@ -37,7 +37,7 @@ SHOWN_LINES: Final = 500
 """The newest log lines on the page; `holdfast runs logs` shows all."""
 WIDTH: Final = 1000
 ROW: Final = 26
-"""In SVG units: the drawing is scaled to the width of the page."""
+"""Sizes in SVG units; the drawing is scaled to the width of the page."""
 
 
 # ---- one run
@@ -122,7 +122,7 @@ async def _run(
 
 
 async def _ancestors(page: PageRequest, cause: str) -> list[tuple[str, RunRecord | None]]:
-    """What led to a run, the first cause first; as far as it is still known."""
+    """The causes of a run, the first one first, as far as they are still known."""
     found: list[tuple[str, RunRecord | None]] = []
     while cause and len(found) < ANCESTORS and cause not in (run for run, _ in found):
         record = await page.client.runs.get(cause)
@@ -135,7 +135,7 @@ async def _ancestors(page: PageRequest, cause: str) -> list[tuple[str, RunRecord
 
 
 async def _traceback(page: PageRequest, found: Found) -> str:
-    """Where a run that was given up failed, as its dead letter tells."""
+    """The traceback of a run that was given up, from its dead letter."""
     if found.letter is None:
         return ""
     return page.text(read_letter(found.letter, page.client.broker.names).traceback)
@@ -182,7 +182,7 @@ async def _result(page: PageRequest, record: RunRecord | None) -> str | None:
 
 
 def gantt(record: RunRecord, now: float) -> Gantt | None:
-    """Where each attempt lies between acceptance and end."""
+    """The place of each attempt on the timeline from acceptance to end."""
     attempts = [*record.attempts]
     if record.state == "running":
         attempts.append(Attempt(record.attempt, record.node, 0, record.started))

@@ -26,9 +26,9 @@ TICKS: Final = 20
 SLOTS: Final = 40
 """Past slots drawn on a schedule's page."""
 LISTED: Final = 20
-"""Of these, as rows of the table."""
+"""How many of them are rows of the table."""
 NEXT: Final = 8
-"""Coming slots: enough to see a wrong rule."""
+"""Future slots shown: enough to notice a wrong rule."""
 
 _LOOKS: Final = {
     "done": "done",

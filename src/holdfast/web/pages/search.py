@@ -1,8 +1,8 @@
 """`/search`: one box for everything: runs, jobs, flows, limits, schedules, nodes, agents, alerts,
 dead letters.
 
-Each kind shows the first few and links to its own page, which searches on. The search is bounded:
-what a page of runs reads, and lists that other pages read too.
+Each kind shows the first few hits and links to its own page, which has the rest. The search is
+bounded: it reads one page of runs, and lists that other pages read too.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ async def _runs(page: PageRequest, text: str) -> Hits:
         hits.append(Hit(exact.run, f"/runs/{exact.run}", exact.job, state))
     try:
         found = await page.run_pages.page(Wanted(q=text).filter(page, page.now), SHOWN)
-    except InvalidInput:  # a viewer who looks for a member of a payload
+    except InvalidInput:  # a viewer may not search for a member of a payload
         return Hits("Runs", hits)
     known = {hit.text for hit in hits}
     hits += [

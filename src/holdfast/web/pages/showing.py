@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from markupsafe import Markup
 
 FOLDED: Final = 20
-"""A list or object with more members starts folded: the rest of the page stays in sight."""
+"""A list or object with more members starts folded, so that the rest of the page stays in sight."""
 MOST_NODES: Final = 2_000
 """Folding parts in one document; a larger one is shown as plain text, which browsers do faster."""
 
@@ -88,7 +88,7 @@ def frames(traceback: str) -> Frames:
 
 
 def _end_of(traceback: str, start: int) -> int:
-    """Where the indented lines of the last frame end."""
+    """The end of the indented lines of the last frame."""
     at = traceback.find("\n", start)
     while at >= 0:
         if not traceback.startswith("  ", at + 1):
