@@ -214,7 +214,7 @@ class Workload:
 
     async def _call_off(self, run: str) -> None:
         """Cancel a flow once it waits; if that fails, its own time ends it."""
-        with contextlib.suppress(HoldfastError):
+        with contextlib.suppress(HoldfastError, TimeoutError):
             async with asyncio.timeout(10):
                 while run and (await self._app.run(run).status()).state != "parked":
                     await self._pause(0.3)
