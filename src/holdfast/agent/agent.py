@@ -57,7 +57,8 @@ PING_SECONDS: Final = 10
 """Between checks of the connection. An agent may notice a silent network later than others do:
 commands and returns are repeated, and ten thousand agents share a server."""
 CONNECT_SECONDS: Final = 5.0
-"""Between two tries while no server answers at the start."""
+"""Pause between two tries while no server answers at the start. The agent works from its disk
+meanwhile, and thousands of hosts may be trying."""
 DRAIN_SECONDS: Final = 2.0
 """How long returns may take to be sent on shutdown; the journal keeps the rest."""
 TAKING: Final = "agent"

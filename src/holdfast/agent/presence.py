@@ -32,7 +32,8 @@ from holdfast.version import __version__
 log = logging.getLogger("holdfast.agent")
 
 ENDED_SECONDS: Final = 3_600.0
-"""How long an ended agent is still listed as such."""
+"""How long an ended agent is still listed as such, so that operators see that it has not
+crashed."""
 
 
 class Presence:

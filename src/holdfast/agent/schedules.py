@@ -44,7 +44,8 @@ LOOK_SECONDS: Final = 30.0
 """The longest sleep before a slot: a machine that was suspended, or whose clock was set, notices by
 then."""
 AHEAD_SECONDS: Final = 60.0
-"""A stored time further in the future than this was written by a wrong clock."""
+"""A stored time further in the future than this was written by a wrong clock: corrections of a good
+one are far smaller."""
 MOST_ANSWERED: Final = 100
 """Missed slots of a schedule that are reported one by one; a host that was off for months would
 otherwise send thousands of returns."""

@@ -56,7 +56,7 @@ WINDOW: Final = 16
 """Unconfirmed chunks in a restore: hides the round trip, bounds memory."""
 FURTHEST: Final = 100_000_000
 """Most writes used to raise epochs: they take about an hour."""
-_MORE: Final = 1000
+_MORE: Final = 1000  # writes in flight between two confirmations
 _WELL: Final = ("", "204")
 
 

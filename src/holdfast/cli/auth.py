@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 FOLDER = Path("auth")
 TAKE_SECONDS = 15.0
-"""How long to wait for servers to notice a change and reload."""
+"""How long to wait for servers to reload. They notice a change within a second; the rest is for
+busy machines."""
 MARKS = {"fail": "FAIL", "warn": "WARN"}
 
 DirOption = Annotated[Path, option("Folder of 'holdfast auth init'.", "DIR", file_okay=False)]

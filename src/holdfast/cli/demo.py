@@ -44,7 +44,7 @@ AGENTS = ("web1", "db1")
 KILL_SECONDS = 20.0
 """Long enough to see the runs of one killed worker recover before the next is killed."""
 SHOW_SECONDS = 5.0
-"""How often the totals are printed."""
+"""How often the totals are printed: rarely enough to read the lines in between."""
 FLEET_SECONDS = 10.0
 """How often the agents are pinged: rarely, so that the lines about runs stay visible."""
 PAUSE_SECONDS = 0.12

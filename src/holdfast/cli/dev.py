@@ -42,7 +42,7 @@ GRACE_SECONDS = 3.0  # short: a developer waits for each restart
 STOP_SECONDS = GRACE_SECONDS + 10.0  # time to give back runs before SIGKILL
 LOOK_SECONDS = 0.5  # how late a change is noticed; reading the times of a project takes 1 ms
 WEB_HOST = "127.0.0.1"
-WEB_PORT = 8080
+WEB_PORT = 8080  # as `holdfast web` by default
 SKIPPED = frozenset({"node_modules", "__pycache__"})
 
 

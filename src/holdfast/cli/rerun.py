@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 TAKEN: Final = 1_000
 """How many runs one command acts on by default."""
 SHOWN: Final = 10
-"""Runs listed before the question."""
+"""Runs listed before the question: enough to recognise a wrong filter."""
 AT_ONCE: Final = 20
 """Runs acted on at a time: hides the round trips without flooding the server."""
 REFUSED: Final = 1

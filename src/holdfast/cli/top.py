@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 SHARE = 4
 """The pause is at least this many times as long as a snapshot took: on a large server that takes a
 while, and the view must not put load on it."""
-LEAST_SECONDS = 0.5
-PIPE_WIDTH = 200
+LEAST_SECONDS = 0.5  # faster than people can read
+PIPE_WIDTH = 200  # a pipe has no size: enough for whole names and errors
 PIPE_HEIGHT = 1_000
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 SOCKET_VARIABLE = "HOLDFAST_INTERNAL_SOCKET"
 """Set by a supervisor for its processes: where to serve health. Internal."""
 STOP_MARGIN_SECONDS = 10.0
-"""The time that a process has after its grace period to give back runs and leave."""
+"""The time that a process has after its grace period to give back runs and leave: as much as a
+cancelled handler gets to clean up (`worker.cleanup_seconds`)."""
 
 
 @command("worker")

@@ -32,7 +32,7 @@ BATCH = 500
 BATCHES = 4
 """Batches in flight: enough that neither side waits for a round trip."""
 WINDOW = 100
-"""Runs in flight when they are sent one by one."""
+"""Runs in flight when they are sent one by one: hides the round trip."""
 
 log = logging.getLogger("holdfast.client")
 

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from holdfast.status.listing import RunInfo
 
 READS_AT_ONCE = 100
-"""Records read concurrently before many keyed runs are sent."""
+"""Records read concurrently before many keyed runs are sent: hides the round trip."""
 OWN_HEADERS_BYTES = 4096
 """More bytes than our own headers of a message can take."""
 LAST_LINES_SECONDS = 1.0

@@ -34,7 +34,8 @@ NOBODY_SECONDS: Final = 3.0
 """How long it is repeated while no dispatcher listens: longer than all of them need to
 reconnect."""
 LOOK_SECONDS: Final = 2.0
-"""How often a follower reads the record, in case the notice of its change was lost."""
+"""How often a follower reads the record, in case the notice of its change was lost; a person is
+waiting."""
 
 _make_id = IdMaker()
 

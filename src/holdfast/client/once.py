@@ -50,7 +50,8 @@ renewed."""
 RENEW_SECONDS: Final = 4.0
 """Three renewals may be lost before the lease ends."""
 LOOK_SECONDS: Final = 0.25
-"""How often a waiting caller reads the record."""
+"""How often a waiting caller reads the record: one small request, and the caller may be a web
+request."""
 
 log = logging.getLogger("holdfast.once")
 

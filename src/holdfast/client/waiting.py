@@ -36,7 +36,7 @@ SEARCH_AFTER: Final = 8
 """Reads without a record before the first search for the message of a run, if its place is not
 known: a search may read a whole queue. Each later search comes after twice as many reads, at most
 `SEARCH_MOST`."""
-SEARCH_MOST: Final = 64
+SEARCH_MOST: Final = 64  # two minutes for a single waiter
 
 _AWAY = (errors.NotConnected, errors.Unavailable, errors.OutcomeUnknown, errors.NotFound)
 """NotFound means the bucket itself is missing: it is created again."""

@@ -21,7 +21,8 @@ from holdfast.errors import ConfigError
 _LABEL = re.compile(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?")
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|[MGT]|[KMGT]i)?")
 STOP_MARGIN_SECONDS = 15
-"""Time a pod gets beyond its process's grace period, to give back runs and deregister."""
+"""Time a pod gets beyond its process's grace period, to give back runs and deregister: more than
+the 10 s that a cancelled handler may clean up."""
 LEAST_GRACE_SECONDS, MOST_GRACE_SECONDS = 60, 3600
 """Bounds of a grace period derived from timeouts: a rollout should not take hours."""
 _GATEWAY = re.compile(r"[a-z0-9-]+/[a-z0-9.-]+")

@@ -25,7 +25,8 @@ from holdfast.status.alerts import Alerting, Readings, read_board, write_board
 log = logging.getLogger("holdfast.coordinator")
 
 STANDBY_ROUNDS: Final = 3
-"""After this many rounds without a change another coordinator takes over."""
+"""After this many rounds without a change another coordinator takes over: one slow round is
+normal."""
 MOST_AT_ONCE: Final = 10
 """Concurrent deliveries: each occupies a thread."""
 WRITE_TRIES: Final = 5

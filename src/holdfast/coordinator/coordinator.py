@@ -71,7 +71,7 @@ SETTLE_SECONDS = 1.5
 """How long a coordinator judges nobody after its own connection broke: nodes reconnect within a
 second, and have been pinged once by then."""
 INACTIVE_TTL_SECONDS = 3_600.0
-"""How long an ended node is still listed."""
+"""How long an ended node is still listed; its history is in the ledger for longer."""
 STRANDED_SECONDS = 30.0
 """How often to look for runs whose message is gone: only a manual deletion causes them."""
 SHARE = 20

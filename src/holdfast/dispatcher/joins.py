@@ -41,7 +41,7 @@ HOSTS: Final = (5.0, 100.0)
 """New hosts of one token per second, and in a burst, so that a stolen token fills the list only
 slowly."""
 LONGEST_NAME: Final = 200
-"""Characters kept of a host's description of itself."""
+"""Characters kept of a host's description of itself, which anybody with a token may send."""
 
 
 class JoinIntake:

@@ -43,7 +43,7 @@ LATE_SECONDS: Final = 1.0
 """How long to wait for returns after the deadline, since agents stop at the deadline by
 themselves."""
 CANCEL_SECONDS: Final = 1.0
-"""How long to wait for the returns of cancelled agents."""
+"""How long to wait for the returns of cancelled agents, which answer within milliseconds."""
 RETURNING_SECONDS: Final = 35.0
 """How long to wait after a reconnect for agents that lost the same servers: they retry every 30 s
 at the latest."""

@@ -43,9 +43,11 @@ OVERDUE: Final = 1.5
 """The keeper sends an extension that is late by half its interval. The interval is at most half of
 `ack_wait`, so a quarter of `ack_wait` is left."""
 ANSWER_SECONDS: Final = 1.0
-"""How long to wait for the server's answer before the next attempt."""
+"""How long to wait for the server's answer before the next attempt: a healthy server answers in
+milliseconds."""
 TAKEN_SECONDS: Final = 1.0
-"""How long a coordinator has to take over what a dead worker held, before the keeper does it."""
+"""How long a coordinator has to take over what a dead worker held, before the keeper does it. One
+that runs needs a fraction of it."""
 LAST_SECONDS: Final = 5.0
 """How long a keeper outlives its worker to report the death; also how long it waits to kill."""
 UNCLAIMED_MOST: Final = 500

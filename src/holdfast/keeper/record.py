@@ -23,10 +23,11 @@ from holdfast.keeper.link import LinkMessage
 RETRY_SECONDS: Final = 0.5
 """The pause after a write that failed or got no answer: several attempts fit into every timeout."""
 STEADY: Final = 0.75
-"""The fraction of the timeout without a renewal after which heartbeats no longer count as
-steady."""
+"""The fraction of the timeout without a renewal after which heartbeats no longer count as steady:
+leaves a margin, because the record expires at the timeout."""
 FORGOTTEN_SECONDS: Final = 1_800.0
-"""After this time a verdict on the node may have expired, so it treats itself as lost."""
+"""After this time the node treats itself as lost: a verdict on it may have expired. Half of the
+hour for which verdicts are kept."""
 ALIVE: Final = frozenset({"CREATED", "RUNNING", "ERROR", "TERMINATING"})
 ENDED: Final = frozenset(
     {"DISCONNECTED", "TERMINATED_GRACEFULLY", "TERMINATED_FORCED", "NOT_RUNNING", "INACTIVE"}

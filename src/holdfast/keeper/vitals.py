@@ -35,13 +35,13 @@ from holdfast.keeper.board import STARTED, Board
 FRESH_SECONDS: Final = 0.6
 """Ticks come every 0.25 s; a single missing tick proves nothing."""
 LATE_SECONDS: Final = 1.0
-"""A loop that has not moved for this long is reported."""
+"""A loop that has not moved for this long is reported; shorter blocks are common and harmless."""
 COMPUTED_SECONDS: Final = 1.0
 """A process that used the CPU within this time is computing: on a busy machine it has to wait."""
 
 _FRAME: Final = re.compile(r'File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')
 STACK_MOST: Final = 4_000
-"""Characters of a stack to log."""
+"""Characters of a stack to log: more than a stack of usual depth."""
 
 
 class Condition(Enum):

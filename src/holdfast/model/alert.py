@@ -49,9 +49,9 @@ MOST_FIRING: Final = 500
 MOST_ALONE: Final = 5
 """Separate notices of one rule in one round; more subjects share one notice."""
 MOST_NAMED: Final = 10
-"""Subjects named in a notice about many."""
+"""Subjects named in a notice about many, which must stay readable."""
 MOST_TOLD: Final = 100
-"""Notices that are remembered for the page."""
+"""Notices that are remembered for the page; the board has to fit one message."""
 MOST_OUTBOX: Final = 200
 """Notices that wait for a channel that fails; the oldest are given up first."""
 TRIES: Final = 15

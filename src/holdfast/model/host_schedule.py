@@ -36,7 +36,7 @@ MOST: Final = 1_000
 """Most schedules of one host; more are a mistake in a template."""
 TIMEOUT: Final = "1h"
 """The default timeout: long enough for a nightly job, short enough to end before the next day's."""
-LONGEST_FUNCTION: Final = 200
+LONGEST_FUNCTION: Final = 200  # as dispatchers accept
 
 
 class _Written(msgspec.Struct, forbid_unknown_fields=True):

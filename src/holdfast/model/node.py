@@ -32,7 +32,7 @@ class HeldRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 MOST_RUNS: Final = 100
-"""Fan-out runs that a heartbeat names."""
+"""Fan-out runs that a heartbeat names: bounds the record, which each heartbeat writes."""
 LONGEST_SILENCE_SECONDS: Final = 3_600.0
 """An agent whose record is this old is offline, whatever timeout the record states."""
 

@@ -47,7 +47,7 @@ RETRY_SECONDS: Final = 0.25
 RELEASE_SECONDS: Final = 2.0
 """How long releasing a lease may delay the end of a process; after that the lease expires."""
 HOLD_OFF_SECONDS: Final = 1.0
-"""How long a leader that stood down lets other candidates go first."""
+"""How long a leader that stood down lets other candidates go first, who need a few round trips."""
 TERM_TRIES: Final = 5
 """Only another winner of the lease writes the term, so more conflicts mean the lease is lost."""
 

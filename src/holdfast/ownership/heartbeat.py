@@ -43,8 +43,8 @@ from holdfast.version import __version__
 log = logging.getLogger("holdfast.heartbeat")
 
 STEADY = 0.75
-"""The fraction of the timeout without a renewal after which heartbeats no longer count as
-steady."""
+"""The fraction of the timeout without a renewal after which heartbeats no longer count as steady:
+leaves a margin, because the record expires at the timeout."""
 FROZEN_SECONDS = 1.0
 """A tick this late means that the process did not run: a busy event loop is late by less."""
 LEAP_SECONDS = 1.0
@@ -62,7 +62,8 @@ AGAIN_SECONDS = 0.5
 """The pause after a failed beat: several attempts fit into the shortest timeout."""
 
 FOLLOW_SECONDS = 0.25
-"""How often a node checks what its deputy has done."""
+"""How often a node checks what its deputy has done: reads shared memory, and finds a verdict
+soon."""
 WRITE_TRIES = 5
 """A deputy may write between our read and our write, once per heartbeat."""
 

@@ -50,11 +50,13 @@ LARGEST: Final = 4
 """A payload is kept up to this fraction of what the server accepts in one message, because the line
 must fit together with the record's result and errors."""
 CLOCKS_SECONDS: Final = 5.0
-"""How much earlier than the server's time of its line an end may be."""
+"""How much earlier than the server's time of its line an end may be: the line may have waited, and
+the time of the end is an estimate."""
 LOOK_AGAIN_SECONDS: Final = 0.05
 """How long to wait for a line, which follows the end within milliseconds."""
 TRY_SECONDS: Final = 5.0
-"""How long callers try that cannot do anything about a failure."""
+"""How long callers try that cannot do anything about a failure: their own work must not wait for an
+election."""
 
 
 class _Waiting(NamedTuple):

@@ -21,7 +21,8 @@ from holdfast.names import RULES, rule_key
 from holdfast.retrying import repeating
 
 LOOK_SECONDS: Final = 5.0
-"""How often rules are read again, in case a change was missed."""
+"""How often rules are read again, in case a change was missed: one small request for each
+worker."""
 TRIES: Final = 20
 """In each round one writer wins; few change rules at once."""
 

@@ -61,13 +61,16 @@ ANSWER_SECONDS = 0.3
 """How long a leader has to answer before an overdue slot is taken from it: a healthy one answers at
 once."""
 SAY_SECONDS = 10.0
-"""How often the log repeats that the clock is wrong."""
+"""How often the log repeats that the clock is wrong: nothing fires meanwhile, so it must be
+noticed."""
 FINISH_SECONDS = 2.0
 """How long the current step may take on shutdown: a batch of slots is stored in far less."""
 SILENT_SECONDS = 30.0
-"""A slot overdue for this long makes every scheduler unready, leader or not."""
+"""A slot overdue for this long makes every scheduler unready, leader or not: any takeover ends much
+sooner."""
 PAUSES_SECONDS = 5.0
-"""How often the consumers of paused jobs are checked, while there are any."""
+"""How often the consumers of paused jobs are checked, while there are any: one that was created
+again delivers until then."""
 MEASURE_SECONDS = 5.0
 """How often the server's time is measured: twelve times in the window of `broker.time`, so that at
 least one answer is fast."""

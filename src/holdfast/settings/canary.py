@@ -34,7 +34,8 @@ APPLY_SECONDS: Final = 90.0
 """How long the wave may take to have it in force, usually two seconds; then the push is rolled
 back."""
 CHECK_SECONDS: Final = 60.0
-"""Time for the checks and the decision together, on top of the soak."""
+"""Time for the checks and the decision together, on top of the soak; then the wave goes back by
+itself."""
 LOOK_SECONDS: Final = 0.5
 """A fraction of the two seconds that a wave takes."""
 NOT_YET: Final = "does not have it in force"

@@ -36,7 +36,7 @@ log = logging.getLogger("holdfast.settings")
 
 BATCH_WRITES: Final = 500  # well below the 1,000 messages a server accepts in a batch
 BATCH_BYTES: Final = 4 * 1024 * 1024  # bounds what the server stages at once
-MARKER_SECONDS: Final = 60  # how long delete markers stay
+MARKER_SECONDS: Final = 60  # how long delete markers stay: longer than agents need to reconnect
 _BUSY: Final = "somebody else published settings at the same moment: check it and push again"
 _DECIDED: Final = "somebody else published settings while revision {} was being tried: check it"
 

@@ -40,11 +40,11 @@ from holdfast.status.schedules import SlotHistory, overdue_since
 LOST_SECONDS: Final = 900.0
 """How long a lost node is shown as firing; its replacement has another name."""
 MISSED_SECONDS: Final = 900.0
-"""How long a missed slot is shown as firing."""
+"""How long a missed slot is shown as firing, as long as a lost node: neither ends by itself."""
 LOOK_SLOTS: Final = 2_000
-"""Most slots that one round checks, the newest ones."""
+"""Most slots that one round checks, the newest ones: bounds a round to seconds."""
 LOOK_NODES: Final = 2_000
-"""Most transitions of nodes that one round checks, the newest ones."""
+"""Most transitions of nodes that one round checks, for the same reason."""
 LATE_ROUNDS: Final = 6
 """A standby takes over after three rounds. After six, assume that no process evaluates the
 rules."""

@@ -20,7 +20,7 @@ from holdfast.status.listing import RunFilter, RunInfo, RunPages
 PAGE: Final = 1_000
 """Runs per step; the time is checked between steps."""
 SECONDS: Final = 0.25
-"""How long a page may wait for this."""
+"""How long a page may wait for this: a run may have caused thousands."""
 
 
 class Children(msgspec.Struct, frozen=True):

@@ -32,7 +32,8 @@ SEARCH_MOST: Final = 100_000
 """Messages searched for one run before it counts as not found: bounds the time of a lookup."""
 
 FILING_SECONDS: Final = 2.0
-"""How long after its end a run may still be missing in the history."""
+"""How long after its end a run may still be missing in the history: its worker writes the line
+right after the record."""
 
 _SEQUENCE_RUN = re.compile(r"s(\d{1,18})-[0-9A-Za-z]+")
 

@@ -39,11 +39,12 @@ message proves nothing."""
 SHOWN_KEYS: Final = 100
 """Most keys shown of one limit, the busiest first."""
 SHOWN_RUNS: Final = 20
-"""Most holders shown of one key."""
+"""Most holders shown of one key: they fit on a screen."""
 
 
 DUE_SECONDS: Final = 5.0
-"""How long after its due time a scheduled message may take to reach its queue."""
+"""How long after its due time a scheduled message may take to reach its queue: servers deliver up
+to a second late."""
 
 
 _Place = tuple[GateKey, str, int]

@@ -23,7 +23,7 @@ from holdfast.status.messages import newest
 DRAIN_SECONDS = 2.0
 """A live node answers in milliseconds."""
 RECENT_MOST = 1_000
-"""Transitions shown on a page."""
+"""Most transitions that a page reads: bounds its response time."""
 
 
 class NodeInfo(msgspec.Struct, frozen=True):

@@ -52,7 +52,7 @@ index."""
 FOLLOW_SECONDS: Final = 1.0
 """How often new lines of the history are read; until then a run is listed by its record."""
 REST_SECONDS: Final = 0.005
-"""The shortest pause between two pages of loading."""
+"""The shortest pause between two pages of loading, so that requests are answered meanwhile."""
 _UNITS: Final = (("ms", 0.001), ("h", 3600.0), ("m", 60.0), ("s", 1.0))
 
 

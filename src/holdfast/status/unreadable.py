@@ -47,7 +47,7 @@ from holdfast.status.messages import by_sequence, delete, newest
 LOOKED: Final = 20_000
 """Records read per bucket: keeps `holdfast doctor` to seconds, however many there are."""
 LISTED: Final = 1_000
-"""Records shown by one listing."""
+"""Records shown by one listing; a person has to look at each."""
 
 Decode = Callable[[str, bytes], object]
 """Decodes the record of a key, or raises `Unreadable`; keys of other kinds are ignored."""

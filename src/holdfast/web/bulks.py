@@ -40,7 +40,7 @@ AT_ONCE: Final = 20
 PAGE: Final = 200
 """Runs read at a time, which is also how many may be tried again after a stop."""
 REFUSALS: Final = 100
-"""Refused runs that are listed by name."""
+"""Refused runs that are listed by name: the record has to fit one message."""
 SAVE_SECONDS: Final = 1.0
 """How often progress is written: its page refreshes about as often."""
 SILENT_SECONDS: Final = 15.0

@@ -39,7 +39,7 @@ browser on a bad line takes one or two seconds."""
 BODY_SECONDS: Final = 30.0
 """Deadline for a whole body of at most about 2 MB: 70 kB per second suffice."""
 WRITE_SECONDS: Final = 30.0
-"""How long a client may leave an answer unread."""
+"""How long a client may leave an answer unread, which stays in memory meanwhile."""
 PROXIES: Final = "proxies"
 SPARE_FILES: Final = 100
 """File descriptors kept free for NATS, files and the health port."""

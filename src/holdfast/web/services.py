@@ -47,9 +47,9 @@ log = logging.getLogger("holdfast.web")
 R = TypeVar("R", bound=msgspec.Struct)
 
 REJOIN_SECONDS: Final = 1.0
-"""Pause before joining again after this node was declared lost."""
+"""Pause before joining again after this node was declared lost; pages are served meanwhile."""
 BODY_SPARE: Final = 64 * 1024
-"""Bytes of a request beside a message's payload."""
+"""Bytes of a request beside a message's payload: names, headers and options."""
 LEARN_SECONDS: Final = 10.0
 """How long the published parameters of jobs are cached: reading them lists every job's consumer."""
 LONG_BODY: Final = 16 * 1024

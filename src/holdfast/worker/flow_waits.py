@@ -38,7 +38,8 @@ from holdfast.payload import decode_result
 from holdfast.worker.flow_steps import SOON_SECONDS, FlowSteps
 
 STOPPING_SECONDS: Final = 5.0
-"""How long a flow waits before it asks children to stop again."""
+"""How long a flow waits before it asks children to stop again: a worker that died, or a message in
+transit, may have missed the first request."""
 
 
 class FlowCall(FlowSteps):

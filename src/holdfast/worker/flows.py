@@ -49,11 +49,13 @@ log = logging.getLogger("holdfast.flows")
 CANCELS_AT_ONCE: Final = 50
 """Children that are cancelled concurrently: each takes a few requests."""
 OPEN_TRIES: Final = 10
-"""How often a new holder reads the journal again if its predecessor has just written to it."""
+"""How often a new holder reads the journal again if its predecessor has just written to it. Each
+write of the predecessor costs one try, and its claim is lost."""
 NEAR_SECONDS: Final = 1.0
 """A wait of at most this much is not worth parking: parking and waking cost about as much."""
 LONGEST_NAK_SECONDS: Final = 60.0
-"""How long the wake of a flow that waits for a retry is delayed each time."""
+"""How long the wake of a flow that waits for a retry is delayed at most each time, so that an
+operator's retry is not missed for long."""
 BUSY_SECONDS: Final = (0.02, 2.0)
 """First and longest delay of a wake whose flow is running: it is usually about to park."""
 

@@ -46,14 +46,15 @@ log = logging.getLogger("holdfast.keeper")
 TICK_SECONDS: Final = 0.25
 """Four ticks fit into `LATE_SECONDS`, so a single late tick raises no alarm."""
 LATE_SECONDS: Final = 1.0
-"""A loop that has not moved for this long is reported."""
+"""A loop that has not moved for this long is reported; shorter blocks are common and harmless."""
 DEAD_SECONDS: Final = 2.0
 """A keeper that has not moved for this long is not relied on; the worker sends heartbeats
 itself."""
 STUCK_SECONDS: Final = 10.0
 """A keeper that has not moved for this long is replaced; a busy machine may stop it for seconds."""
 MISSED: Final = 1.6
-"""Heartbeat intervals that the keeper may miss before the worker sends its own."""
+"""Heartbeat intervals without a confirmation, plus a second, after which the worker sends its own:
+well within the timeout of four heartbeats."""
 WAIT_SECONDS: Final = 0.25
 WAIT_MOST_SECONDS: Final = 60.0
 """First and longest wait before a keeper is restarted; doubles while keepers die at once."""

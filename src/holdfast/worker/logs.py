@@ -46,7 +46,7 @@ RUN_BYTES: Final = 500_000
 PROCESS_BYTES: Final = 8_000_000
 """Bytes of all runs of a process between two flushes, which it holds in memory."""
 FIELDS_CHARS: Final = 2_000
-"""Characters kept of a line's extra fields, as JSON."""
+"""Characters kept of a line's extra fields, as JSON: they are shown beside the line."""
 STREAMS: Final = {"print": logging.INFO, "stderr": logging.WARNING}
 """Loggers and levels of what is printed: on standard output, and on standard error."""
 

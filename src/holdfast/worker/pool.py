@@ -65,7 +65,8 @@ from holdfast.worker.settling import traceback_of
 T = TypeVar("T")
 
 EXIT_SECONDS = 5.0
-"""How long to wait for the exit code of a process that closed its socket."""
+"""How long to wait for the exit code of a process that closed its socket: the kernel needs
+milliseconds, unless it writes a core dump."""
 CALLS = ("publish", "still_owner", "progress")
 """The methods of a context that a handler may call."""
 

@@ -24,9 +24,10 @@ log = logging.getLogger("holdfast.flows")
 
 CONSUMER: Final = "signals"
 AT_ONCE: Final = 100
-"""Events that one worker handles at a time."""
+"""Events that one worker handles at a time: hides the round trips."""
 AGAIN_SECONDS: Final = 1.0
-"""Redelivery delay of an event whose flows could not be woken."""
+"""Redelivery delay of an event whose flows could not be woken, usually because a stream has no
+leader for seconds."""
 FORGET_SECONDS: Final = 3_600.0
 """How often old events are removed: they are kept for days, so an hour more does not matter."""
 

@@ -43,7 +43,8 @@ FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 5.0
 """First and longest wait before a process that died is restarted; doubles in between."""
 STABLE_SECONDS = 10.0
-"""A process that has lived this long no longer counts as dying at once."""
+"""A process that has lived this long no longer counts as dying at once: a wrong configuration shows
+sooner."""
 UP_SECONDS = 5.0
 """A process that announces nothing is up after this: most mistakes end it sooner."""
 STARTS = 5

@@ -72,7 +72,8 @@ GAUGE_SECONDS: Final = 0.5
 RESOURCE_SECONDS: Final = 5.0
 """How often the health of resources is checked: a probe asks about as often."""
 BACK_SECONDS: Final = 0.2
-"""How often a worker that was cut off checks whether NATS is back."""
+"""How often a worker that was cut off checks whether NATS is back: looks at a flag of the
+connection."""
 
 
 class Worker:

@@ -40,7 +40,7 @@ from holdfast.web.wire import (
 router = APIRouter(tags=["fleet"])
 
 MOST = 1_000
-"""How many of the newest fleet runs can be listed."""
+"""How many of the newest fleet runs can be listed: bounds the time of an answer."""
 
 Agent = Annotated[str, Path(max_length=64, description="The agent's id.")]
 

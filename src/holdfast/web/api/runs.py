@@ -45,7 +45,8 @@ router = APIRouter(tags=["runs"])
 WAIT_MOST = 30.0
 """Longest wait for a result: shorter than the timeout of usual proxies."""
 SEARCH_MOST = 2_000
-"""How many of the newest messages are searched for runs that a run caused."""
+"""How many of the newest messages are searched for runs that a run caused: bounds the time of an
+answer."""
 
 
 class Enqueue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

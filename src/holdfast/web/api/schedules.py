@@ -35,7 +35,7 @@ from holdfast.web.wire import (
 router = APIRouter(tags=["schedules"])
 
 SLOTS_MOST = 500
-"""How many of a schedule's newest slots can be listed."""
+"""How many of a schedule's newest slots can be listed: bounds the time of an answer."""
 
 Name = Annotated[str, Path(max_length=64, description="The schedule.")]
 

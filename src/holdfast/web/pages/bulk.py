@@ -33,7 +33,7 @@ from holdfast.web.wire import when
 router = APIRouter(include_in_schema=False)
 
 PAGE: Final = 1_000
-"""Runs read at a time while counting."""
+"""Runs read at a time while counting: the time is checked in between."""
 COUNT_SECONDS: Final = 5.0
 """How long counting may take before the page says that there are more."""
 SELECTED: Final = 500

@@ -36,7 +36,7 @@ PARTS: Final = {"15m": 60, "1h": 60, "24h": 1_800, "7d": 10_800, "30d": 43_200}
 SLOWEST: Final = 5
 """Rows of the slowest runs and of the kinds of error."""
 LOOKED: Final = 20_000
-"""How many ended runs are examined for these lists."""
+"""How many ended runs are examined for these lists: bounds the time of the page."""
 LATEST: Final = 10
 """Runs on a job's page: enough to see whether it works now."""
 

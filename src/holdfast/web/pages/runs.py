@@ -32,7 +32,7 @@ SEARCH: Final = 300
 ANCESTORS: Final = 5
 """How many causes above a run are shown."""
 FIND: Final = 3_000
-"""How many messages are searched for a run that has no record yet."""
+"""How many messages are searched for a run that has no record yet: bounds the time of the page."""
 SHOWN_LINES: Final = 500
 """The newest log lines on the page; `holdfast runs logs` shows all."""
 WIDTH: Final = 1000

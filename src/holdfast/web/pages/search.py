@@ -27,7 +27,7 @@ router = APIRouter(include_in_schema=False)
 SHOWN: Final = 8
 """Hits of each kind."""
 LOOK: Final = 300
-"""Messages that are searched for a run that has no record yet."""
+"""Messages that are searched for a run that has no record yet: a search reads many other things."""
 
 
 class Hit(msgspec.Struct, frozen=True):
