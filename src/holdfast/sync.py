@@ -112,7 +112,7 @@ class SyncRun(Generic[R]):
 
 
 class SyncOnce:
-    """One entry into the guard, as `Once`: true for the caller that is to do the work."""
+    """One use of the guard, like `Once`: true for the caller that has to do the work."""
 
     def __init__(self, owner: SyncApp, entry: Once) -> None:
         self.key = entry.key

@@ -92,7 +92,7 @@ class OnceStore(Protocol):
 
 
 class Once:
-    """One entry into the guard: true for the caller that is to do the work."""
+    """One use of the guard: true for the caller that has to do the work."""
 
     def __init__(
         self,

@@ -193,7 +193,7 @@ class LoginKeeper:
         self._agents = Bucket(client.broker, names.agents)
         self._approved: set[str] = set()
         self._tried: dict[str, float] = {}
-        """Hosts that could not get their login, and when that was found."""
+        """Hosts whose login could not be issued, and when that was tried."""
         self._asking: dict[str, str] = {}
         """Agents that ask for their next login, with the request."""
         self._changed_hosts = Mirror(self._hosts, self._learn_host)
