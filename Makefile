@@ -11,17 +11,20 @@ HOURS ?= 1
 REPORTS := build/reports/$(shell date +%Y%m%d-%H%M%S)
 # A suite joins `make test` as soon as its directory exists.
 SUITES := $(wildcard tests/unit tests/conformance tests/integration tests/faults tests/security tests/docs tests/uptime examples)
-# Tests mostly wait for servers and processes, so two for each core keep the machine busy. A file
+# Tests mostly wait for servers and processes, so three for each core keep the machine busy. A file
 # runs in one process, so that its tests share one server. A process that dies fails the run: with a
 # new one in its place, the run may wait forever for tests that nobody has.
-PARALLEL ?= $(shell $(PYTHON) -c 'import os; print(2 * len(os.sched_getaffinity(0)))')
-PYTEST := $(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+CORES := $(shell $(PYTHON) -c 'import os; print(len(os.sched_getaffinity(0)))')
+PARALLEL ?= $(shell expr 3 '*' $(CORES))
+PYTEST = $(BIN)/python -m pytest -q -n $(PARALLEL) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+# Two things at once, each with its output in one piece.
+BOTH := $(MAKE) --no-print-directory --jobs=2 --output-sync=target
 
 # Without bytecode files every process that a test starts would compile the whole package again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: another-python help setup demo test check static unit k8s bench bench-full bench-growth bench-limits bench-flows bench-claims chaos soak house coverage costs docs site release-check locks clean system
+.PHONY: another-python help setup demo test check static compiled unit k8s bench bench-full bench-growth bench-limits bench-flows bench-claims chaos soak house coverage costs docs site release-check locks clean system
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -45,10 +48,12 @@ $(STAMP): pyproject.toml constraints.txt apps/uptime/pyproject.toml $(if $(filte
 demo: setup ## see it work: a shop, retries, dead letters, a fleet, killed workers (ARGS=--seconds=60)
 	$(BIN)/holdfast demo $(ARGS)
 
-test: static system ## everything: lint, format, types, layers, then every test suite
+test: system ## everything: lint, format, types, layers, then every test suite
+	+@$(BOTH) static compiled
 	$(PYTEST) --durations=20 $(SUITES)
 
-check: static unit ## the quick part of `test`: all but the tests with a server
+check: setup ## the quick part of `test`: all but the tests with a server
+	+@$(BOTH) static unit
 
 static: setup
 	$(BIN)/ruff check .
@@ -56,6 +61,11 @@ static: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Or else each process of pytest would compile all tests itself, for 8 seconds of each core.
+compiled: setup
+	@$(BIN)/python -m pytest -q --collect-only $(SUITES) >/dev/null || true
+
+unit: PARALLEL := $(CORES)
 unit: setup
 	$(PYTEST) tests/unit
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 CHROMIUM = "/usr/bin/chromium"
 
+LIMIT_MS = 60_000
+"""No wait for a page gives up sooner, as `until` does not: a busy machine must not fail a test."""
+
 _PLAYWRIGHTS = (
     "AvoidUnnecessaryBeforeUnloadCheckSync",
     "DestroyProfileOnBrowserClose",

@@ -35,8 +35,8 @@ def test_chaos_keeps_every_promise(tmp_path: Path) -> None:
     dealt = found["plan"]["faults"]
     assert len(found["measures"]["faults"]) == len(dealt) > 8
     assert len({fault["kind"] for fault in dealt}) > 7
-    assert found["operations"]["ok"] > 300
-    assert found["measures"]["slots"] > 60
+    assert found["operations"]["ok"] > 100
+    assert found["measures"]["slots"] > 30
     page = (out / "report.html").read_text()
     assert "<svg" in page
     assert "http://www.w3.org/2000/svg" in page

@@ -28,7 +28,8 @@ class YoungCluster:
     def server_now(self) -> float:
         return 1.5
 
-    def __init__(self, words: str, refusals: int) -> None:
+    def __init__(self, words: str, refusals: int, code: int = 400) -> None:
+        self.code = code
         self.clock = FakeClock()
         self.time = ServerTime(self.clock)
         self.clock.sleep = self.pass_time  # type: ignore[method-assign]
@@ -44,7 +45,7 @@ class YoungCluster:
             raise NotFound("stream not found (10059)")
         if self.left:
             self.left -= 1
-            raise api_error(ApiError(400, 10005, self.words))
+            raise api_error(ApiError(self.code, 10059 if self.code == 404 else 10005, self.words))
         self.made.append(body["name"])
         self.first = body.get("first_seq")
         return {}
@@ -56,6 +57,13 @@ async def test_server_that_is_not_known_yet_is_waited_for() -> None:
     await Topology(broker, RecordConfig()).ensure_buckets("nodes")
     assert broker.made == ["KV_hf_nodes"]
     assert broker.first == 1_500_000, "sequences begin at the server's time, so that they only grow"
+
+
+async def test_leader_that_knows_nothing_yet_is_waited_for() -> None:
+    """Right after its election it finds no stream, not even the one that it is to make."""
+    broker: Any = YoungCluster("stream not found", refusals=3, code=404)
+    await Topology(broker, RecordConfig()).ensure_buckets("nodes")
+    assert broker.made == ["KV_hf_nodes"]
 
 
 async def test_server_that_does_not_come_is_told() -> None:

@@ -323,7 +323,7 @@ class Topology:
         try:
             first = await self._first_sequence(config["name"])
             await self._create(config | first)
-        except errors.TryAgain:
+        except (errors.TryAgain, errors.NotFound):  # "not found", while the cluster elects a leader
             raise
         except errors.PermissionDenied:
             raise errors.PermissionDenied(

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, expect, sync_playwright
 
 from holdfast.server import Server
-from tests.browser import CHROMIUM, FLAGS
+from tests.browser import CHROMIUM, FLAGS, LIMIT_MS
 from tests.integration.pages.world import World
 
 SHOTS = Path(__file__).parents[3] / "build" / "screenshots"
@@ -23,6 +23,9 @@ EXPECTED = "Failed to load resource: the server responded with a status of 4"
 """What Chromium logs for a page that is meant to be refused."""
 
 Open = Callable[..., Page]
+
+
+expect.set_options(timeout=LIMIT_MS)
 
 
 @pytest.fixture(scope="package")
@@ -72,7 +75,7 @@ def open_tab(browser: Browser) -> Iterator[Open]:
             reduced_motion="reduce",
             **options,  # type: ignore[arg-type]
         )
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(LIMIT_MS)
         contexts.append(context)
         tab = context.new_page()
         tab.on("console", hear)
