@@ -1,7 +1,7 @@
 """A person decides: remind them after a day, give up after a week.
 
-holdfast dev examples/approval.py
-holdfast enqueue examples/approval.py expense '{"id": "e1", "amount": 120}'
+holdfast dev approval:app            # in this directory
+holdfast enqueue expense '{"id": "e1", "amount": 120}'
 holdfast flows signal decided e1 '{"approved": true}'
 """
 

@@ -1,7 +1,7 @@
 """Summaries by a language model: retries, and at most five calls a second over all workers.
 
-    holdfast dev examples/llm_pipeline.py
-    holdfast enqueue examples/llm_pipeline.py digest '{"texts": ["one", "two"]}'
+    holdfast dev llm_pipeline:app    # in this directory
+    holdfast enqueue digest '{"texts": ["one", "two"]}'
 
 The model is a function here; put the call of your provider into `complete`. Each call is a child
 run under a limit, so calls that wait for the rate hold no worker, and a crash repeats no paid call

@@ -1,7 +1,7 @@
 """Count words in many files: a child for each file on any worker, then one step adds up.
 
-holdfast dev examples/map_reduce.py
-holdfast enqueue examples/map_reduce.py count_all '{"folder": "docs"}'
+holdfast dev map_reduce:app          # in this directory
+holdfast enqueue count_all '{"folder": "docs"}'
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An order as a saga: charge, pack, ship; whatever was done is undone when a later step fails.
 
-holdfast dev examples/order_saga.py
-holdfast enqueue examples/order_saga.py order '{"id": "o1", "card": "4242", "items": ["tea"]}'
+holdfast dev order_saga:app          # in this directory
+holdfast enqueue order '{"id": "o1", "card": "4242", "items": ["tea"]}'
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from holdfast.errors import RunFailed
 from holdfast.testing import memory
 
 HERE = Path(__file__).parent
+PAGES = HERE.parent / "docs" / "examples"
+COMPARED = ("order_saga", "compared/celery_saga", "compared/temporal_saga", "compared/dbos_saga")
 
 
 def load(name: str) -> ModuleType:
@@ -78,3 +81,26 @@ async def test_llm_pipeline_retries_and_combines() -> None:
         await mem.advance("10m")
         assert await run.result() == "TEA FLAKY"
         assert llm.prompts.count("summarise: flaky") == 2
+
+
+@pytest.mark.parametrize("name", ["order_saga", "map_reduce", "approval", "llm_pipeline"])
+def test_page_shows_the_example_as_it_is(name: str) -> None:
+    """Nobody copies a program that is not tested."""
+    page = (PAGES / f"{name.replace('_', '-')}.md").read_text()
+    assert f"```python file={name}.py\n{(HERE / name).with_suffix('.py').read_text()}```" in page
+
+
+def test_comparison_counts_lines_of_code() -> None:
+    """Without docstrings and blank lines, as the page says."""
+    counts = [_code_lines((HERE / name).with_suffix(".py").read_text()) for name in COMPARED]
+    row = "| lines of code, without blank ones and docstrings | {} | {} | {} | {} |"
+    assert row.format(*counts) in (PAGES / "compared.md").read_text()
+
+
+def _code_lines(text: str) -> int:
+    tree = ast.parse(text)
+    lines = {n for n, line in enumerate(text.splitlines(), 1) if line.strip()}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)

@@ -22,7 +22,7 @@ ONCE = re.compile(r"exactly[- ]once", re.IGNORECASE)
 DENIED = re.compile(r"\b(never|not|no|nobody|cannot)\b", re.IGNORECASE)
 
 
-OF_OTHERS = ("comparison.md", "coming-from/")
+OF_OTHERS = ("comparison.md", "compared.md", "coming-from/")
 """Pages that speak of other systems, in their words."""
 
 

@@ -302,6 +302,15 @@ async def signal_flow(
     return sent
 
 
+@signal_flow.previewed
+async def _(by: Operator, event: str, key: str, body: bytes, who: str = "") -> Preview:
+    return Preview(
+        f"Send event {event}?",
+        f"Flows that wait for it with key {key} receive {_first(body)} and continue.",
+        "It is kept for flows that wait for it later.",
+    )
+
+
 @action("flows", "cancel", "operator", "Cancel the flow", danger=True)
 async def cancel_flow(by: Operator, line: Line, run: str) -> bool:
     """Cancel a flow and its children, and call its compensations."""
@@ -397,3 +406,9 @@ async def resume_limit(by: Operator, line: Line, name: str) -> Rule:
 async def _(by: Operator, name: str) -> Preview:
     info = (await by.limits.show(name)).info
     return Preview(f"Resume limit {name}?", f"{many(info.waiting, 'run')} in line start in turn.")
+
+
+def _first(body: bytes) -> str:
+    """A payload in a sentence."""
+    text = body.decode(errors="replace")
+    return text if len(text) <= 200 else f"{text[:200]}…"

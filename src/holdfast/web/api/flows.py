@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from holdfast.client.client import EventSent
@@ -13,11 +13,9 @@ from holdfast.payload import encode_value
 from holdfast.status import actions as table
 from holdfast.status.flows import FlowDetail, FlowInfo
 from holdfast.web.services import Access, ViewerAccess, acting
-from holdfast.web.wire import Limit, answer, does, reads, returns, takes
+from holdfast.web.wire import Limit, RunPart, answer, does, reads, returns, run_of, takes
 
 router = APIRouter(tags=["flows"])
-
-RunPath = Annotated[str, Path(max_length=400)]
 
 
 class SignalFlow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,22 +54,24 @@ async def signal(
 
 
 @router.get("/flows/{run}", summary="Show a flow", **returns(FlowDetail))
-async def show(request: Request, access: ViewerAccess, run: RunPath) -> Response:
+async def show(request: Request, access: ViewerAccess, part: RunPart) -> Response:
     """What it waits for, and its operations."""
-    return answer(request, await access.flows.show(run))
+    return answer(request, await access.flows.show(run_of(part)))
 
 
 @router.post("/flows/{run}/resume", summary="Resume a flow", **does(table.resume_flow, FlowDetail))
 async def resume(
-    request: Request, access: Annotated[Access, acting(table.resume_flow)], run: RunPath
+    request: Request, access: Annotated[Access, acting(table.resume_flow)], part: RunPart
 ) -> Response:
+    run = run_of(part)
     await table.resume_flow(access, run)
     return answer(request, await access.flows.show(run))
 
 
 @router.post("/flows/{run}/cancel", summary="Cancel a flow", **does(table.cancel_flow, FlowDetail))
 async def cancel(
-    request: Request, access: Annotated[Access, acting(table.cancel_flow)], run: RunPath
+    request: Request, access: Annotated[Access, acting(table.cancel_flow)], part: RunPart
 ) -> Response:
+    run = run_of(part)
     await table.cancel_flow(access, run)
     return answer(request, await access.flows.show(run))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, NamedTuple
 from urllib.parse import quote
 
+import msgspec
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
@@ -160,6 +161,16 @@ def _numbers(_: PageRequest, given: Given) -> Arguments:
     return (name,), {"starts": starts.strip(), "burst": int(burst) if burst else None}
 
 
+def _event(_: PageRequest, given: Given) -> Arguments:
+    """The event that a flow waits for, with data as JSON."""
+    body = given["data"].encode()
+    try:
+        msgspec.json.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"the data is not JSON ({error}): a text needs quotes") from None
+    return (given["event"], given["key"], body), {}
+
+
 # ---- the forms
 
 REPLAY: Final = Form(table.replay_dead, ("id",), "/dead", _letters("sent again"), _ids)
@@ -200,6 +211,14 @@ FORMS: Final[dict[str, Form]] = {
         "/flows/{run}",
         says("{run} is resumed", "/flows/{run}"),
         refusals=(RunError, InvalidInput),
+    ),
+    "flows/signal": Form(
+        table.signal_flow,
+        ("event", "key", "data", "run"),
+        "/flows/{run}",
+        says("{event} was sent", "/flows/{run}"),
+        _event,
+        refusals=(InvalidInput,),
     ),
     "limits/set": Form(
         table.set_limit,

@@ -60,7 +60,11 @@ async def show(page: ViewerPage, run: str) -> Response:
     """One flow."""
     detail = await page.flows.show(run)
     bars = timeline(detail, page.now)
-    return await page.show("flow.html", "flows", detail=detail, info=detail.info, bars=bars)
+    waits = next((one for one in detail.lines if one.open and one.kind == "event"), None)
+    event, _, key = waits.name.partition(" ") if waits else ("", "", "")
+    return await page.show(
+        "flow.html", "flows", detail=detail, info=detail.info, bars=bars, event=event, key=key
+    )
 
 
 def timeline(detail: FlowDetail, now: float) -> list[Bar]:
