@@ -156,7 +156,7 @@ def _fraction(given: SupportsFloat | None) -> float | None:
 
 
 class Context(_Facts):
-    """What an `async def` handler gets."""
+    """The context of an `async def` handler."""
 
     async def publish(self, event: str, data: Any = None) -> None:
         """Send an event to the jobs that subscribe to it; a retry of this run repeats nothing."""
@@ -172,7 +172,7 @@ class Context(_Facts):
 
 
 class SyncContext(_Facts):
-    """What a plain handler gets, which runs in a thread: its methods block."""
+    """The context of a plain handler, which runs in a thread: its methods block."""
 
     loop: asyncio.AbstractEventLoop
 

@@ -6,8 +6,8 @@ writes to a stream are pipelined through one reply inbox and end in exactly one 
 token tells whether it was applied); a lost connection logs one line and is reestablished.
 
 Not provided: buffering. While disconnected a publish raises `NotConnected` at once, since a message
-that leaves minutes later may act on something that has a new owner. Nothing is retried here either:
-only the caller knows what a repeat would mean.
+that is sent minutes later may act on something that has a new owner. Nothing is retried here
+either: only the caller knows what a repeat would do.
 
 A server that is too old, or without JetStream, is refused when connecting.
 """
@@ -78,15 +78,17 @@ is over sooner (4 to 8 s)."""
 CALLBACKS: Final = ("error_cb", "disconnected_cb", "reconnected_cb", "closed_cb")
 
 _LONGEST_SPREAD: Final = 30.0
-"""Between two tries of one of many clients: a server is down for longer than a restart takes."""
+"""The longest pause between two tries of one of many clients: a server that is down for so long is
+not just restarting."""
 _CLOSE_SECONDS: Final = 3.0
-"""For a polite goodbye; a frozen server reads nothing."""
+"""Timeout of an orderly close; a frozen server reads nothing."""
 _SWEEP_SECONDS: Final = 0.25
-"""How late a request may time out: request timeouts are seconds."""
+"""How late a request may time out: little, compared to timeouts of seconds."""
 _CLOCK_SECONDS: Final = 5.0
 """How soon a machine that slept measures the server's time again."""
 _LOOK_SECONDS: Final = 2.0
-"""For questions about the account, and between two measurements of the server's time."""
+"""Timeout of questions about the account, and the pause between two measurements of the server's
+time."""
 _FIXED: Final = {"pending_size": 0, "skip_subject_validation": True}
 """No buffering while disconnected; subjects are built in `holdfast.names` and checked there."""
 
@@ -257,7 +259,7 @@ class Broker:
 
     @property
     def refused(self) -> bool:
-        """Whether the last try to connect failed in a way that waiting does not cure."""
+        """Whether the last try to connect failed for a reason that waiting does not cure."""
         return bool(hopeless(self._trouble))
 
     def _usual(self) -> dict[str, Any]:
@@ -320,7 +322,7 @@ class Broker:
             await self._nc.force_reconnect()
 
     async def use_login(self, seed: str) -> None:
-        """Change over to another login of the same user; reconnects with it."""
+        """Switch to another login of the same user, and reconnect with it."""
         self._nc._nkeys_seed_str = seed
         self._nc._setup_nkeys_seed_connect()
         if self._nc.is_connected:

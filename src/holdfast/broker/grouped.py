@@ -1,11 +1,11 @@
-"""A bucket with group commit: while some writes are under way, the next ones are collected.
+"""A bucket with group commit: while some writes are in flight, the next ones are collected.
 
 On a server that syncs every write (`sync_interval: always`) a sync costs more than anything else,
-and an atomic batch needs one for all of its writes. So a write is sent at once if few are under
-way; those that come meanwhile are sent together when one is confirmed. Nothing waits for company,
-and the slower the server, the larger the groups. Where syncs cost nothing, batches cost more than
-they save. The server does not say which applies, so the bucket compares the pace of its writes both
-ways, while enough of them are under way for a group.
+and an atomic batch needs one for all of its writes. So a write is sent at once if few are in
+flight; those that arrive meanwhile are sent together when one is confirmed. No write waits only to
+form a group, and the slower the server, the larger the groups. Where syncs cost nothing, batches
+cost more than they save. The server does not say which applies, so the bucket compares the speed of
+its writes both ways, while enough of them are in flight for a group.
 
 Guaranteed: each write succeeds or fails by its own expected revision, as in a plain `Bucket`. A
 batch is all or nothing, so when one is refused or its answer is lost, its writes are repeated one
@@ -38,7 +38,7 @@ MEASURED_WRITES: Final = 100
 GAIN: Final = 1.5
 """How much faster groups must be: a smaller difference may be noise."""
 COMPARE_SECONDS: Final = 60.0
-"""How often the other way is tried again: the first comparison may have hit an election."""
+"""How often the other way is tried again: an election may have distorted the first comparison."""
 
 
 class _Waiting(NamedTuple):
@@ -102,7 +102,7 @@ class GroupedBucket(Bucket):
             self._landed()
 
     def _count(self) -> None:
-        """Measure the pace, while there are enough writes for a group."""
+        """Measure the speed while there are enough writes for a group."""
         self._counted += 1
         last = self._in_progress == SMALLEST_GROUP
         if not last and self._counted < MEASURED_WRITES:

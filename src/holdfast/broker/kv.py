@@ -43,7 +43,7 @@ _PAGE = 1000
 """Messages in one request of a listing; the server ends a page sooner if they are large."""
 _EXPECTS = b"NATS/1.0\r\n" + H_EXPECTED.encode() + b": "
 LOOK_SECONDS = 0.5
-"""How long to ask whether a bucket that does not answer exists."""
+"""Timeout of asking whether a bucket that does not answer exists."""
 
 
 class Entry(NamedTuple):
@@ -71,7 +71,7 @@ class State(NamedTuple):
     last: int
     """The newest revision of the whole bucket."""
     created: str
-    """It differs if the bucket was deleted and created again."""
+    """When the bucket was created: differs if it was deleted and created again."""
 
 
 class Bucket:

@@ -3,7 +3,7 @@
 The protocol. One inbox subscription receives everything. A request says how many messages are
 wanted, how long it is valid and how often the server must send an idle heartbeat. Requests overlap:
 the next one is sent while half of the last is still to come. `want` limits how many messages may be
-outstanding, so backpressure is the worker's decision.
+outstanding, so the worker decides about backpressure.
 
 It asks again, with nothing outstanding, after a reconnect, after missed heartbeats (the library
 does not count them) and when a request has ended for any reason. A consumer or stream that is gone
@@ -38,10 +38,10 @@ MISSED_HEARTBEATS: Final = 2.2
 """Together 1.65 s until a lost consumer leader is noticed; the second heartbeat may be a little
 late. Each idle consumer costs little more than one small message a second."""
 SLOW_HEARTBEAT_SECONDS: Final = 10.0
-"""Of consumers that others watch for, where a process pulls very many. The server wants two of them
-within the life of a request."""
+"""Heartbeats of the other consumers of a process that pulls very many; 24 with quick ones watch for
+all. The server requires two heartbeats within the life of a request."""
 EXPIRES_SECONDS: Final = 30.0
-"""A request that is never answered again, because its server died, is forgotten after this time."""
+"""A request without any further answer, because its server died, is forgotten after this time."""
 COMPLAIN_SECONDS: Final = 10.0
 """An election (4 to 8 s) is normal and not worth a log line."""
 GIVE_UP_SECONDS: Final = 60.0
@@ -49,9 +49,10 @@ GIVE_UP_SECONDS: Final = 60.0
 REFUSED_SECONDS: Final = 0.1
 """Pause after a refused request, so that a refusing server is not flooded."""
 MAX_BATCH: Final = 2_000
-"""Limits what one request of one worker takes away from the others."""
+"""Most messages of one request: limits what one worker takes away from the others."""
 EXTENSION_SECONDS: Final = 2.0
-"""Twice what a keeper waits for the server's confirmation of an extension."""
+"""How long an acknowledgement waits for an extension that the keeper is sending: twice the keeper's
+own timeout."""
 
 ACK: Final = b"+ACK"
 NAK: Final = b"-NAK"

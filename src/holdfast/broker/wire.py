@@ -1,4 +1,5 @@
-"""The wire: the NATS client with a fast path in and out, and the server's answers.
+"""The wire: the NATS client with a fast path for messages in both directions, and the server's
+answers.
 
 The library passes each message through a queue and a task to a coroutine, after matching it against
 patterns; that is most of the cost of a short run. A subscription made with `listen` instead calls a
@@ -53,7 +54,8 @@ CAS_REFUSED: Final = frozenset({10071, 10164, 10077})
 """The server's error codes for a failed comparison; the last is for a subject that keeps its first
 message and already has one."""
 _ID_IN_PROCESS: Final = 10158
-"""A first copy of the message has arrived but is not stored yet; whether it will be is unknown."""
+"""The server's error code for a repeat whose first copy is not stored yet; whether it will be is
+unknown."""
 _NO_SEQUENCE: Final = 10043
 """The server's error code for a sequence that is not in the stream."""
 NO_STREAM: Final = 10059
@@ -301,7 +303,7 @@ class WireClient(Client):
 
 
 def parse_status(raw: bytes | None) -> tuple[str, str]:
-    """The server's status and description: what follows `NATS/1.0` in the first line.
+    """The server's status and description: the text after `NATS/1.0` in the first line.
 
     A header of that name comes from the sender and is ignored.
     """
@@ -399,7 +401,8 @@ class Received:
     def parsed(cls, subject: str, body: bytes, raw: bytes | None, reply: str) -> Received:
         """From the bytes on the wire.
 
-        A stored message is one whatever its first line says: anybody may have written it.
+        A stored message counts as a message whatever its first line says: anybody may have written
+        it.
         """
         if raw is None:
             return cls(subject, body, _NO_HEADERS, reply)

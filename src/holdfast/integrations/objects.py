@@ -34,7 +34,7 @@ RETRY_TIMEOUT: Final = timedelta(seconds=10)
 
 
 class ObjectStore(Protocol):
-    """Bytes by name."""
+    """A store of bytes by name."""
 
     async def put(self, name: str, body: bytes) -> None:
         """Store bytes under a name, replacing earlier ones."""

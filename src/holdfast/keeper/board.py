@@ -27,7 +27,8 @@ from typing import Final
 WORD: Final = 8
 """Bytes that a processor writes at once, so that no reader sees half of a value."""
 HEAD_WORDS: Final = 32
-"""Half of them the worker writes, half the keeper, with room for more."""
+"""Numbers in the head. The worker writes half of them, the keeper the other half; not all are used
+yet."""
 REPLY_MOST: Final = 448
 """Bytes of a reply subject; a longer one gets no place, and only the loop extends it."""
 RUN_MOST: Final = 320

@@ -64,7 +64,8 @@ class NodeRecord(msgspec.Struct, omit_defaults=True, frozen=True):
     server: str = ""
     """The server of the node's own connection; the worker's, not its keeper's."""
     client: Count = 0
-    """The number of that connection at the server, which a coordinator asks whether it is open."""
+    """The number of that connection at its server. A coordinator asks the server whether it is
+    open."""
     inbox: Address = ""
     """The subject where a worker receives what it pulls; once it is lost, a coordinator listens
     there."""

@@ -50,9 +50,10 @@ from holdfast.telemetry import Telemetry
 
 ALONE_SECONDS = 5.0
 """How long a process starts nothing else while it waits to be idle for a suspect: longer than most
-runs, short enough to waste little when some are long."""
+runs, yet short enough to waste little when some are long."""
 OVERDUE_SECONDS = 60.0
-"""A process that is never idle executes a suspect beside other runs after this time."""
+"""A process that is never idle executes a suspect beside other runs after this time: a minute of
+waiting costs less than never executing it."""
 MOST_CROWDED = 10_000
 """Suspects to remember: bounds memory, far above what a process meets."""
 
@@ -115,7 +116,7 @@ async def _no_grace(_: str) -> bool:
 
 
 class Company:
-    """The other runs of this process. This default, for tests, never has any."""
+    """The other runs of this process. This default, for tests, has none."""
 
     async def leave(self, limit: float) -> bool:
         """Wait for all other runs to end and let none start; False on timeout."""
@@ -476,8 +477,8 @@ class Claims:
                 else:
                     return 0
 
-        # While nothing is held, only what passes by itself is waited for; a held run must be
-        # settled, even on a full disk.
+        # Before a run is held, only errors that pass by themselves are waited out; a held run must
+        # be settled, even on a full disk.
         kinds = BrokerError if own else TryAgain
         return await retrying(step, clock=self._clock, what="writing a run's record", on=kinds)
 

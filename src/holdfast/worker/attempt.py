@@ -60,9 +60,10 @@ if TYPE_CHECKING:
     from holdfast.worker.flows import FlowCall
 
 PROGRESS_SECONDS: Final = 0.5
-"""The shortest interval between two writes of progress: it is for people, and each is a write."""
+"""The shortest interval between two writes of progress, which is for people and costs a write each
+time."""
 NOTE_CHARS: Final = 500
-"""Kept short: every later write of the record repeats the note."""
+"""Characters of a progress note: every later write of the record repeats it."""
 TRUSTED_SECONDS: Final = 1.0
 """A claim checked within this time is not checked again before an event: saves a read per event."""
 NOTHING_PRINTED: Final[dict[str, str]] = {}
@@ -111,13 +112,13 @@ class Held:
     extended: float
     """When the server was last told that we are working on the message."""
     rank: int
-    """Its priority among what waits in this process."""
+    """Its priority among the messages that wait in this process."""
     run = ""
     stamp = 1
     """The number of this message among those that carry its run."""
     failures = 0
     alias = ""
-    """The id that the message gave, where the job's key has replaced it."""
+    """The id from the message, if the job's key has replaced it."""
     unkeyed = ""
     """Why the job's key could not be computed."""
     attempt = 1
@@ -204,7 +205,7 @@ class Held:
         self.run, self.keyed = keyed_run(spec.group, spec.name, self.run), True
 
     def adopt(self, claim: Claim) -> None:
-        """Use the record's values where it knows better than the message."""
+        """Use the record's values where they are more reliable than the message's."""
         self.claim = claim
         self.failures = claim.record.failures
         self.attempt = claim.record.attempt
@@ -224,7 +225,8 @@ class Held:
 
     @property
     def generation(self) -> int:
-        """What tells this life of a flow from earlier ones under the same id, if there may be any.
+        """What distinguishes this generation of a flow from earlier ones under the same id, if
+        there may be any.
 
         A redelivery has it too, so the steps of a flow keep their keys when its worker dies before
         anything is stored.
@@ -304,7 +306,7 @@ class Held:
         return spec.restart == "immediately" and spec.delivery != "at_most_once"
 
     def withdraw(self, before: float) -> None:
-        """Give it back if it has waited for a thread since before an instant."""
+        """Give it back if it has been waiting for a thread since before an instant."""
         work = self.call.work if self.call is not None and self.running else None
         if work is not None and self.since < before and work.withdraw():
             self.interrupt(Interrupt.CROWDED)
@@ -369,7 +371,7 @@ class Call:
     def __init__(self, attempt: Attempted | None = None) -> None:
         self.attempt = attempt
         self.started = True
-        """False if it was stopped before a thread was free for the handler."""
+        """Whether the handler has begun; False if it was stopped before a thread was free."""
         self.work: Work | None = None
         """The call of a plain handler, once it was given to the threads."""
         self.behind: tuple[asyncio.Future[Any], ...] = ()

@@ -60,7 +60,7 @@ log = logging.getLogger("holdfast.worker")
 HELD_ELSEWHERE_SECONDS: Final = 2.0
 """Redelivery delay if another node holds the run: a dead holder is noticed by then."""
 LEFT_SECONDS: Final = 2.0
-"""Redelivery delay of a run that this worker cannot execute."""
+"""Redelivery delay of a run that this worker cannot execute, so that others get it soon."""
 FOREIGN_MOST: Final = 100_000
 """Most runs of other versions to remember: bounds memory."""
 INPUT_CHANGED: Final = (
@@ -76,9 +76,10 @@ ACK_TRIES: Final = 50
 ACK_PAUSE_SECONDS: Final = 0.1
 """Together five seconds: a consumer without a leader has a new one by then."""
 LOOK_AGAIN_SECONDS: Final = 15.0
-"""How long a message waits whose run expects a newer one that cannot be found."""
+"""Redelivery delay of a message whose run expects a newer one that cannot be found."""
 SAME_MESSAGE_SECONDS: Final = 0.01
-"""A record stores the time of the run's first message with more digits than a header does."""
+"""Two times of a run's first message that differ by less are equal: a record stores more digits
+than a header."""
 
 
 class Executor:
@@ -543,7 +544,7 @@ class Executor:
         return True
 
     async def _flow_ended(self, held: Held, flow: FlowCall, error: BaseException) -> Outcome | None:
-        """How a call of a flow's function has ended; None: as that of any job."""
+        """How a call of a flow's function has ended; None if it ended like that of any job."""
         if flow.lost is not None:
             raise flow.lost
         if flow.again:
@@ -589,7 +590,7 @@ class Executor:
         return await self._settle.done(held, value)
 
     def _leftovers(self, held: Held, call: Call) -> Sequence[asyncio.Future[Any]]:
-        """What still runs of a handler whose attempt is over; an async one is logged."""
+        """The parts of a handler that still run after its attempt; an async one is logged."""
         spec = held.job.spec
         if call.task.done():
             return call.leftovers

@@ -41,7 +41,7 @@ from holdfast.worker.places import SPEED_SECONDS, Lane, Left, Places
 log = logging.getLogger("holdfast.worker")
 
 LATE_SECONDS: Final = 1.0
-"""A loop that stood still for less was only busy."""
+"""A loop that did not move for less than this was only busy."""
 AHEAD_SECONDS: Final = 0.1
 """How far ahead messages for the event loop are taken: longer than a round trip to the server."""
 LANE_AHEAD_SECONDS: Final = 0.5
@@ -56,12 +56,13 @@ CANARY_MISSED: Final = 3
 CANARY_KEPT_SECONDS: Final = 60
 """How long canaries and their consumer outlive a dead worker."""
 MOVED_SECONDS: Final = 10.0
-"""Groups rarely move, and listing consumers costs the server little at this rate."""
+"""How often to search for consumers of moved subscribers: groups rarely move, and listing them
+costs the server little at this rate."""
 SENTINELS: Final = 24
 """How many consumers have quick heartbeats. In a cluster, the leaders of consumers are spread over
 the servers: when one dies, some of these fall silent, and then all consumers ask again."""
 PLACES: Final = {"loop": "places", "thread": "threads", "process": "processes"}
-"""The word for a lane's places in messages."""
+"""The word for a lane's places in log lines."""
 
 
 class Intake:
@@ -188,7 +189,7 @@ class Intake:
             pull.wake()
 
     def _missed_since(self, pull: Pull) -> float | None:
-        """From when a vanished subscription must be read again; None if it is new.
+        """The instant from which a vanished subscription must be read again; None if it is new.
 
         That includes what was running when it vanished: runs that have ended are known by their
         record.
@@ -217,7 +218,8 @@ class Intake:
         return max(1, room // max(1, busy))
 
     def _at_hand(self, pull: Pull, lane: Lane, rank: int) -> int:
-        """While no place is free: some messages of each priority, so that the lane can choose.
+        """How many messages to fetch while no place is free: some of each priority, so that the
+        lane can choose.
 
         As many as the lane starts of that priority in a moment, at least one.
         """
@@ -249,7 +251,8 @@ class Intake:
         self._places.submit(held)
 
     def _may_be_old(self, now: float) -> bool:
-        """Whether an arriving message may be an old delivery that another worker has by now.
+        """Whether an arriving message may be an old delivery that another worker has received by
+        now.
 
         While the loop was blocked, the server kept delivering, and redelivered to others what was
         not extended. Nothing that arrives before the answer to a request sent now is executed.

@@ -27,15 +27,15 @@ from holdfast.worker.attempt import Held, Interrupt
 from holdfast.worker.backlog import LOW_SHARE, Backlog
 
 YIELD_EVERY: Final = 32
-"""Runs after which a place yields to the loop: short handlers may never wait for anything, and
-acknowledgements have to be sent now and then."""
+"""Runs after which a place yields to the loop: short handlers may never await anything, and
+acknowledgements have to be sent in between."""
 CLOSE_SECONDS: Final = 2.0
-"""How long `close` waits for interrupted runs to be settled."""
+"""How long `close` waits for interrupted runs to be settled, which is a few writes."""
 SPEED_SECONDS: Final = 0.25
 """How often the speed of each lane is measured."""
 CLAIM_AHEAD_SECONDS: Final = 0.01
-"""How much work of threads is claimed ahead: twice the interval at which Python switches threads,
-so that a thread has enough to do while the event loop works on the next claims."""
+"""How much work is claimed ahead of threads: twice the interval at which Python switches threads,
+so that a thread has enough to do while the event loop makes the next claims."""
 INDEX_SECONDS: Final = 0.2
 """Runs held for less are not in the index: most end before anyone could read it."""
 INDEX_UNCLAIMED: Final = 500
@@ -226,7 +226,7 @@ class Places(Company):
         return None
 
     async def _outlive(self, lane: Lane, left: Left) -> None:
-        """Keep the place until what is left in it has ended."""
+        """Keep the place until the handler left in it has ended."""
         try:
             await asyncio.wait(left)
         finally:
@@ -272,7 +272,7 @@ class Places(Company):
                         await held.message.extend()
 
     def index(self, now: float) -> tuple[HeldRun, ...]:
-        """What this node has held for a while; if it dies, others give it back."""
+        """The messages that this node has held for a while; if it dies, others give them back."""
         claimed, unclaimed = [], []
         for held in self.held.values():
             if held.lost or held.since >= now - INDEX_SECONDS:

@@ -69,9 +69,10 @@ TRACE_CHARS: Final = 20_000
 RESULT_SECONDS: Final = 3_600.0
 """A large result is kept at least this long, for callers that come back later for it."""
 SETTLE_SECONDS: Final = 60.0
-"""A large result is stored before the record that names it: it must not expire before that does."""
+"""How much longer than its record a large result lives: it is stored first and must not expire
+first."""
 CHILD_RESULT_SECONDS: Final = 30 * DAY
-"""The same of a flow's child: its siblings may take as long as flows usually live."""
+"""The same for a flow's child, whose siblings may take as long as flows usually live."""
 STORE_PAUSES: Final = (0.1, 5.0)
 """First and longest pause between attempts to store something that must be stored."""
 
@@ -236,7 +237,8 @@ class Settler:
         return self._outbox.file(held.run, record, message.body if keeps else None, headers)
 
     async def filed_again(self, held: Held, record: RunRecord) -> None:
-        """Append a run that has ended, unless that was done: its worker may have died before."""
+        """Append an ended run unless it has its line: its worker may have died before it wrote
+        it."""
         if not await self._outbox.is_filed(held.run, record):
             await self.file(held, record)
         elif record.parent:
@@ -267,8 +269,8 @@ class Settler:
         return "cancelled"
 
     async def parked(self, held: Held, park: Park, *, back: float | None = None) -> Outcome:
-        """A flow waits: what wakes it is stored. `back`: its message is given back instead, to be
-        delivered again after so many seconds."""
+        """Park a flow; what wakes it is stored. `back`: give its message back instead, for
+        redelivery after that many seconds."""
         assert held.claim is not None
         if park.error:
             spec, mark = held.job.spec, "tstopped"
@@ -602,7 +604,7 @@ class NatsOutbox:
 
 
 class Concealing(Protocol):
-    """What hides the secrets of a payload: an attempt."""
+    """Hides the secrets of a payload; an attempt does."""
 
     def conceal(self, text: str) -> str: ...
 

@@ -23,7 +23,7 @@ router = APIRouter(include_in_schema=False)
 SHOWN: Final = 50
 """Rows of one page."""
 NATS_SECONDS: Final = 3.0
-"""Streams and consumers are a dozen requests: shared between pages."""
+"""How long these are shared between pages: reading streams and consumers takes a dozen requests."""
 LANE_SECONDS: Final = 3600.0
 """The last hour shows restarts and rollouts at a glance."""
 DOTS: Final = 400
