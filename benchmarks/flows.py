@@ -4,6 +4,7 @@
                plain runs, DBOS on Postgres and Temporal's dev server, each as its quickstart says
                and at the best setting that we found
     gather     one flow with 10,000 children without work, beside draining 10,000 plain runs
+    wake       from the end of the last of three children until its flow continues, p50 and p99
     sleepers   100,000 sleeping flows: memory of server and worker; then a kill -9 of the server,
                while flows are due, until they are awake
 
@@ -43,6 +44,7 @@ PEER_FLOWS = {"dbos": 600, "temporal": 200}
 """A few seconds each."""
 CHILDREN = 10_000
 """The most that one gather takes."""
+WOKEN = 500
 SLEEPERS = 100_000
 DUE = 100
 """Sleepers that are due while the server is away."""
@@ -169,6 +171,25 @@ async def gather(count: int) -> None:
     say(f"gather {statistics.median(ratios):.2f} times the plain runs, goal 2 times")
 
 
+# ---- waking
+
+
+async def wake() -> None:
+    """From the end of a child's handler until the code of its flow continues."""
+    with staged() as stage:
+        async with flow_jobs.app:
+            stage.work()
+            for _ in range(WOKEN):
+                await flow_jobs.woken.enqueue()
+                await asyncio.sleep(0.02)
+            await stage.until(tally.ENDED, WOKEN)
+        waits = sorted(wait / 1e6 for wait in stage.tallies.waits())
+    say(
+        f"wake   {WOKEN} flows, last child to flow: p50 {waits[len(waits) // 2]:.1f} ms, "
+        f"p99 {waits[int(len(waits) * 0.99)]:.1f} ms, goal p50 20 ms"
+    )
+
+
 # ---- sleepers
 
 
@@ -228,7 +249,7 @@ def _few(values: list[float]) -> str:
 def main() -> int:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.flows", description=__doc__)
-    parser.add_argument("rows", nargs="*", default=["steps", "gather", "sleepers"])
+    parser.add_argument("rows", nargs="*", default=["steps", "gather", "wake", "sleepers"])
     parser.add_argument("--flows", type=int, default=FLOWS)
     parser.add_argument("--children", type=int, default=CHILDREN)
     parser.add_argument("--sleepers", type=int, default=SLEEPERS)
@@ -238,6 +259,7 @@ def main() -> int:
     measures: dict[str, Callable[[], Any]] = {
         "steps": lambda: steps(options.flows, not options.no_peers),
         "gather": lambda: gather(options.children),
+        "wake": wake,
         "sleepers": lambda: sleepers(options.sleepers),
     }
     for row in options.rows:

@@ -7,6 +7,8 @@
                Redis with locks
     fair       a key with many runs in line, then one run each of 100 other keys: p50 and p99 from
                enqueue to start, beside the same without the line; and the memory of the line
+    handover   20 keys, 3 at a time of each, 60 to 140 ms of work: from the end of a handler until the
+               next run of its key starts, p50 and p99
     paced      `starts="50/s"` with four workers, two of them killed
 
 Each row has a fresh server (default sync). Samples of one row are taken in turns.
@@ -47,6 +49,7 @@ RUNS, CUSTOMERS, WORK_SECONDS = 1_000, 100, 1.0
 IDEAL_SECONDS = 4.0
 """Ten runs of each customer, three at a time."""
 LINED_UP = 100_000
+HANDOVERS, HANDOVER_KEYS = 2_000, 20
 OTHERS = 100
 PACED_SECONDS = 60
 RATE, BURST = 50, 5
@@ -274,6 +277,27 @@ def _at(values: list[float], share: float) -> float:
     return values[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
 
 
+# ---- handing over
+
+
+async def handover() -> None:
+    """From a freed place to the start of the run that waited for it, far from saturation."""
+    with staged("handover") as stage:
+        async with stage.app:
+            for number in range(HANDOVERS):
+                nap = 0.06 + 0.08 * (number * 7 % 10) / 10  # not all at the same instant
+                await stage.job.enqueue(key=f"k{number % HANDOVER_KEYS}", nap=nap)
+            began = time.monotonic()
+            stage.work()
+            await stage.until(tally.ENDED, HANDOVERS)
+            rate = HANDOVERS / (time.monotonic() - began)
+        waits = sorted(wait / 1e6 for wait in stage.tallies.waits())
+    say(
+        f"handover {len(waits):,} places taken over at {rate:,.0f} runs/s: "
+        f"p50 {_at(waits, 0.5):.1f} ms, p99 {_at(waits, 0.99):.1f} ms, goal p50 10 ms"
+    )
+
+
 # ---- pace
 
 
@@ -327,7 +351,9 @@ async def _count_tokens(stage: Stage, taken: list[float]) -> None:
 def main() -> int:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.limits", description=__doc__)
-    parser.add_argument("rows", nargs="*", default=["drain", "customers", "fair", "paced"])
+    parser.add_argument(
+        "rows", nargs="*", default=["drain", "customers", "fair", "handover", "paced"]
+    )
     parser.add_argument("--lined-up", type=int, default=LINED_UP)
     parser.add_argument("--paced-seconds", type=int, default=PACED_SECONDS)
     options = parser.parse_args()
@@ -339,6 +365,8 @@ def main() -> int:
             asyncio.run(customers())
         elif row == "fair":
             asyncio.run(fair(options.lined_up))
+        elif row == "handover":
+            asyncio.run(handover())
         else:
             asyncio.run(paced(options.paced_seconds))
     return 0

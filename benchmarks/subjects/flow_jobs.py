@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 
 from benchmarks import tally
@@ -40,6 +41,19 @@ async def wide(ctx: Flow, n: int) -> int:
     found = len(await ctx.gather(plain.request(i) for i in range(n)))
     tally.ended()
     return found
+
+
+@app.job
+async def stamp() -> int:
+    """A child that says when it ended, in nanoseconds."""
+    return time.monotonic_ns()
+
+
+@app.flow
+async def woken(ctx: Flow) -> None:
+    """A parent that notes how long ago its last child ended."""
+    tally.started(max(await ctx.gather(stamp.request() for _ in range(3))))
+    tally.ended()
 
 
 @app.flow
