@@ -7,8 +7,8 @@
                Redis with locks
     fair       a key with many runs in line, then one run each of 100 other keys: p50 and p99 from
                enqueue to start, beside the same without the line; and the memory of the line
-    handover   20 keys, 3 at a time of each, 60 to 140 ms of work: from the end of a handler until the
-               next run of its key starts, p50 and p99
+    handover   20 keys, 3 at a time of each, 60 to 140 ms of work: p50 and p99 from the end of a
+               handler until the next run of its key starts
     paced      `starts="50/s"` with four workers, two of them killed
 
 Each row has a fresh server (default sync). Samples of one row are taken in turns.
