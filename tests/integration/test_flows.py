@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from holdfast import Backoff, Flow, Holdfast, Limit, current_step
 from holdfast.broker.kv import direct_batch
 from holdfast.errors import RunCancelled, RunFailed
-from holdfast.model.journal import FlowJournal, Parent
-from holdfast.model.run import RunRecord
+from holdfast.model.journal import FlowJournal, Parent, children_of
+from holdfast.model.run import RunRecord, encode
 from holdfast.ownership.claims import Claims
 from holdfast.status import flows
 from tests.integration.support import HURRIED, broker_of, until, working
@@ -417,6 +418,35 @@ async def test_purged_children_are_told_to_their_flow(
         await found.repair()
         await found.repair()
         assert await run.result(timeout=20) == ["lost: its message is gone"] * 3
+
+
+async def test_ended_child_in_a_restored_queue_is_told_to_its_flow(app: Holdfast) -> None:
+    """A backup may have the record of a child's end and its message, and not what its flow was
+    told: the message, delivered for the first time, tells it."""
+
+    @app.job(group="elsewhere")
+    async def child(n: int) -> int:
+        raise AssertionError("it has ended")
+
+    @app.flow
+    async def outer(ctx: Flow) -> int:
+        return await ctx.call(child.request(7))
+
+    async with working(app):
+        run = await outer.enqueue()
+        await until(lambda: is_parked(run))
+        client: Any = await app.backend()
+        journal = await journal_of(app, run.id)
+        entry = journal.newest
+        assert entry is not None
+        ((child_id, group, job),) = children_of(journal, entry)
+        parent = Parent(run.id, "default", "outer", journal.gather_number(entry.n), 0, 1)
+        now = client.broker.server_now()
+        ended = RunRecord("done", group, job, created=now, ended=now, parent=str(parent))
+        ended = msgspec.structs.replace(ended, result=msgspec.Raw(b"7"))
+        await client.runs.put(child_id, encode(ended), expected=0)
+        async with working(app, group="elsewhere"):
+            assert await run.result(timeout=20) == 7
 
 
 async def test_operator_sees_signals_and_resumes_a_flow(

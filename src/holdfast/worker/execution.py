@@ -401,9 +401,11 @@ class Executor:
             await self._abandon(held, verdict)
 
     async def _tell_parent(self, held: Held) -> None:
-        """A child was cancelled before it had a record: only its message knows its flow."""
+        """A child was cancelled before it had a record, so only its message knows its flow; or a
+        restored queue has the message of a child whose end is not in the restored journals."""
         found = await self.claims.read(held.run)
-        if found and found[0].terminal and not found[0].parent:
+        filed = found and found[0].parent and held.message.deliveries > 1  # and told with that
+        if found and found[0].terminal and not filed:
             record = msgspec.structs.replace(found[0], parent=held.parent)
             await self._outbox.tell(held.run, record)
 
