@@ -303,8 +303,8 @@ async def direct_page(
 ) -> MessagePage:
     """The next stored messages of a subject from a sequence on; a bucket's markers on request.
 
-    Markers are left out of buckets only: in other streams senders may set such headers. The server
-    ends a page before `size` when its messages are large, and says that more follow.
+    Markers are filtered only in buckets, because in other streams senders may set such headers. The
+    server ends a page before `size` when its messages are large, and says that more follow.
     """
     inbox = broker.new_inbox()
     arriving = _Arriving()

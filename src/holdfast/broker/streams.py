@@ -274,8 +274,8 @@ class Topology:
     async def ensure(self) -> None:
         """Create every missing stream and bucket; measure the server's clock.
 
-        Streams whose sequences nothing compares come first: the server's time is read from one of
-        them, and the sequences of the others begin there.
+        It begins with those whose sequences are never compared: the server's time is read from one
+        of them, and the sequences of the other streams begin at that time.
         """
         configs = stream_configs(self._names, self.records, await self.wanted_replicas())
         plain = (self._names.dead, self._names.ledger)

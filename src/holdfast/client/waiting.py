@@ -118,7 +118,8 @@ class Waiting:
             return None
 
     async def left(self, run: str, sequence: int) -> RunRecord | None:
-        """How a run without a record ended, from the history; None while it is queued."""
+        """The final record of a run whose record has expired, from the history; None while it is
+        queued."""
         for _ in range(2):  # a message that moves from its queue into a line may be missed once
             if (sequence and await self._stored(sequence)) or await self._carried(run):
                 return None

@@ -107,7 +107,8 @@ class Journals(Protocol):
         ...
 
     async def ends(self, run: str, number: int, total: int) -> dict[int, ChildEnd]:
-        """The children of an operation that have ended, by index; all that the leader knows."""
+        """The ended children of an operation by index, including the newest that the leader
+        knows."""
         ...
 
     async def forget(self, run: str) -> None:

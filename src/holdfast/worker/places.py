@@ -118,7 +118,8 @@ class Places(Company):
         self.held: dict[str, Held] = {}
         """Everything delivered and not yet settled or given back, by reply subject."""
         self.reserved = False
-        """Nothing is started: a run that may kill this process is executed alone."""
+        """While true, nothing is started, because a run that may kill this process is executed
+        alone."""
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails when a place does, which only a bug can cause."""
         self._tasks: set[asyncio.Task[None]] = set()
