@@ -83,7 +83,7 @@ async def test_auth_from_init_to_revoke(tmp_path: Path) -> None:
             broken.write("nonsense {\n")
         late = await holdfast(tmp_path, "auth", "revoke", "web2")
         assert late.code == 1
-        assert f"error: {url} has not reloaded:  " in late.err
+        assert f"error: {url} has not reloaded: " in late.err
         assert "web2 can still log in there" in late.err
 
     listed = (await holdfast(tmp_path, "auth", "list", "--json")).json
