@@ -7,7 +7,7 @@ import contextlib
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -136,7 +136,9 @@ async def pushed(site: Site, root: Path, jobs: str = TREE["jobs"]) -> AsyncItera
         yield
 
 
-async def test_day_of_slots_with_the_centre_away_for_half_of_it(site: Site, tmp_path: Path) -> None:
+async def test_day_of_slots_with_the_centre_away_for_half_of_it(
+    site: Site, tmp_path: Path, report: Callable[[str], None]
+) -> None:
     """Every slot runs once on every host, a host that restarts too; then all answers arrive."""
     assert isinstance(site.server, Server)
     clock = Fast()
@@ -165,10 +167,12 @@ async def test_day_of_slots_with_the_centre_away_for_half_of_it(site: Site, tmp_
         await until(lambda: clock.utc() > begun + DAY, 60, "the end of the day")
         async with site.broker("operator") as operator:
             slots = HostSlots(Client(operator, RecordConfig()))
-            await _check(hosts, slots, begun, begun + DAY)
+            count = await _check(hosts, slots, begun, begun + DAY)
+    report(f"{count} slots on {len(HOSTS)} hosts in a day, each ran once")
 
 
-async def _check(hosts: Hosts, slots: HostSlots, begun: float, end: float) -> None:
+async def _check(hosts: Hosts, slots: HostSlots, begun: float, end: float) -> int:
+    """Every slot ran once, and every answer is there; returns how many slots there were."""
     first, last = (int(begun) // HOUR + 1) * HOUR, int(end - HOUR / 2) // HOUR * HOUR
     wanted = {(host, slot_id("hourly", m)) for host in HOSTS for m in range(first, last, HOUR)}
     assert len(wanted) >= 12 * 22
@@ -193,6 +197,7 @@ async def _check(hosts: Hosts, slots: HostSlots, begun: float, end: float) -> No
     found = await slots.show("nightly", moment)
     assert set(found.returns) == {"host1", "host2"}
     assert not found.waiting
+    return len(wanted)
 
 
 async def test_agent_without_a_server_works_from_its_disk(site: Site, tmp_path: Path) -> None:
