@@ -115,7 +115,8 @@ soak: setup system ## the long things: 100,000 histories, hours of chaos (HOURS=
 system:
 	@missing=; ls /usr/lib/*/faketime/libfaketimeMT.so.1 >/dev/null 2>&1 || missing="$$missing libfaketime"; \
 	ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || command -v postgres >/dev/null || missing="$$missing postgresql"; \
-	for tool in chromium prometheus openssl; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
+	command -v chromium-headless-shell >/dev/null || command -v chromium >/dev/null || missing="$$missing chromium-headless-shell"; \
+	for tool in prometheus openssl; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
 	[ -z "$$missing" ] && exit 0; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing$$missing"; apt-get update -qq >/dev/null 2>&1; \
