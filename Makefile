@@ -24,7 +24,7 @@ BOTH := $(MAKE) --no-print-directory --jobs=2 --output-sync=target
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: another-python help setup demo test check static compiled unit k8s bench bench-full bench-growth bench-limits bench-flows bench-claims chaos soak house coverage costs docs site release-check locks clean system
+.PHONY: another-python help setup demo test check static compiled unit k8s bench bench-full bench-growth bench-limits bench-flows bench-claims bench-pages chaos soak house coverage costs docs site release-check locks clean system
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -91,6 +91,9 @@ bench-claims: setup ## 10,000 publishes about 1,000 documents with kills, 50,000
 	$(BIN)/python -m benchmarks.documents --guard
 	$(BIN)/python -m benchmarks.waits
 	$(BIN)/python -m benchmarks.kept
+
+bench-pages: setup ## every page with 1,000,000 ended runs, 1,000 nodes and 10,000 agents (5 minutes)
+	$(BIN)/python -m benchmarks.pages
 
 bench-limits: setup ## what limits cost and how fair they are, beside DBOS and taskiq (10 minutes)
 	$(BIN)/python -m benchmarks.limits

@@ -751,7 +751,7 @@ class Names:
         return f"{self.namespace}.ended.{group}.{job}.{state}"
 
     def indexed(self, part: int | str) -> str:
-        """Where one part of the history's index is; or its `head`, a `minute` or an `hour`."""
+        """Where one part of the history's index is; its `head`, a `minute`, an `hour`, `counts`."""
         return f"{self.namespace}.indexed.{part}"
 
     def log(self, *parts: str) -> str:

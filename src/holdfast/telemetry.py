@@ -294,7 +294,7 @@ TALLIED: Final = frozenset({"started", "ended", "seconds", "waited"})
 read."""
 
 # From a no-op handler to one that runs for an hour.
-_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 3600.0)
+BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 3600.0)
 
 
 class Buckets:
@@ -303,28 +303,32 @@ class Buckets:
     __slots__ = ("counts", "total")
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(_SECONDS) + 1)
+        self.counts = [0] * (len(BOUNDS) + 1)
         self.total = 0.0
 
     def observe(self, value: float) -> None:
         """Count one value."""
-        self.counts[bisect_left(_SECONDS, value)] += 1
+        self.counts[bisect_left(BOUNDS, value)] += 1
         self.total += value
 
     def cumulative(self) -> list[tuple[str, float]]:
         """The counts as Prometheus wants them: each with all below it."""
-        bounds = [*map(str, _SECONDS), "+Inf"]
+        bounds = [*map(str, BOUNDS), "+Inf"]
         return list(zip(bounds, accumulate(self.counts), strict=True))
 
 
 class Tally:
     """What happened to the attempts of one job in this process."""
 
-    __slots__ = ("ended", "seconds", "started", "waited")
+    __slots__ = ("ended", "failures", "seconds", "started", "unrecorded", "waited")
 
     def __init__(self) -> None:
         self.started = 0
         self.ended: dict[str, int] = {}
+        self.unrecorded: dict[str, int] = {}
+        """How runs without a record ended, by state: no history tells it."""
+        self.failures = 0
+        """Attempts of these runs that failed."""
         self.seconds = Buckets()
         self.waited = Buckets()
 
@@ -332,6 +336,11 @@ class Tally:
         """An attempt has ended."""
         self.ended[outcome] = self.ended.get(outcome, 0) + 1
         self.seconds.observe(seconds)
+
+    def end(self, state: str, failures: int = 0) -> None:
+        """A run without a record has ended."""
+        self.unrecorded[state] = self.unrecorded.get(state, 0) + 1
+        self.failures += failures
 
 
 class _Tallies:
@@ -434,7 +443,7 @@ class Telemetry:
     def _make(self, metric: Metric) -> Counter | Gauge | Histogram:
         if metric.kind == "histogram":
             return Histogram(
-                metric.name, metric.doc, metric.labels, registry=self.registry, buckets=_SECONDS
+                metric.name, metric.doc, metric.labels, registry=self.registry, buckets=BOUNDS
             )
         kind = Counter if metric.kind == "counter" else Gauge
         return kind(metric.name, metric.doc, metric.labels, registry=self.registry)

@@ -8,19 +8,23 @@ from typing import Any
 
 import pytest
 
-from holdfast import Holdfast
+from holdfast import Backoff, Discard, Holdfast
 from holdfast.client import Client
 from holdfast.coordinator import indexer
 from holdfast.coordinator.indexer import Indexer
-from holdfast.errors import Conflict
+from holdfast.errors import Conflict, OutcomeUnknown
+from holdfast.model.job import JobSpec
 from holdfast.model.run import RunRecord
 from holdfast.names import keyed_run
 from holdfast.ownership.history import History, read_head
 from holdfast.status import run_index
+from holdfast.status.dead import DeadLetters
 from holdfast.status.listing import RunFilter, RunPages
 from holdfast.status.run_index import EndedIndex
 from holdfast.status.totals import counted
-from tests.integration.support import client_of
+from holdfast.telemetry import Telemetry
+from holdfast.worker.counting import Counting
+from tests.integration.support import client_of, working
 from tests.support import until
 
 SMALL = 50
@@ -170,6 +174,102 @@ async def test_minutes_and_hours_are_stored_when_they_are_over(client: Client) -
     hours = await counted(client, 7 * 86_400)
     assert sum(p.ended["done"] for p in hours.periods) == 6
     assert len(hours.periods) >= 3
+
+
+async def test_runs_without_a_record_are_counted(client: Client) -> None:
+    """What workers counted is added once, whatever the coordinator does; what is left is kept."""
+    telemetry = Telemetry()
+    loose = JobSpec("loose", "default", delivery="at_least_once")
+    worker = Counting(client.broker, telemetry, "w1", [loose, JobSpec("kept", "default")])
+    tally = telemetry.tally("default", "loose")
+
+    def work(count: int) -> None:
+        for _ in range(count):
+            tally.finish("done", 0.3)
+            tally.end("done")
+            telemetry.tally("default", "kept").end("done")  # the history tells of those
+
+    work(3)
+    tally.end("dead", failures=2)
+    await worker.store()
+    await end(client, 5)
+    first, second = Indexer(client.broker, "c1"), Indexer(client.broker, "c2")
+    await first.step()
+    work(4)
+    await worker.store()
+    await worker.store()  # nothing new
+    head, second._revision = await read_head(client.broker)
+    second._head, second._next = head, head.indexed + 1
+    await second.step()
+    await first.step()  # stands by
+    found = await counted(client, 3600, job="loose")
+    assert sum(p.ended["done"] for p in found.periods) == 7
+    assert sum(p.ended.get("dead", 0) for p in found.periods) == 1
+    assert sum(p.failures for p in found.periods) == 2
+    assert found.periods[0].took[0] == pytest.approx(0.5, rel=0.2)  # the bound above 0.3
+    assert not (await counted(client, 3600, job="kept")).periods[-1].ended
+    assert sum(p.ended["done"] for p in (await counted(client, 3600, job="work")).periods) == 5
+
+
+async def test_counts_survive_a_lost_answer(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that may have been stored is sent again as the same one."""
+    telemetry = Telemetry()
+    spec = JobSpec("loose", "default", delivery="at_least_once")
+    worker = Counting(client.broker, telemetry, "w1", [spec])
+    telemetry.tally("default", "loose").end("done")
+    store = client.broker.store
+
+    async def lost(*given: Any) -> Any:
+        await store(*given)
+        raise OutcomeUnknown("the answer was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client.broker, "store", lost)
+        await worker.store()
+    telemetry.tally("default", "loose").end("done")
+    await worker.store()
+    await worker.store()
+    await Indexer(client.broker, "c1").step()
+    found = await counted(client, 3600, job="loose")
+    assert sum(p.ended["done"] for p in found.periods) == 2
+
+
+async def test_worker_counts_what_leaves_no_record(app: Holdfast) -> None:
+    """Runs that are done, dead or discarded; one that is redelivered is in the history instead."""
+    tried: list[str] = []
+
+    @app.job(delivery="at_least_once", retry=Backoff.list(["10ms"]))
+    async def loose(how: str) -> None:
+        tried.append(how)
+        if how == "again" and tried.count("again") == 1:
+            raise ValueError("once more")
+        if how == "bad":
+            raise ValueError("no good")
+        if how == "drop":
+            raise Discard("not wanted")
+
+    @app.job(delivery="at_least_once", retry=Backoff.never())
+    async def strict(n: int) -> None:
+        raise ValueError("no good")
+
+    async with app:
+        for how in ("good", "good", "again", "bad", "drop"):
+            await loose.enqueue(how)
+        await strict.enqueue(1)
+        client = await client_of(app)
+        letters = DeadLetters(client)
+
+        async def over() -> bool:
+            return len(tried) == 7 and len(await letters.list()) == 2
+
+        async with working(app):
+            await until(over, 60, "the end of all runs")
+        await Indexer(client.broker, "c1").step()
+        ends = (await counted(client, 3600, job="loose")).ends()
+        assert ends == {"done": 3, "dead": 1, "cancelled": 1, "failed": 3}
+        assert (await counted(client, 3600, job="strict")).ends() == {"dead": 1, "failed": 1}
 
 
 async def test_damaged_index_hides_nothing(client: Client) -> None:

@@ -4,6 +4,8 @@ One coordinator at a time does this, without being elected: each step ends with 
 of the head, which says how far the history was read and has the totals of the current minute and
 hour. A coordinator that loses a write stands by, and takes over if the head stops changing.
 
+Jobs without records have no lines; what their workers counted is added in the same way.
+
 Guaranteed: each line is counted once, because the totals move together with the position up to
 which they count. The index is complete up to its newest block. After a crash a block, or the record
 of a minute, may be written twice, with the same content. A line that is in the history twice is
@@ -14,7 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final
 
 from holdfast.broker import Broker, Received
@@ -24,7 +28,7 @@ from holdfast.errors import Conflict
 from holdfast.model import history, totals
 from holdfast.model.totals import Head, JobTotals, Totals
 from holdfast.names import H_EXPECTED, H_ROLLUP, H_RUN, H_SEQUENCE, H_TTL
-from holdfast.ownership.history import read_head
+from holdfast.ownership.history import read_head, stored_since
 from holdfast.status.figures import JobLag
 
 log = logging.getLogger("holdfast.coordinator")
@@ -48,6 +52,11 @@ Lags = Callable[[], Awaitable[Sequence[JobLag]]]
 """Reads the lag of every job."""
 
 
+def stored_at(message: Received) -> float:
+    """When the server stored a message."""
+    return parse_time(message.headers["Nats-Time-Stamp"])
+
+
 class Indexer:
     """Indexes and counts new lines of one namespace's history."""
 
@@ -64,6 +73,8 @@ class Indexer:
         self._next = 1
         self._entries: list[tuple[int, int]] = []
         """Checksums and sequences of lines that are read but not indexed."""
+        self._counts: deque[Received] = deque()
+        """What workers counted and is not in the totals yet."""
 
     async def step(self) -> None:
         """Read what is new, if no other coordinator does."""
@@ -81,6 +92,8 @@ class Indexer:
         self._revision = revision
 
     async def _read(self, revision: int) -> int:
+        added = self._head.added
+        self._counts = deque([message async for message in self._new_counts()])
         subject, more = self._names.ended("*", "*", "*"), True
         while more:
             page = await direct_page(self._broker, self._names.history, subject, self._next)
@@ -92,7 +105,8 @@ class Indexer:
             if page.messages:
                 self._next = page.last + 1
                 revision = await self._write_head(revision)
-        if await self._sample():
+        await self._add_counts(math.inf)
+        if await self._sample() or self._head.added != added:
             revision = await self._write_head(revision)
         return revision
 
@@ -116,13 +130,30 @@ class Indexer:
         jobs = self._head.minute.jobs
         return self._head.minute.of(job if job in jobs or len(jobs) < MOST_JOBS else OTHERS)
 
+    def _new_counts(self) -> AsyncIterator[Received]:
+        stream, subject = self._names.history_index, self._names.indexed("counts")
+        return stored_since(self._broker, stream, subject, 0.0, self._head.added)
+
+    async def _add_counts(self, until: float) -> None:
+        """Add what workers had counted by an instant."""
+        while self._counts and (at := stored_at(self._counts[0])) <= until:
+            message = self._counts.popleft()
+            await self._turn(int(at) // MINUTE * MINUTE)
+            read, place = self._broker.unreadable.read, message.headers[H_SEQUENCE]
+            if found := read(totals.TOTALS.decode, self._names.history_index, place, message.body):
+                for job, counted in found.jobs.items():
+                    self._totals(job).merge(counted)
+            self._head.added = int(place)
+
     async def _take(self, message: Received) -> None:
         sequence = int(message.headers[H_SEQUENCE])
         for run in message.headers.get(H_RUN, "").split(history.SEPARATOR):
             self._entries += [(totals.checksum(n), sequence) for n in totals.names_of(run)]
         if sequence <= self._head.counted:
             return  # whoever wrote the head has counted it; only its index is missing
-        await self._turn(int(parse_time(message.headers["Nats-Time-Stamp"])) // MINUTE * MINUTE)
+        at = stored_at(message)
+        await self._add_counts(at)
+        await self._turn(int(at) // MINUTE * MINUTE)
         read, place = self._broker.unreadable.read, message.headers[H_SEQUENCE]
         for line in message.body.split(b"\n"):
             if found := read(totals.LINE.decode, self._names.history, place, line):

@@ -218,6 +218,7 @@ def worker(names: Names) -> Grants:
         ]
     )
     found.may_publish(f"{ns}.dead.>", f"{ns}.canary.>", names.run_log("*"))
+    found.may_publish(names.indexed("counts"))
     found.may_hear(names.cancel("*"))
     found.bucket(names.runs, "purge")
     for stream in (names.jobs, names.events):

@@ -4,6 +4,8 @@ they took and waited.
 Durations are counted in buckets, each a fifth longer than the one before. So a percentile is exact
 to a tenth whatever the range, and records can be added: an hour is the sum of its minutes.
 
+Runs without a record have no line in the history: their workers send totals of what they counted.
+
 The index of the history says in which message a run's line is: blocks of (checksum of the run,
 offset of its message), in `PARTS` parts, of which a look-up reads one.
 """
@@ -134,6 +136,8 @@ class Head(msgspec.Struct, omit_defaults=True):
     """The last sequence that is in the totals."""
     indexed: Count = 0
     """The last sequence that is in the index; never above `counted`."""
+    added: Count = 0
+    """The last message of workers' counts, in the stream of the index, that is in the totals."""
     by: Name = ""
     """The node that wrote this."""
     at: Instant = 0.0

@@ -1,7 +1,6 @@
 """Everything at a glance: runs by state, throughput, jobs, nodes, the latest failures.
 
-The figures are read from the server one after the other, so they may not agree exactly. Throughput
-counts runs that ended with a record, which jobs with `delivery="at_least_once"` do not keep.
+The figures are read from the server one after the other, so they may not agree exactly.
 """
 
 from __future__ import annotations

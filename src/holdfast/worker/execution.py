@@ -456,6 +456,8 @@ class Executor:
             await self._logs.flush_attempt(held.run, held.attempt)
         outcome = await self._ended(held)
         tally.finish(outcome, self._clock.monotonic() - began)
+        if held.claim is None and outcome in runs.TERMINAL:
+            tally.end(outcome, held.failures)
 
     async def _decoded(self, held: Held) -> Bound | None:
         """The arguments of the call; None: they do not fit, and the message was dealt with."""

@@ -432,6 +432,9 @@ class Settler:
                 await self._outbox.withdraw(letter)
                 raise
             await self.file(held, claim.record)
+        else:
+            failures = held.failures + (reason in ("failed", "timeout"))
+            self._telemetry.tally(held.job.spec.group, held.job.spec.name).end(state, failures)
         await self.over(held)
 
     async def gave_up(self, held: Held, fresh: RunRecord, error: str) -> None:

@@ -52,6 +52,7 @@ from holdfast.retrying import repeating, starting
 from holdfast.role import Role
 from holdfast.telemetry import Telemetry
 from holdfast.worker.attempt import Caller, Interrupt
+from holdfast.worker.counting import Counting
 from holdfast.worker.execution import Executor
 from holdfast.worker.flows import FlowRunner
 from holdfast.worker.intake import Canary, Intake, Moved
@@ -238,6 +239,8 @@ class WorkerNode(Role):
             limiter=self._limiter,
             flows=self._flows,
         )
+        specs = [job.spec for job in self.jobs.values()]
+        self._counting = Counting(broker, self.telemetry, node, specs)
         board = Board.create(config.concurrency + SPARE_PLACES)
         self.canary = Canary(self._client, config, node)
         self._intake = Intake(
@@ -281,6 +284,7 @@ class WorkerNode(Role):
             ending.callback(self._logs.detach)
             ending.push_async_callback(self._logs.flush_all)
 
+        ending.push_async_callback(self._counting.store)
         ending.push_async_callback(self.app.close_resources)
         for resource in self._resources():
             await resource()
@@ -305,6 +309,7 @@ class WorkerNode(Role):
             "gauges": self._set_gauges(),
             "canary": self.canary.run(),
             **({"run-logs": self._send_logs(self._logs)} if self._logs else {}),
+            **({"counts": self._counting.run()} if self._counting.needed else {}),
             "moved": self._moved.run(),
             "queues": self._queues.run(),
             "resources": self._check_resources(),

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from holdfast import Holdfast
 from holdfast.client.run import make_request
 from holdfast.client.schedules import Schedules
 from holdfast.config import WebConfig
@@ -313,28 +312,6 @@ def test_run_that_nobody_serves_is_told(world: World, tab: Page) -> None:
         expect(tab.locator(".verdict")).to_contain_text("no worker has ever served it")
     finally:
         world.call(purge())
-
-
-def test_charts_say_what_they_do_not_count(world: World, open_tab: Open) -> None:
-    """Jobs that keep no records are named when the app is known, and else told in general."""
-    tab = open_tab()
-    tab.goto(f"{world.site.url}/")
-    note = tab.locator("section", has=tab.get_by_role("heading", name="Throughput"))
-    expect(note).to_contain_text('Not included: jobs with delivery="at_least_once"')
-    app = Holdfast("shop")
-
-    @app.job(delivery="at_least_once")
-    async def tidy() -> None: ...
-
-    web: Any = create_app(app, connection=world.connection(), config=WebConfig(), open_to_all=True)
-    site = WebServer(world.thread, web)
-    try:
-        tab.goto(f"{site.url}/")
-        expect(note).to_contain_text("which keep no records (tidy)")
-        shoot(tab, "overview-uncounted")
-    finally:
-        tab.goto("about:blank")
-        site.close()
 
 
 def test_ended_run_is_edited_and_copied(world: World, tab: Page) -> None:

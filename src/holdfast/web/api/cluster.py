@@ -131,7 +131,7 @@ class Stats(msgspec.Struct, frozen=True):
     counted_until: str
     """The end of the counted period: earlier than now if no coordinator runs."""
     ended: dict[str, int]
-    """Runs and failed attempts by outcome; without jobs that keep no records (`at_least_once`)."""
+    """Runs and failed attempts by outcome."""
     per_minute: float
     failures: int
     waiting: int

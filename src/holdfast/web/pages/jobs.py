@@ -57,7 +57,6 @@ async def list_jobs(page: ViewerPage, q: str = "") -> Response:
         every=len(every),
         q=q,
         alive=alive,
-        uncounted=page.uncounted,
         trends={
             home: (charts.spark(values), sum(values))
             for home, values in ending.items()
@@ -125,7 +124,6 @@ async def _job(
         waited=charts.spread(history, page.now, seconds, lambda period: period.waited),
         total=sum(sum(period.ended.values()) for period in history.periods),
         behind=history.behind(page.now),
-        counted=(group, job) not in page.uncounted,
         lag=charts.lag(history, page.now, seconds),
         load=load(info, await page.states()),
         latest=latest.runs,

@@ -86,7 +86,6 @@ async def overview(page: ViewerPage, range: str = "15m") -> Response:
         ranges=list(RANGES),
         chosen=chosen,
         behind=history.behind(now),
-        uncounted=sorted(job for _, job in page.uncounted),
     )
 
 

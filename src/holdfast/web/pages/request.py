@@ -142,16 +142,6 @@ class PageRequest(Access):
 
         return await self.shared("states", SHARED_SECONDS, read)
 
-    @property
-    def uncounted(self) -> set[tuple[str, str]]:
-        """Group and name of jobs that keep no records, so that charts do not count them.
-
-        Only an app's code says which these are: none if `holdfast web` was given no app.
-        """
-        app = self.services.app
-        specs = [job.spec for job in app.jobs.values()] if app else []
-        return {(spec.group, spec.name) for spec in specs if not spec.recorded}
-
     # ---- data as the user may see it
 
     async def body(self, data: bytes, job: str | None = None) -> str:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Final
 
 import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from holdfast.durations import instant
+from holdfast.clock import rfc3339
+from holdfast.durations import DAY, instant
 from holdfast.errors import InvalidInput, InvalidName
 from holdfast.model import slot as slots
 from holdfast.model.schedule import Schedule, due_at, next_after
+from holdfast.status.days import CELL, CELLS, KINDS, day
 from holdfast.status.schedules import Outcome, Why, explain, outcomes
-from holdfast.web.pages.rendering import first_line, long, zoned
+from holdfast.web.pages.charts import Block
+from holdfast.web.pages.rendering import clock, first_line, long, zoned
 from holdfast.web.pages.request import PageRequest, ViewerPage
 
 router = APIRouter(include_in_schema=False)
@@ -27,6 +31,10 @@ SLOTS: Final = 40
 """Past slots drawn on a schedule's page."""
 LISTED: Final = 20
 """How many of them are rows of the table."""
+DAY_SHOWN: Final = 100
+"""Schedules on the page of a day."""
+DAY_SECONDS: Final = 5.0
+"""How long a day is shared between pages: reading it may take most of a second."""
 NEXT: Final = 8
 """Future slots shown: enough to notice a wrong rule."""
 
@@ -41,6 +49,16 @@ _LOOKS: Final = {
     "skipped": "skipped",
     "planned": "hollow",
     "waiting": "hollow",
+}
+
+
+_DAY_LOOKS: Final = {
+    "missed": "dead",
+    "skipped": "cancelled",
+    "late": "failed",
+    "waiting": "running",
+    "fired": "done",
+    "due": "unknown",
 }
 
 
@@ -113,6 +131,65 @@ def tick_title(one: Outcome, tz: str = "UTC") -> str:
     if one.slot.caught_up:
         text += ", caught up"
     return text + (f": {first_line(one.error)}" if one.error and one.verdict != "done" else "")
+
+
+# ---- one day of all schedules
+
+
+class DayLine(msgspec.Struct, frozen=True):
+    """One schedule on one day."""
+
+    name: str
+    tz: str
+    blocks: list[Block]
+    told: str
+    """How many slots of each kind."""
+
+
+@router.get("/schedules/day")
+async def show_day(page: ViewerPage, date: str = "", start: int = 0) -> Response:
+    """What became of all slots of a day, and what is still due; today unless a date is given."""
+    at = _day(date) if date else page.now
+    every = await page.all_schedules()
+    first = int(at) // DAY * DAY
+    found = await page.shared(f"day {first}", DAY_SECONDS, lambda: day(page.client, every, at))
+    start = max(0, start)
+    chosen = every[start : start + DAY_SHOWN]
+    return await page.show(
+        "schedule_day.html",
+        "schedules",
+        date=rfc3339(first)[:10],
+        days=[rfc3339(page.now + n * DAY)[:10] for n in range(-6, 2)],
+        today=first == int(page.now) // DAY * DAY,
+        lines=[day_line(one, found.first, found.cells.get(one.name, {})) for one in chosen],
+        since=found.since if found.since > first else 0,
+        count=len(every),
+        start=start,
+        older=start + DAY_SHOWN if start + DAY_SHOWN < len(every) else 0,
+    )
+
+
+def _day(text: str) -> float:
+    """Midnight of a date."""
+    return instant(f"{text}T00:00:00Z", "the date")
+
+
+def day_line(schedule: Schedule, first: int, cells: dict[int, Counter[str]]) -> DayLine:
+    """The quarters of an hour of one schedule, each as bad as its worst slot."""
+    width, blocks = 1000 / CELLS, []
+    for cell, counts in sorted(cells.items()):
+        worst = next((kind for kind in KINDS if counts[kind]), "due")
+        begin = clock(first + cell * CELL)[:5]
+        title = f"{begin} UTC: {_counts(counts)}"
+        blocks.append(Block(cell * width, 0, width - 1, 18, _DAY_LOOKS[worst], title))
+    total = sum(cells.values(), Counter[str]())
+    still = total.pop("due", 0)  # not all of them were looked at
+    told = _counts(total) or ("none yet" if still else "none")
+    return DayLine(schedule.name, schedule.tz, blocks, told)
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{counts[kind]} {kind}" for kind in reversed(KINDS) if counts[kind])
 
 
 # ---- one schedule
