@@ -13,10 +13,10 @@ from holdfast.errors import InvalidInput
 from holdfast.model.job import JobSpec
 from holdfast.payload.published import Published, published, read_label
 from holdfast.payload.signature import Signature
-from holdfast.status.totals import Counted, Period
+from holdfast.status.totals import Change, Counted, Pace, Period
 from holdfast.web.pages import charts
 from holdfast.web.pages.job_form import fields_of, payload
-from holdfast.web.pages.jobs import sample
+from holdfast.web.pages.jobs import pace, sample
 
 ORDER = {"type": "integer"}
 
@@ -187,3 +187,16 @@ def test_options_of_a_job_are_published_in_words() -> None:
     assert options["timeout"] == "1m30s"
     assert "attempts" in options["retry"]
     assert "debounce" not in options
+
+
+def test_jobs_that_got_slower_say_so() -> None:
+    """A week is compared with the week before; what is within the steps of counting is not told."""
+
+    def told(now: float, before: float, runs: int = 5) -> tuple[str, str]:
+        return pace(Change(Pace(runs, now / 2, now), Pace(5 if before else 0, 0, before)))
+
+    assert told(3.0, 1.0) == ("3 s", "3.0× slower")
+    assert told(0.5, 1.0) == ("500 ms", "2.0× faster")
+    assert told(1.1, 1.0) == ("1.1 s", "")
+    assert told(1.0, 0.0) == ("1 s", "")
+    assert told(0.0, 1.0, runs=0) == ("", "")

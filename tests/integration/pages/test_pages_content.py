@@ -180,7 +180,7 @@ def test_schedule_tells_why(world: World, open_tab: Open) -> None:
     expect(tab.locator("#why")).to_contain_text("is not a time")
 
 
-@pytest.mark.parametrize("name", ["runs", "run-dead", "dead"])
+@pytest.mark.parametrize("name", ["runs", "run-dead", "dead", "jobs"])
 def test_last_column_fits_on_a_small_laptop(world: World, open_tab: Open, name: str) -> None:
     """At 1024 pixels, and in half a window, no table is wider than its panel: long errors end
     within it."""
@@ -188,7 +188,7 @@ def test_last_column_fits_on_a_small_laptop(world: World, open_tab: Open, name: 
     for width in (1024, 900) if name == "runs" else (1024,):
         tab.set_viewport_size({"width": width, "height": 768})
         tab.goto(world.site.url + path_of(world, name))
+        shoot(tab, f"{name}-{width}")
         for table in tab.locator(".scroll").all():
             if table.is_visible():
                 assert table.evaluate("e => e.scrollWidth - e.clientWidth") <= 1, (name, width)
-        shoot(tab, f"{name}-{width}")

@@ -21,7 +21,7 @@ from holdfast.payload.published import Published
 from holdfast.status.actions import enqueue
 from holdfast.status.jobs import JobInfo
 from holdfast.status.listing import RunFilter, RunInfo
-from holdfast.status.totals import Counted
+from holdfast.status.totals import Change, Counted
 from holdfast.web.pages import charts, job_form
 from holdfast.web.pages.request import COUNTED_SECONDS, OperatorPage, PageRequest, ViewerPage
 from holdfast.web.security import Fields
@@ -37,6 +37,8 @@ SLOWEST: Final = 5
 """Rows of the slowest runs and of the kinds of error."""
 LOOKED: Final = 20_000
 """How many ended runs are examined for these lists: bounds the time of the page."""
+CHANGED: Final = 1.25
+"""A smaller change of a percentile is within the steps in which durations are counted."""
 LATEST: Final = 10
 """Runs on a job's page: enough to see whether it works now."""
 
@@ -63,7 +65,18 @@ async def list_jobs(page: ViewerPage, q: str = "") -> Response:
             if any(values)
         },
         loads={(j.group, j.job): load(j, states) for j in found[:SHOWN]},
+        paces={home: pace(change) for home, change in (await page.changes()).items()},
     )
+
+
+def pace(change: Change) -> tuple[str, str]:
+    """What 95 % of a job's runs took at most in the last seven days, and how that has changed."""
+    if not change.now.runs:
+        return "", ""
+    ratio = change.slower
+    told = "slower" if ratio >= CHANGED else "faster" if 0 < ratio <= 1 / CHANGED else ""
+    factor = ratio if ratio >= 1 else 1 / ratio if ratio else 0.0
+    return charts.brief(change.now.p95), f"{factor:.1f}× {told}" if told else ""
 
 
 class Load(NamedTuple):
