@@ -7,6 +7,7 @@ removes an agent that will not come back, so that no target matches it.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Final, get_args
 
@@ -189,6 +190,25 @@ class Agents:
         # In a thread: patterns and facts are untrusted, and a fleet can be large.
         return [info for info in await asyncio.to_thread(chosen) if info.online or not online]
 
+    async def facts(self, seen: Callable[[Any], Any] | None = None) -> dict[str, Counter[str]]:
+        """How many agents have each value of each fact; a list counts for each of its values.
+
+        Nested facts are left out. `seen` reduces facts to what the reader may see.
+        """
+        entries = await self._entries(self._facts)
+
+        def count() -> dict[str, Counter[str]]:
+            found: dict[str, Counter[str]] = {}
+            for entry in entries.values():
+                said = self._said(entry)
+                for name, value in (seen(said) if seen else said).items():
+                    values = value if isinstance(value, list) else [value]
+                    plain = {_plain(one) for one in values if not isinstance(one, (dict, list))}
+                    found.setdefault(name, Counter()).update(plain)
+            return found
+
+        return await asyncio.to_thread(count)
+
     async def show(self, agent: str) -> tuple[AgentInfo, dict[str, Any]]:
         """An agent and its facts."""
         check_name(agent, "agent")
@@ -245,6 +265,11 @@ class Agents:
         elif record.alive and not record.online(age):
             record = msgspec.structs.replace(record, state="INACTIVE")
         return _info(agent, said, facts, entry, record)
+
+
+def _plain(value: Any) -> str:
+    """A value as a target names it."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _offline(agent: str) -> NodeRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -343,3 +344,18 @@ def test_ended_run_is_edited_and_copied(world: World, tab: Page) -> None:
     expect(tab.locator("main")).to_contain_text("Run it with this payload?")
     tab.get_by_role("button", name="Run it again").click()
     told(tab, "The edited payload was sent, as run")
+
+
+def test_facts_lead_to_the_agents_that_have_them(world: World, tab: Page) -> None:
+    """Each value says how many agents have it, and opens them; the filter finds values, too."""
+    tab.goto(f"{world.site.url}/fleet/facts?q=rack")
+    row = tab.locator("tr", has=tab.get_by_role("rowheader", name="rack"))
+    link = row.get_by_role("link").first
+    value = link.inner_text()
+    link.click()
+    expect(tab).to_have_url(re.compile("target=G%40rack"))
+    expect(tab.locator("#agents tbody tr").first).to_be_visible()
+    tab.goto(f"{world.site.url}/fleet/facts?q={value}")
+    expect(tab.locator("#facts")).to_contain_text("rack")
+    tab.goto(f"{world.site.url}/fleet/facts?q=nothing-like-it")
+    expect(tab.locator("#facts")).to_contain_text("No fact matches")

@@ -51,6 +51,7 @@ PAGES = {
     "audit": ("/audit", ["Audit", "Who"]),
     "search": ("/search?q=charge", ["Jobs", "Runs", "charge"]),
     "fleet": ("/fleet", ["Fleet", "web1", "2 of 2 online", "mark", "failed", "No settings"]),
+    "facts": ("/fleet/facts", ["Facts", "rack", "os", "Most frequent"]),
     "agent": ("/fleet/agents/web1", ["web1", "online", "rack", "a, b", "mark", "note"]),
     "fleet-run": ("/fleet/runs/{command}", ["mark", "2 of 2", "ann", "does not like it", "label"]),
 }

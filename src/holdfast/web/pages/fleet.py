@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import itertools
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
@@ -38,6 +39,14 @@ KINDS: Final = 6
 """Most different values that are shown; with more, it is a function whose answers always differ."""
 DIFF_LINES: Final = 40
 """Most lines of a diff."""
+FACTS: Final = 200
+"""Facts on one page."""
+FACTS_SECONDS: Final = 10.0
+"""How long counts of facts are shared between pages: they are read from every agent."""
+COMMON: Final = 8
+"""Values of a fact that are shown: more would be ids, of which each host has its own."""
+_TARGET: Final = re.compile(r"[\w.-]+")
+"""Names and values that need no quotes in a target."""
 SHARED_SECONDS: Final = 2.0
 """Agents and settings seldom change, and there may be thousands of agents."""
 
@@ -124,6 +133,39 @@ async def settings_of(page: PageRequest) -> SettingsGlance:
         return SettingsGlance(revision.number, revision.at, reports, current, failed[:10])
 
     return await page.shared("settings", SHARED_SECONDS, read)
+
+
+class Fact(msgspec.Struct, frozen=True):
+    """One fact, over all agents."""
+
+    name: str
+    agents: int
+    values: int
+    common: list[tuple[str, int, str]]
+    """The most frequent values, how many agents have them, and a target that finds those."""
+
+
+@router.get("/fleet/facts")
+async def show_facts(page: ViewerPage, q: str = "") -> Response:
+    """Which facts agents have, and how often each value; by part of a name or a value."""
+    seen = None if page.user.sees_secrets else masked
+    found = await page.shared(
+        f"facts {seen is None}", FACTS_SECONDS, lambda: page.agents.facts(seen)
+    )
+    facts = [fact_of(name, counts) for name, counts in sorted(found.items())]
+    if q:
+        named = {n for n, counts in found.items() if any(q in text for text in (n, *counts))}
+        facts = [fact for fact in facts if fact.name in named]
+    return await page.show("facts.html", "fleet", facts=facts[:FACTS], count=len(facts), q=q)
+
+
+def fact_of(name: str, counts: Counter[str]) -> Fact:
+    """A fact with its most frequent values."""
+    common = [
+        (value, count, f"G@{name}:{value}" if _TARGET.fullmatch(f"{name}{value}") else "")
+        for value, count in sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:COMMON]
+    ]
+    return Fact(name, sum(counts.values()), len(counts), common)
 
 
 @router.get("/fleet/agents/{agent}")
