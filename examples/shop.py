@@ -11,7 +11,7 @@ import time
 
 from pydantic import BaseModel
 
-from holdfast import Backoff, Context, Discard, Holdfast
+from holdfast import Backoff, Context, Discard, Holdfast, Limit
 
 app = Holdfast("shop")
 
@@ -72,9 +72,9 @@ async def restock() -> int:
     return random.randrange(5)
 
 
-@app.job(timeout="1m")
+@app.job(timeout="1m", limits=[Limit(running=2)])
 async def report(ctx: Context, day: str) -> str:
-    """Takes a while: the one most likely to be running when its process is killed."""
+    """Takes a while, and runs twice at the same time at most: others wait for a place."""
     for step in range(20):
         await ctx.progress(step / 20)
         await asyncio.sleep(0.25)

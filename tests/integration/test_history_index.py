@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast import Backoff, Discard, Holdfast
+from holdfast.cli.made_up import SLOWER, make_up
 from holdfast.client import Client
 from holdfast.coordinator import indexer
 from holdfast.coordinator.indexer import Indexer
@@ -21,7 +22,7 @@ from holdfast.status import run_index
 from holdfast.status.dead import DeadLetters
 from holdfast.status.listing import RunFilter, RunPages
 from holdfast.status.run_index import EndedIndex
-from holdfast.status.totals import counted
+from holdfast.status.totals import Archive, counted
 from holdfast.telemetry import Telemetry
 from holdfast.worker.counting import Counting
 from tests.integration.support import client_of, working
@@ -330,3 +331,18 @@ async def listed(client: Client, wanted: RunFilter, index: EndedIndex | None) ->
         cursor = page.older
         if not cursor:
             return found
+
+
+async def test_made_up_history_is_told_apart(client: Client) -> None:
+    """The demo's weeks are in the charts and the comparison of weeks, and marked; nothing else."""
+    await make_up(client)
+    await end(client, 3)
+    await Indexer(client.broker, "c1").step()
+    month = await counted(client, 30 * 86_400)
+    now = client.broker.server_now()
+    assert now - 3600 <= month.made_up <= now
+    assert month.ends()["done"] > 100_000
+    assert not (await counted(client, 3600)).made_up
+    changes = await Archive(client).changes()
+    assert changes["default", SLOWER].slower > 1.5
+    assert changes["default", "charge"].slower < 1.5

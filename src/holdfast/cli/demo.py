@@ -222,6 +222,7 @@ class Demo:
         """Run to the end; returns the exit code."""
         from holdfast.cli.dev import WEB_HOST, has_web, web_port_of
         from holdfast.cli.loading import load_app
+        from holdfast.cli.made_up import make_up
         from holdfast.client import Client
         from holdfast.process import handle_signals
         from holdfast.worker.supervisor import Supervisor
@@ -235,7 +236,7 @@ class Demo:
             out.say(f"pages:  http://{WEB_HOST}:{port}/   (ready in a few seconds)")
         out.say(f"NATS:   {self._server.url}   (export HOLDFAST_NATS_URL={self._server.url})")
         out.say(f"logs:   {self._folder / 'processes.log'}")
-        out.say("Ctrl-C stops everything.")
+        out.say("Charts of 7 and 30 days begin with made-up history. Ctrl-C stops everything.")
         app = load_app(APP)
         logging.getLogger().handlers[:] = [_Lines(self._say)]
         with (self._folder / "processes.log").open("ab") as log:
@@ -245,6 +246,7 @@ class Demo:
                 client = await app.backend()
                 assert isinstance(client, Client)
                 await client.topology.ensure()
+                await make_up(client)
                 tally = Tally(app, client, self._say)
                 await self._play(app, tally, supervisor)
                 await tally.conclude()

@@ -82,12 +82,15 @@ class JobTotals(msgspec.Struct, omit_defaults=True):
     """The most runs that were seen waiting at once."""
     in_flight: Count = 0
     """The most that were seen delivered and not acknowledged at once."""
+    made_up: Count = 0
+    """How many of the runs never were: a demo shows what history looks like."""
 
     def merge(self, other: JobTotals) -> None:
         for state, count in other.ended.items():
             self.ended[state] = self.ended.get(state, 0) + count
         self.failures += other.failures
         self.crashes += other.crashes
+        self.made_up += other.made_up
         self.took.merge(other.took)
         self.waited.merge(other.waited)
         self.waiting = max(self.waiting, other.waiting)

@@ -57,6 +57,8 @@ class Period(msgspec.Struct, frozen=True):
     waiting: int = 0
     """The most runs that were seen waiting at once."""
     in_flight: int = 0
+    made_up: bool = False
+    """Whether it has runs that never were, for a demo."""
 
     @property
     def lagging(self) -> bool:
@@ -82,6 +84,12 @@ class Counted(msgspec.Struct, frozen=True):
         are."""
         start = min((period.at for period in self.periods), default=self.until or first)
         return max(first, start)
+
+    @property
+    def made_up(self) -> int:
+        """Up to when there are runs that never were; 0 if there are none."""
+        end = max((p.at + self.seconds for p in self.periods if p.made_up), default=0)
+        return min(end, int(self.until))  # the last part of a chart may not be over
 
     def ends(self) -> Counter[str]:
         """How runs ended in the whole range, and how many attempts `failed`."""
@@ -309,7 +317,16 @@ def _home(name: str) -> tuple[str, str]:
 def _period(at: int, one: JobTotals) -> Period:
     took, waited = ([s.percentile(p) for p in PERCENTILES] for s in (one.took, one.waited))
     p = (took[0], took[1], took[2]), (waited[0], waited[1], waited[2])
-    return Period(at, dict(one.ended), one.failures, one.crashes, *p, one.waiting, one.in_flight)
+    return Period(
+        at,
+        dict(one.ended),
+        one.failures,
+        one.crashes,
+        *p,
+        one.waiting,
+        one.in_flight,
+        bool(one.made_up),
+    )
 
 
 def _pace(job: JobTotals) -> Pace:

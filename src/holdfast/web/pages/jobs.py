@@ -137,6 +137,7 @@ async def _job(
         waited=charts.spread(history, page.now, seconds, lambda period: period.waited),
         total=sum(sum(period.ended.values()) for period in history.periods),
         behind=history.behind(page.now),
+        made_up=history.made_up,
         lag=charts.lag(history, page.now, seconds),
         load=load(info, await page.states()),
         latest=latest.runs,

@@ -86,6 +86,7 @@ async def overview(page: ViewerPage, range: str = "15m") -> Response:
         ranges=list(RANGES),
         chosen=chosen,
         behind=history.behind(now),
+        made_up=history.made_up,
     )
 
 
