@@ -283,9 +283,8 @@ class Checker:
             self.verdict.add("overtaken", subject, story)
 
     def _check_flows(self) -> None:
-        if self._forgotten(0.0):
-            return  # the records say who is whose child
-        for violation in flows.astray(self._operations, self._records):
+        whole = not self._forgotten(0.0)
+        for violation in flows.astray(self._operations, self._records, whole=whole):
             self.verdict.add(*violation)
 
     def _faults(self, targets: set[str], since: float, until: float) -> list[Wound]:
@@ -300,6 +299,8 @@ class Checker:
         once = {run for o in self._operations if o.at_most_once for run in o.runs}
         given_up = once | {run for o in self._operations if o.doomed for run in o.runs}
         given_up |= flows.meant_to_fail(self._operations, self._records)
+        # If the answer to its sender was lost, only its record says which run it is.
+        given_up |= {run for run, record in self._records.items() if record.job == "poison"}
         for run in once:
             if len(self._starts.get(run, ())) > 1:
                 self.verdict.add("duplicated", run, "started twice, though at most once")

@@ -143,11 +143,12 @@ def parent(record: RunRecord) -> str:
 
 
 def astray(
-    operations: Iterable[Operation], records: Mapping[str, RunRecord]
+    operations: Iterable[Operation], records: Mapping[str, RunRecord], *, whole: bool = True
 ) -> Iterator[tuple[str, str, str]]:
     """Flows that have not ended as they should, and children without a flow: kind, name, story.
 
-    A record that has expired has ended.
+    A record that has expired has ended. Unless the records are `whole`, those of flows that had
+    ended may have been deleted before those of their children.
     """
     for operation in operations:
         for run in operation.runs if operation.kind in KINDS else ():
@@ -159,7 +160,8 @@ def astray(
             elif record.state not in ENDS[operation.kind]:
                 yield "dead", operation.name, f"{run} is {record.state}: {record.error}"
     for run, record in records.items():
-        if (flow := parent(record)) and flow not in records:
+        flow = parent(record)
+        if whole and flow and flow not in records:
             yield "orphan", run, f"its flow {flow} is unknown"
         elif flow and not record.terminal:
             yield "stuck", run, f"child of {flow}, still {record.state}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import msgspec
@@ -10,10 +11,11 @@ import pytest
 
 from holdfast import Backoff, Flow, Holdfast, Limit, current_step
 from holdfast.broker.kv import direct_batch
-from holdfast.errors import RunCancelled, RunFailed
+from holdfast.errors import NotFound, RunCancelled, RunFailed
 from holdfast.model.journal import FlowJournal, Parent, children_of
-from holdfast.model.run import RunRecord, encode
+from holdfast.model.run import RunRecord, decode, encode
 from holdfast.ownership.claims import Claims
+from holdfast.ownership.journals import NatsJournals
 from holdfast.status import flows
 from tests.integration.support import HURRIED, broker_of, until, working
 
@@ -390,6 +392,111 @@ async def test_repair_wakes_a_flow_whose_wake_was_deleted(
 
         await until(is_stuck)
         assert run.id in await found.repair()
+        assert await run.result(timeout=20) == "awake"
+
+
+async def test_flows_outlive_the_bucket_of_records(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody holds a parked flow and its parked child: their journals bring both back."""
+    monkeypatch.setattr(flows, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(flows, "TOGETHER_SECONDS", -1.0)
+
+    @app.flow
+    async def child(ctx: Flow, n: int) -> int:
+        await ctx.event("go", key="all")
+        return n
+
+    @app.flow
+    async def parent(ctx: Flow) -> list[int]:
+        return await ctx.gather(child.request(n) for n in range(2))
+
+    async with working(app):
+        run = await parent.enqueue()
+        client: Any = await app.backend()
+
+        async def parked() -> bool:
+            return len(await flows.Flows(client).list(state="parked")) == 3
+
+        await until(parked)
+        await client.broker.api(f"STREAM.DELETE.{client.runs.stream}")
+        await until(lambda: _exists(client.broker, client.runs.stream))
+        assert len(await flows.Flows(client).repair()) == 3
+        await until(parked)
+        found = flows.Flows(client)
+        await found.repair()
+        assert await found.repair() == [], "they are not searched for again"
+        await app.publish("go", None, key="all")
+        assert await run.result(timeout=20) == [0, 1]
+
+
+async def _exists(broker: Any, stream: str) -> bool:
+    with contextlib.suppress(NotFound):
+        return bool(await broker.api(f"STREAM.INFO.{stream}"))
+    return False
+
+
+async def test_children_that_had_ended_are_never_waited_for_again(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that was cut off may not know their ends yet: the flow is called again."""
+
+    @app.job
+    async def child(n: int) -> int:
+        return n
+
+    @app.flow
+    async def parent(ctx: Flow) -> list[int]:
+        found = await ctx.gather(child.request(n) for n in range(2))
+        await ctx.sleep(1.5)
+        return found
+
+    async with working(app):
+        run = await parent.enqueue()
+
+        async def sleeps() -> bool:
+            operations = (await journal_of(app, run.id)).operations
+            return len(operations) == 2 and await is_parked(run)
+
+        await until(sleeps)
+        real, calls = NatsJournals.ends, 0
+
+        async def stale(self: NatsJournals, run: str, number: int, total: int) -> Any:
+            nonlocal calls
+            calls += 1
+            return {} if calls == 1 else await real(self, run, number, total)
+
+        monkeypatch.setattr(NatsJournals, "ends", stale)
+        assert await run.result(timeout=20) == [0, 1]
+        assert calls > 1
+
+
+async def test_flow_that_waits_for_what_is_over_is_woken(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its record says one thing, its journal another."""
+    monkeypatch.setattr(flows, "QUIET_SECONDS", 0.0)
+
+    @app.flow
+    async def sleeper(ctx: Flow) -> str:
+        await ctx.sleep(1.5)
+        return "awake"
+
+    async with working(app):
+        run = await sleeper.enqueue()
+        await until(lambda: is_parked(run))
+        client: Any = await app.backend()
+        names = client.broker.names
+        await client.topology.purge(names.jobs, names.later("default", "sleeper", run.id, "*"))
+        entry = await client.runs.get(run.id)
+        record = client.runs.read(decode, entry)
+        stale = msgspec.structs.replace(record, waits="1 of 1 children: part", due=0.0)
+        await client.runs.put(run.id, encode(stale), expected=entry.revision)
+
+        async def repaired() -> bool:
+            return await flows.Flows(client).repair() == [run.id]
+
+        await until(repaired)
         assert await run.result(timeout=20) == "awake"
 
 

@@ -93,7 +93,9 @@ class JournalEntry(msgspec.Struct, omit_defaults=True, frozen=True):
     generation: Count = 0
     """Of `start` and `end`: which life of the flow's id this is (`RunRecord.generation`)."""
     jobs: tuple[str, ...] = ()
-    """Group and job of each child; one if all have the same."""
+    """Group and job of each child; one if all have the same. Of `start`, those of the flow."""
+    parent: str = ""
+    """Of `start`: the flow whose child this one is, in case its record is lost."""
     story: tuple[StoryLine, ...] = ()
 
 

@@ -420,6 +420,12 @@ class NatsJournals:
             if where := self._names.parse_job(target):
                 yield subject.rpartition(".")[2], *where
 
+    async def runs(self) -> AsyncIterator[str]:
+        """The flows that have a journal."""
+        async for subject in self._subjects(self._names.flow("*")):
+            if run := self._names.parse_flow(subject):
+                yield run
+
     async def _subjects(self, pattern: str) -> AsyncIterator[str]:
         """The subjects that have a message, from the leader."""
         offset = 0

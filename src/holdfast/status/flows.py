@@ -3,7 +3,8 @@
 `Flows.repair` wakes parked flows that nobody else would wake: those whose time has passed (the
 stored wake was deleted), whose event is stored, or whose children have all ended. It also ends
 children that have neither a record nor a message in two checks, as after a purge, for their flow.
-Coordinators call it regularly; an extra wake is harmless.
+Flows whose records were deleted with their bucket are found by their journals. Coordinators call it
+regularly; an extra wake is harmless.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Final
 import msgspec
 
 from holdfast.broker.kv import Entry as StoredRecord
-from holdfast.broker.kv import direct_batch
+from holdfast.broker.kv import direct_batch, parse_time
 from holdfast.client import Client
 from holdfast.client.client import EventSent
 from holdfast.errors import BrokerError, InvalidInput, NotFound, RunNotFound, Unreadable
@@ -43,6 +44,8 @@ QUIET_SECONDS: Final = 30.0
 """A flow is checked once it has been parked for this long: wakes take milliseconds."""
 LATE_SECONDS: Final = 10.0
 """How late a stored wake may be: servers send them up to a second late."""
+TOGETHER_SECONDS: Final = 60.0
+"""The buckets and streams of a namespace are created within this time of each other."""
 SEARCH_MOST: Final = 100_000
 """Most messages that are searched for children without a record; in a longer queue, a missing
 message proves nothing."""
@@ -111,6 +114,8 @@ class Flows:
         self._names = client.broker.names
         self._suspects: Set[str] = frozenset()
         """Children that had neither a record nor a message at the last check."""
+        self._whole_since = 0.0
+        """When the records were created, if every flow that is older has its record."""
 
     # ---- reading
 
@@ -241,7 +246,43 @@ class Flows:
             log.warning("flow %s was not woken (it waits for %s): woken", run, record.waits)
             await self._wake(run, record, revision)
         self._suspects = frozenset(lost)
-        return [run for run, _, _ in found]
+        return [run for run, _, _ in found] + await self._wake_forgotten()
+
+    async def _wake_forgotten(self) -> builtins.list[str]:
+        """Wake flows whose records were deleted with their bucket: their journals know them.
+
+        Nobody holds a parked flow, so nobody writes its record again.
+        """
+        created = await self._created(self._client.runs.stream)
+        if created == self._whole_since or self._now() - created < QUIET_SECONDS:
+            return []
+        woken = []
+        if created > await self._created(self._names.flows) + TOGETHER_SECONDS:
+            journals = self._client.journals
+            lost = [run async for run in journals.runs() if not await self._client.runs.get(run)]
+            woken = [run for run in lost if await self._wake_by_journal(run)]
+        self._whole_since = created
+        return woken
+
+    async def _wake_by_journal(self, run: str) -> bool:
+        try:
+            journal = await self._client.journals.load(run)
+        except Unreadable:
+            return False
+        if not journal.running or journal.start is None:
+            return False
+        where = " ".join(journal.start.jobs) or " ".join(run.split("/")[:2])
+        group, _, job = where.partition(" ")
+        if not job:
+            log.error("flow %s has lost its record, and its journal does not name its job", run)
+            return False
+        log.warning("flow %s has lost its record: woken", run)
+        await self._client.journals.wake(group, job, run, f"b{journal.last}")
+        return True
+
+    async def _created(self, stream: str) -> float:
+        info = await self._broker.api(f"STREAM.INFO.{stream}")
+        return float(parse_time(info["created"]))
 
     async def _stuck(self, lost: set[str]) -> builtins.list[tuple[str, RunRecord, int]]:
         now, found = self._broker.server_now(), []
@@ -270,14 +311,14 @@ class Flows:
         entry = journal.newest
         if entry is None:
             return True  # it parked before its first operation: its message was not given back
-        if entry.kind == "gather":
+        if entry.kind == "gather" and "children" in record.waits:
             return await self._children_ended(journal, record, entry, lost)
         if entry.kind == "event" and entry.n not in journal.ends:
             event, _, key = entry.name.partition(" ")
             last = await self._client.journals.newest(event, key)
             taken = journal.taken.get(entry.name, 0)
             return last is not None and last.at >= journal.created and last.sequence > taken
-        return False
+        return True  # it waits for what its journal knows to be over
 
     async def _children_ended(
         self, journal: FlowJournal, record: RunRecord, gather: JournalEntry, lost: set[str]

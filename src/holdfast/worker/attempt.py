@@ -231,6 +231,8 @@ class Held:
         A redelivery has it too, so the steps of a flow keep their keys when its worker dies before
         anything is stored.
         """
+        if self.wake and self.journal is not None and self.journal.running:
+            return self.journal.generation  # its record may be gone
         reused = self.keyed or self.stamp > 1
         return self.message.sequence if self.job.spec.flow and reused else 0
 

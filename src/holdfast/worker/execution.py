@@ -172,6 +172,8 @@ class Executor:
         redelivered = held.message.deliveries > 1
         if not held.is_recorded and not await self._is_expected(held):
             return True
+        if spec.flow and not await self._flow.found(held):
+            return False
         fresh = RunRecord(
             "running",
             spec.group,
@@ -187,8 +189,7 @@ class Executor:
             parent=held.parent,
             generation=held.generation,
         )
-        special = spec.debounce or spec.flow or spec.limits
-        if special and not await self._admit(held, fresh):
+        if (spec.debounce or spec.limits) and not await self._admit(held, fresh):
             return False
         if spec.delivery == "at_most_once":
             fresh = await self._with_body(held, fresh)
@@ -217,16 +218,13 @@ class Executor:
         return True
 
     async def _admit(self, held: Held, fresh: RunRecord) -> bool:
-        """Debounce, read a flow's journal, and take a place in each limit; False: the message was
-        dealt with.
+        """Debounce, and take a place in each limit; False: the message was dealt with.
 
         A flow whose journal cannot be read is only parked: it needs no place.
         """
         spec = held.job.spec
         if spec.debounce and self._debouncer.applies(held):
             await self._debouncer.take(held, spec.debounce, fresh)
-            return False
-        if spec.flow and not await self._flow.found(held):
             return False
         if not spec.limits or self._limiter is None or held.broken:
             return True

@@ -116,7 +116,7 @@ class FlowCore:
         return same and end is not None and self._held.stamp <= end.attempt
 
     def _start(self) -> JournalEntry:
-        held, body = self._held, self._held.message.body
+        held, body, spec = self._held, self._held.message.body, self._held.job.spec
         return JournalEntry(
             "start",
             at=self._now(),
@@ -127,6 +127,8 @@ class FlowCore:
             value=msgspec.Raw(body) if body else NO_RESULT,
             total=int(body == b"null"),
             headers=user_headers(held.message.headers),
+            jobs=(f"{spec.group} {spec.name}",),
+            parent=held.claim.record.parent if held.claim else "",
         )
 
     async def open(self) -> None:

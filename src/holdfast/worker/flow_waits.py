@@ -18,6 +18,7 @@ from holdfast.errors import (
     FlowTooLong,
     InvalidInput,
     InvalidPayload,
+    OutcomeUnknown,
     RunCancelled,
     RunFailed,
     RunLost,
@@ -86,6 +87,8 @@ class FlowCall(FlowSteps):
                 if n not in self.journal.ends:
                     await self._send(n, requests, ends)
             if len(ends) < total:
+                if max(self.journal.operations) > n:
+                    raise OutcomeUnknown("they had all ended before; a server does not know it yet")
                 await self._not_all(n, name, requests, ends)
             if self.unwinding is not None and any(e.state != "done" for e in ends.values()):
                 await self._unwind(n, self.unwinding)  # they were stopped with the flow

@@ -37,6 +37,7 @@ from holdfast.model.journal import (
     missing,
 )
 from holdfast.model.run import NO_RESULT, RunRecord
+from holdfast.names import H_PARENT
 from holdfast.ownership.claims import Claims
 from holdfast.ownership.journals import Journals
 from holdfast.worker.attempt import Held
@@ -148,7 +149,8 @@ class FlowRunner:
         if held.wake:
             empty = bytes(start.value) == b"null" and not start.total
             held.message.body = b"" if empty else bytes(start.value)
-            held.message.headers = {**start.headers, **held.message.headers}
+            parent = {H_PARENT: start.parent} if start.parent else {}
+            held.message.headers = {**start.headers, **parent, **held.message.headers}
             held.created = start.since
 
     # ---- after the claim
