@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.integration.cli_support import forking
 from tests.support import until
 
-__all__ = ["Process", "WorkerProcess", "children", "keepers", "until", "worker_fleet"]
+__all__ = ["Forked", "Process", "WorkerProcess", "children", "keepers", "until", "worker_fleet"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,12 +40,58 @@ def keepers(pid: int) -> list[int]:
     return found
 
 
+class Forked:
+    """A `holdfast` process that was forked from one that has it loaded: only imports are shared.
+
+    It has what tests need of `subprocess.Popen`.
+    """
+
+    def __init__(self, arguments: list[str], env: dict[str, str], log: Path) -> None:
+        self.returncode: int | None = None
+        self._answers = socket.socket(socket.AF_UNIX)
+        self._answers.connect(forking())
+        files = [os.devnull, str(log), str(log)]
+        wanted = {"arguments": arguments, "env": env, "cwd": str(ROOT), "files": files}
+        self._answers.sendall(json.dumps(wanted).encode() + b"\n")
+        self.pid = self._number()
+
+    def _number(self) -> int:
+        line = b""
+        while not line.endswith(b"\n"):
+            line += (more := self._answers.recv(1))
+            assert more, "the process that forks has ended"
+        return int(line)
+
+    def poll(self) -> int | None:
+        """Its exit code, or None while it runs."""
+        if self.returncode is None and select.select([self._answers], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
+
+    def wait(self) -> int:
+        """Wait for its end; returns its exit code."""
+        if self.returncode is None:
+            self.returncode = self._number()
+            self._answers.close()
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Nothing happens if it has ended."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.send_signal(signal.SIGKILL)
+
+
 class Process:
     """One real `holdfast` process."""
 
     def __init__(self, command: list[str], url: str, namespace: str, log: Path, **env: str) -> None:
         self.log = log
-        self._command = [sys.executable, "-m", "holdfast", *command]
+        self._command = command
         self._env = {
             **os.environ,
             "HOLDFAST_NATS_URL": url,
@@ -51,9 +101,12 @@ class Process:
         }
         self.process = self._spawn()
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
+    def _spawn(self) -> subprocess.Popen[bytes] | Forked:
         with self.log.open("ab") as out:
-            return subprocess.Popen(self._command, env=self._env, cwd=ROOT, stdout=out, stderr=out)
+            if "LD_PRELOAD" not in self._env:  # which works on a new program only
+                return Forked(self._command, self._env, self.log)
+            command = [sys.executable, "-m", "holdfast", *self._command]
+            return subprocess.Popen(command, env=self._env, cwd=ROOT, stdout=out, stderr=out)
 
     @property
     def pid(self) -> int:
@@ -89,7 +142,7 @@ class Process:
     async def stopped(self, limit: float = 40.0) -> int:
         """Wait for the process to end; returns its exit code."""
         await until(lambda: not self.running, limit, "worker end")
-        return int(self.process.returncode)
+        return self.process.wait()
 
     def close(self) -> None:
         if self.running:

@@ -73,9 +73,10 @@ async def run_command(
             "cwd": str(cwd or Path.cwd()),
             "files": [str(file) for file in files],
         }
-        reader, writer = await asyncio.open_unix_connection(_forking(sources))
+        reader, writer = await asyncio.open_unix_connection(forking(sources))
         try:
             writer.write(json.dumps(wanted).encode() + b"\n")
+            await reader.readline()  # its process
             answer = await reader.readline()
         finally:
             writer.close()
@@ -86,7 +87,7 @@ async def run_command(
 
 
 @functools.cache
-def _forking(sources: str) -> str:
+def forking(sources: str = "") -> str:
     """The socket of the process that forks commands; one for each version, per pytest process."""
     folder = tempfile.TemporaryDirectory(prefix="hf-")
     address = f"{folder.name}/commands"

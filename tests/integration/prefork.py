@@ -1,10 +1,12 @@
-"""A process that has the command line loaded, and forks one for each command.
+"""A process that has the command line and the roles loaded, and forks one for each command.
 
-Half a second of each `holdfast …` is imports. A command that is forked here has its own process,
-arguments, environment, directory, input, output and exit code, as one that is started afresh;
-what a fresh interpreter does is shown by `test_cli_frame` and by every `Command`.
+Most of the processor time of each `holdfast …` is imports. A command that is forked here has its
+own process, arguments, environment, directory, input, output and exit code, as one that is started
+afresh; what a fresh interpreter does is shown by `test_cli_frame` and by every `Command`.
 
-    connect ──► one line: the command, as JSON ──► (fork, run, wait) ──► one line: its exit code
+    connect ──► one line: the command, as JSON
+            ◄── one line: the id of its process
+            ◄── one line, when it has ended: its exit code
 
 It ends when its standard input does, which is when the process that started it has ended.
 """
@@ -22,7 +24,9 @@ import socket
 import sys
 
 PACKAGES = ("holdfast.cli", "holdfast.client", "holdfast.broker", "holdfast.status")
-"""What nearly every command imports; a role's modules load when it starts."""
+"""What nearly every command imports."""
+ROLES = ("holdfast.worker", "holdfast.coordinator", "holdfast.scheduler", "holdfast.dispatcher")
+"""What workers and control planes import besides."""
 
 
 def load() -> None:
@@ -31,7 +35,8 @@ def load() -> None:
         package = importlib.import_module(name)
         for module in pkgutil.iter_modules(package.__path__, f"{name}."):
             importlib.import_module(module.name)
-    importlib.import_module("uvloop")
+    for name in (*ROLES, "uvloop"):
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()
 
@@ -59,6 +64,8 @@ def answer(connection: socket.socket) -> None:
         wanted = json.loads(stream.readline())
         if (pid := os.fork()) == 0:
             run(**wanted)
+        stream.write(f"{pid}\n")
+        stream.flush()
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         stream.write(f"{code}\n")
     os._exit(0)
@@ -69,10 +76,11 @@ def run(arguments: list[str], env: dict[str, str], cwd: str, files: list[str]) -
     from holdfast.cli import main
 
     os.chdir(cwd)
+    sys.path[:1] = [cwd, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ.clear()
     os.environ.update(env)
     for number, (file, flags) in enumerate(
-        zip(files, (os.O_RDONLY, os.O_WRONLY, os.O_WRONLY), strict=True)
+        zip(files, (os.O_RDONLY, os.O_WRONLY | os.O_APPEND, os.O_WRONLY | os.O_APPEND), strict=True)
     ):
         os.dup2(os.open(file, flags), number)
     sys.argv[1:] = arguments
