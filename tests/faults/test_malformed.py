@@ -17,6 +17,7 @@ import pytest
 from holdfast.app import Holdfast
 from holdfast.broker import Broker
 from holdfast.cli import main
+from holdfast.cli.command import TOLD
 from holdfast.config import ConnectionConfig
 from holdfast.errors import BrokerError, HoldfastError
 from holdfast.job import Job
@@ -231,7 +232,7 @@ def _run_cli(command: list[str]) -> tuple[int, str]:
 @contextlib.contextmanager
 def _same_logging() -> Iterator[None]:
     """A command sets up the logging of its process, which here is that of other tests, too."""
-    loggers = [logging.getLogger(name) for name in ("", "holdfast", "nats")]
+    loggers = [logging.getLogger(name) for name in ("", "holdfast", "nats", *TOLD)]
     levels = [one.level for one in loggers]
     handlers, disabled = loggers[0].handlers[:], logging.root.manager.disable
     try:

@@ -82,7 +82,7 @@ async def test_unknown_run_is_a_clear_answer(app: Holdfast, where: str) -> None:
             assert (await app.run(id).status()).state == "unknown"
             with pytest.raises(RunNotFound, match="no trace of run"):
                 await app.run(id).result()
-        with pytest.raises(InvalidName, match="is a text"):
+        with pytest.raises(InvalidName, match="must be a string"):
             app.run(7)  # type: ignore[arg-type]
 
 

@@ -181,7 +181,7 @@ async def test_doctor_sees_the_encryption(secure: Server, ours: Authority) -> No
         "ok",
         "the connection uses TLS",
     )
-    assert "asks for no login" in found["login"].text
+    assert "requires no login" in found["login"].text
 
 
 def test_options_that_cannot_work_are_refused() -> None:
