@@ -26,8 +26,9 @@ SAMPLES: Final = 20
 async def make_up(client: Client) -> None:
     """Store the totals of the hours before this one; the present is counted from what happens."""
     names, now = client.broker.names, int(client.broker.server_now()) // HOUR * HOUR
+    second_week = now // DAY * DAY - 6 * DAY  # as weeks are compared: by whole days, with today
     for at in range(now - DAYS * DAY, now, HOUR):
-        jobs = {f"default {job}": _hour(job, at, at >= now - DAYS * DAY // 2) for job in SECONDS}
+        jobs = {f"default {job}": _hour(job, at, at >= second_week) for job in SECONDS}
         found = Totals(at, sampled=360, every=added(jobs.values()), jobs=jobs)
         await client.broker.store(names.indexed("hour"), TOTALS.encode(found))
 
