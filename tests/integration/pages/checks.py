@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib import resources
 from pathlib import Path
 
 from playwright.sync_api import Locator, Page, expect
@@ -10,6 +11,9 @@ from playwright.sync_api import Locator, Page, expect
 from tests.support import LEAST_SECONDS
 
 SCRIPT = (Path(__file__).parent / "checks.js").read_text(encoding="utf-8")
+AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+VIOLATIONS = """axe.run({resultTypes: ["violations"]}).then(found =>
+    found.violations.map(v => `${v.id}: ${v.nodes.map(node => node.target).join(", ")}`))"""
 
 
 def wrong(tab: Page, what: str) -> list[str]:
@@ -29,6 +33,13 @@ def check_page(tab: Page) -> None:
     assert wrong(tab, "inline") == []
     assert wrong(tab, "foreign") == []
     check_contrast(tab)
+
+
+def check_axe(tab: Page) -> None:
+    """No rule of axe-core is violated."""
+    tab.evaluate(AXE)
+    found: list[str] = tab.evaluate(VIOLATIONS)
+    assert found == [], found
 
 
 def check_contrast(tab: Page) -> None:

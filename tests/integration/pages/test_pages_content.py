@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.integration.pages.checks import (
+    check_axe,
     check_contrast,
     check_fits,
     check_page,
@@ -74,9 +75,11 @@ def test_page_shows_its_things_accessibly(world: World, open_tab: Open, name: st
         wait_live(tab)
     check_page(tab)
     check_fits(tab)
+    check_axe(tab)
     shoot(tab, name)
     tab.emulate_media(color_scheme="dark", reduced_motion="reduce")
     check_contrast(tab)
+    check_axe(tab)
     shoot(tab, f"{name}-dark")
     tab.set_viewport_size({"width": 390, "height": 844})
     check_fits(tab)
