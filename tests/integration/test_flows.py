@@ -11,7 +11,7 @@ import pytest
 
 from holdfast import Backoff, Flow, Holdfast, Limit, current_step
 from holdfast.broker.kv import direct_batch
-from holdfast.errors import NotFound, RunCancelled, RunFailed
+from holdfast.errors import NotFound, OutcomeUnknown, RunCancelled, RunFailed
 from holdfast.model.journal import FlowJournal, Parent, children_of
 from holdfast.model.run import RunRecord, decode, encode
 from holdfast.ownership.claims import Claims
@@ -469,6 +469,36 @@ async def test_children_that_had_ended_are_never_waited_for_again(
         monkeypatch.setattr(NatsJournals, "ends", stale)
         assert await run.result(timeout=20) == [0, 1]
         assert calls > 1
+
+
+async def test_flow_whose_journal_cannot_be_opened_is_called_again(
+    app: Holdfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was claimed already: the worker gives its claim up."""
+
+    @app.flow
+    async def sleeper(ctx: Flow) -> str:
+        await ctx.sleep(1.5)
+        return "awake"
+
+    async with working(app):
+        run = await sleeper.enqueue()
+        await until(lambda: is_parked(run))
+        away = True
+
+        async def stopped(self: NatsJournals, run: str) -> str:
+            if away:
+                raise OutcomeUnknown("the connection was lost before an answer came")
+            return ""
+
+        monkeypatch.setattr(NatsJournals, "stopped", stopped)
+
+        async def tried() -> bool:
+            return len((await journal_of(app, run.id)).opened) > 0
+
+        await until(tried)
+        away = False
+        assert await run.result(timeout=20) == "awake"
 
 
 async def test_flow_that_waits_for_what_is_over_is_woken(

@@ -14,6 +14,7 @@ The same code runs on NATS and in memory (`holdfast.testing`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import secrets
@@ -153,6 +154,7 @@ class Executor:
             log.warning("%s: its result was refused", error)
         except (BrokerError, Unreadable) as error:
             log.warning("run %s is left to its redelivery: %s", held.run, error)
+            await self._give_back(held)
         finally:
             if held.claim:
                 self.claims.release(held.claim)
@@ -164,6 +166,17 @@ class Executor:
         if call is None or (call.task.done() and not call.behind):
             return ()
         return self._leftovers(held, call)
+
+    async def _give_back(self, held: Held) -> None:
+        """End the claim of a flow whose call could not begin or end: it is called again.
+
+        A redelivery would find it held by this living node, for as long as the node lives.
+        """
+        claim = held.claim
+        if held.job.spec.flow and claim and not (claim.settled or claim.lost):
+            with contextlib.suppress(BrokerError, ClaimLost):
+                wait = busy_delay(held.message.deliveries)
+                await self._settle.parked(held, Park("its next call"), back=wait)
 
     # ---- obtaining the claim
 
